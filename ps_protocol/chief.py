@@ -1,0 +1,245 @@
+"""The seam to the chief: what workers and observers ask of it, whatever carries it. Knows words and numbers; no transport, no tensor."""
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from ps_protocol.model import ModelSpec, Placement
+from ps_protocol.shard import PushId
+
+MAX_WAIT_SLICE_S = 20.0
+
+
+class ParticipantKind(enum.Enum):
+    """A worker computes gradients; an observer only reads."""
+
+    WORKER = 1
+    OBSERVER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """Who calls: given by registration."""
+
+    epoch: int
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterRequest:
+    """Asks to take part; `index` None: the lowest free one. `request_id` is random, and the same in repetitions."""
+
+    kind: ParticipantKind
+    index: int | None
+    host: str
+    pid: int
+    request_id: int
+    takeover: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already."""
+
+    participant: Participant
+    lease_s: float
+    shard_addresses: tuple[str, ...]
+    global_step: int
+    may_contribute: bool
+
+
+class ModelState(enum.Enum):
+    """What a worker shall do about the model."""
+
+    ABSENT = 1
+    INITIALIZE = 2
+    WAIT = 3
+    READY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """The state of the model for the caller; `placement` is empty while ABSENT."""
+
+    state: ModelState
+    placement: Placement
+    attempt: int
+    max_staged_per_worker: int
+    global_step: int
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedModel:
+    """The agreed model; `model` is None while ABSENT."""
+
+    state: ModelState
+    model: ModelSpec | None
+    placement: Placement
+    global_step: int
+
+
+class PushOutcome(enum.Enum):
+    """What became of a contribution: in its step; too late because the step was applied; seen before; or the step takes no more from this worker."""
+
+    ACCEPTED = 1
+    STALE = 2
+    DUPLICATE = 3
+    LATE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushCommit:
+    """A contribution to be counted; `staged` is False if a shard dropped it as stale."""
+
+    push_id: PushId
+    step: int
+    staged: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had."""
+
+    outcome: PushOutcome
+    global_step: int
+    first_outcome: PushOutcome | None = None
+
+
+class TokenResult(enum.Enum):
+    """How a wait for a token ended."""
+
+    TOKEN = 1
+    WAIT = 2
+    FINISHED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReply:
+    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for."""
+
+    result: TokenResult
+    step: int
+    commit: CommitResult | None = None
+    waiting_for: str = ""
+
+
+class ClusterState(enum.Enum):
+    """Where the cluster is."""
+
+    CONNECTING = 1
+    WAITING_FOR_MODEL = 2
+    TRAINING = 3
+    FINISHED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipantStatus:
+    """One participant as the chief knows it; `state` is "live", "lapsed" or "left"."""
+
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    host: str
+    pid: int
+    state: str
+    seen_ago_s: float
+    num_accepted: int
+    num_stale: int
+    num_late: int
+    is_waiting: bool
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLink:
+    """One parameter server as the chief knows it."""
+
+    index: int
+    address: str
+    is_reachable: bool
+    step: int | None
+    arena_bytes: int
+    num_slices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """What one applied step was made of; durations in seconds."""
+
+    step: int
+    contributors: tuple[PushId, ...]
+    num_stale: int
+    num_late: int
+    duration_s: float
+    apply_duration_s: float
+    last_worker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for."""
+
+    cluster: str
+    epoch: int
+    state: ClusterState
+    reason: str
+    global_step: int
+    max_steps: int | None
+    policy: str
+    replicas_to_aggregate: int
+    total_num_replicas: int
+    num_contributions: int
+    waiting_for: str
+    step_age_s: float
+    participants: tuple[ParticipantStatus, ...]
+    shards: tuple[ShardLink, ...]
+    ledger: tuple[LedgerEntry, ...]
+    num_accepted: int
+    num_stale: int
+    num_late: int
+
+
+class Chief(Protocol):
+    """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed. Thread-safe.
+
+    All calls are idempotent, so a caller may repeat any that ended as Unavailable.
+    """
+
+    def register_worker(self, request: RegisterRequest) -> Registration:
+        """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
+
+    def heartbeat(self, participant: Participant) -> bool:
+        """Renews the lease; True once training is finished."""
+
+    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
+        """Ends the lease."""
+
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float) -> ModelReply:
+        """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch."""
+
+    def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
+        """Tells that the shards hold their initial values. Raises NotInitializer."""
+
+    def get_model(self, *, max_wait_s: float) -> AgreedModel:
+        """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
+
+    def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
+        """Counts a contribution. Never blocks."""
+
+    def dequeue_token(
+        self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
+    ) -> TokenReply:
+        """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Reports the cluster."""
+
+    def finish(self, *, reason: str) -> int:
+        """Ends training; returns the last step."""
+
+    def close(self) -> None:
+        """Releases the caller's connection; the chief goes on."""

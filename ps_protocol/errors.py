@@ -1,0 +1,254 @@
+"""The typed errors of the system, each with a stable reason. Knows no grpc; `status.py` maps them to the wire and back.
+
+PsError
+├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush           wrong whatever the state
+├── MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
+├── VariableNotFound, SlotNotFound, VariableExists, ModelMismatch
+├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
+├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
+├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
+├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed
+├── EpochMismatch, Superseded                                            fenced: start again
+└── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
+"""
+
+from collections.abc import Mapping
+
+
+class PsError(Exception):
+    """An error that a user can act on: a text that says what, which and what to do, a stable `reason`, and facts for programs."""
+
+    reason = "INTERNAL"
+
+    def __init__(self, message: str, *, facts: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts: dict[str, str] = dict(facts or {})
+
+
+class InvalidSpec(PsError):
+    """A variable, optimizer, placement or option is not one that any server could accept."""
+
+    reason = "INVALID_SPEC"
+
+
+class ShapeMismatch(PsError):
+    """A gradient or value has another shape than its variable."""
+
+    reason = "SHAPE_MISMATCH"
+
+
+class DtypeMismatch(PsError):
+    """A gradient or value has another element type than its variable."""
+
+    reason = "DTYPE_MISMATCH"
+
+
+class IncompletePush(PsError):
+    """A push lacks variables of the model."""
+
+    reason = "INCOMPLETE_PUSH"
+
+
+class MalformedMessage(PsError):
+    """A message is not what its place in the protocol asks for."""
+
+    reason = "MALFORMED_MESSAGE"
+
+
+class TruncatedStream(PsError):
+    """A stream ended before all bytes had come; it had no effect."""
+
+    reason = "TRUNCATED_STREAM"
+
+
+class FrameOutOfOrder(PsError):
+    """A frame leaves a gap, overlaps, or lies beyond the end."""
+
+    reason = "FRAME_OUT_OF_ORDER"
+
+
+class PushIdReused(PsError):
+    """A push id came again for another step."""
+
+    reason = "PUSH_ID_REUSED"
+
+
+class VariableNotFound(PsError):
+    """The model has no variable of this name."""
+
+    reason = "VARIABLE_NOT_FOUND"
+
+
+class SlotNotFound(PsError):
+    """The optimizer has no slot of this name."""
+
+    reason = "SLOT_NOT_FOUND"
+
+
+class VariableExists(PsError):
+    """The shard holds variables of another specification."""
+
+    reason = "VARIABLE_EXISTS"
+
+
+class ModelMismatch(PsError):
+    """The cluster trains another model than the caller's."""
+
+    reason = "MODEL_MISMATCH"
+
+
+class WorkerIndexTaken(PsError):
+    """A living worker has this index."""
+
+    reason = "WORKER_INDEX_TAKEN"
+
+
+class WorkerIndexOutOfRange(PsError):
+    """The cluster expects no worker of this index."""
+
+    reason = "WORKER_INDEX_OUT_OF_RANGE"
+
+
+class ClusterFull(PsError):
+    """All worker places are taken."""
+
+    reason = "CLUSTER_FULL"
+
+
+class LimitExceeded(PsError):
+    """A size or count is beyond a limit of the server."""
+
+    reason = "LIMIT_EXCEEDED"
+
+
+class TooManyPushes(PsError):
+    """A worker has more contributions staged or under way than it may."""
+
+    reason = "TOO_MANY_PUSHES"
+
+
+class NotInitialized(PsError):
+    """The variables have no values yet."""
+
+    reason = "NOT_INITIALIZED"
+
+
+class NotInitializer(PsError):
+    """Another worker has been given the task of initialising the model."""
+
+    reason = "NOT_INITIALIZER"
+
+
+class LayoutMismatch(PsError):
+    """The caller believes in another arena layout than the shard's."""
+
+    reason = "LAYOUT_MISMATCH"
+
+
+class LeaseExpired(PsError):
+    """The caller is not registered, or its lease has ended."""
+
+    reason = "LEASE_EXPIRED"
+
+
+class StepGone(PsError):
+    """The variables of this step have been overwritten; read a later one."""
+
+    reason = "STEP_GONE"
+
+
+class StepNotReady(PsError):
+    """The variables of this step do not exist yet."""
+
+    reason = "STEP_NOT_READY"
+
+
+class StepAhead(PsError):
+    """A gradient claims a step that has not come yet."""
+
+    reason = "STEP_AHEAD"
+
+
+class StepMismatch(PsError):
+    """The step to apply is not the shard's step."""
+
+    reason = "STEP_MISMATCH"
+
+
+class ContributionMissing(PsError):
+    """A contribution to be applied is not staged here."""
+
+    reason = "CONTRIBUTION_MISSING"
+
+
+class WrongCluster(PsError):
+    """The process belongs to another cluster."""
+
+    reason = "WRONG_CLUSTER"
+
+
+class WrongRole(PsError):
+    """The process at the address has another role or index."""
+
+    reason = "WRONG_ROLE"
+
+
+class ProtocolMismatch(PsError):
+    """Client and server speak different major versions."""
+
+    reason = "PROTOCOL_MISMATCH"
+
+
+class TrainingFailed(PsError):
+    """The cluster cannot go on."""
+
+    reason = "TRAINING_FAILED"
+
+
+class EpochMismatch(PsError):
+    """The cluster has rolled back to another epoch than the caller's."""
+
+    reason = "EPOCH_MISMATCH"
+
+
+class Superseded(PsError):
+    """A newer incarnation of the caller exists."""
+
+    reason = "SUPERSEDED"
+
+
+class Unavailable(PsError):
+    """The process cannot be reached."""
+
+    reason = "UNAVAILABLE"
+
+
+class ShuttingDown(PsError):
+    """The process is about to end."""
+
+    reason = "SHUTTING_DOWN"
+
+
+class DeadlineExceeded(PsError):
+    """The caller's deadline passed; the text says what was being waited for."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(PsError):
+    """The caller went away or cancelled."""
+
+    reason = "CANCELLED"
+
+
+class Unimplemented(PsError):
+    """The server does not know this method or option."""
+
+    reason = "UNIMPLEMENTED"
+
+
+class InternalError(PsError):
+    """A defect of the server; its log has the details under the number in the text."""
+
+    reason = "INTERNAL"

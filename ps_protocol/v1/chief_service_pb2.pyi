@@ -1,0 +1,405 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from ps_protocol.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ParticipantKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARTICIPANT_KIND_UNSPECIFIED: _ClassVar[ParticipantKind]
+    PARTICIPANT_KIND_WORKER: _ClassVar[ParticipantKind]
+    PARTICIPANT_KIND_OBSERVER: _ClassVar[ParticipantKind]
+
+class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
+    MODEL_STATE_ABSENT: _ClassVar[ModelState]
+    MODEL_STATE_INITIALIZE: _ClassVar[ModelState]
+    MODEL_STATE_WAIT: _ClassVar[ModelState]
+    MODEL_STATE_READY: _ClassVar[ModelState]
+
+class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUSH_OUTCOME_UNSPECIFIED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_ACCEPTED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_STALE: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_DUPLICATE: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_LATE: _ClassVar[PushOutcome]
+
+class TokenResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_RESULT_UNSPECIFIED: _ClassVar[TokenResult]
+    TOKEN_RESULT_TOKEN: _ClassVar[TokenResult]
+    TOKEN_RESULT_WAIT: _ClassVar[TokenResult]
+    TOKEN_RESULT_FINISHED: _ClassVar[TokenResult]
+
+class ClusterState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLUSTER_STATE_UNSPECIFIED: _ClassVar[ClusterState]
+    CLUSTER_STATE_CONNECTING: _ClassVar[ClusterState]
+    CLUSTER_STATE_WAITING_FOR_MODEL: _ClassVar[ClusterState]
+    CLUSTER_STATE_TRAINING: _ClassVar[ClusterState]
+    CLUSTER_STATE_FINISHED: _ClassVar[ClusterState]
+    CLUSTER_STATE_FAILED: _ClassVar[ClusterState]
+PARTICIPANT_KIND_UNSPECIFIED: ParticipantKind
+PARTICIPANT_KIND_WORKER: ParticipantKind
+PARTICIPANT_KIND_OBSERVER: ParticipantKind
+MODEL_STATE_UNSPECIFIED: ModelState
+MODEL_STATE_ABSENT: ModelState
+MODEL_STATE_INITIALIZE: ModelState
+MODEL_STATE_WAIT: ModelState
+MODEL_STATE_READY: ModelState
+PUSH_OUTCOME_UNSPECIFIED: PushOutcome
+PUSH_OUTCOME_ACCEPTED: PushOutcome
+PUSH_OUTCOME_STALE: PushOutcome
+PUSH_OUTCOME_DUPLICATE: PushOutcome
+PUSH_OUTCOME_LATE: PushOutcome
+TOKEN_RESULT_UNSPECIFIED: TokenResult
+TOKEN_RESULT_TOKEN: TokenResult
+TOKEN_RESULT_WAIT: TokenResult
+TOKEN_RESULT_FINISHED: TokenResult
+CLUSTER_STATE_UNSPECIFIED: ClusterState
+CLUSTER_STATE_CONNECTING: ClusterState
+CLUSTER_STATE_WAITING_FOR_MODEL: ClusterState
+CLUSTER_STATE_TRAINING: ClusterState
+CLUSTER_STATE_FINISHED: ClusterState
+CLUSTER_STATE_FAILED: ClusterState
+
+class Participant(_message.Message):
+    __slots__ = ("epoch", "kind", "index", "incarnation")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class RegisterWorkerRequest(_message.Message):
+    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    kind: ParticipantKind
+    index: int
+    host: str
+    pid: int
+    takeover: bool
+    request_id: int
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class RegisterWorkerResponse(_message.Message):
+    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAY_CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    index: int
+    incarnation: int
+    lease: _duration_pb2.Duration
+    shard_addresses: _containers.RepeatedScalarFieldContainer[str]
+    global_step: int
+    may_contribute: bool
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("participant",)
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("finished",)
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    finished: bool
+    def __init__(self, finished: bool = ...) -> None: ...
+
+class DeregisterWorkerRequest(_message.Message):
+    __slots__ = ("participant", "failure")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    failure: str
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class DeregisterWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("variables", "optimizer", "placement")
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.VariableSpec]
+    optimizer: _tensor_pb2.OptimizerSpec
+    placement: PlacementPolicy
+    def __init__(self, variables: _Optional[_Iterable[_Union[_tensor_pb2.VariableSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., placement: _Optional[_Union[PlacementPolicy, _Mapping]] = ...) -> None: ...
+
+class PlacementPolicy(_message.Message):
+    __slots__ = ("strategy", "split_bytes")
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    strategy: str
+    split_bytes: int
+    def __init__(self, strategy: _Optional[str] = ..., split_bytes: _Optional[int] = ...) -> None: ...
+
+class PlacedSlice(_message.Message):
+    __slots__ = ("slice", "shard")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    slice: _tensor_pb2.VariableSlice
+    shard: int
+    def __init__(self, slice: _Optional[_Union[_tensor_pb2.VariableSlice, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class RegisterModelRequest(_message.Message):
+    __slots__ = ("participant", "model", "max_wait")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    model: ModelSpec
+    max_wait: _duration_pb2.Duration
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RegisterModelResponse(_message.Message):
+    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_STAGED_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    state: ModelState
+    placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
+    attempt: int
+    max_staged_per_worker: int
+    global_step: int
+    waiting_for: str
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class CompleteInitializationRequest(_message.Message):
+    __slots__ = ("participant", "attempt")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    attempt: int
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class CompleteInitializationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ("max_wait",)
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    max_wait: _duration_pb2.Duration
+    def __init__(self, max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GetModelResponse(_message.Message):
+    __slots__ = ("state", "model", "placement", "global_step")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    state: ModelState
+    model: ModelSpec
+    placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
+    global_step: int
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ...) -> None: ...
+
+class PushCommit(_message.Message):
+    __slots__ = ("push_id", "step", "staged")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    push_id: _tensor_pb2.PushId
+    step: int
+    staged: bool
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ...) -> None: ...
+
+class CommitResult(_message.Message):
+    __slots__ = ("outcome", "first_outcome", "global_step")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    outcome: PushOutcome
+    first_outcome: PushOutcome
+    global_step: int
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., first_outcome: _Optional[_Union[PushOutcome, str]] = ..., global_step: _Optional[int] = ...) -> None: ...
+
+class CommitPushRequest(_message.Message):
+    __slots__ = ("participant", "commit")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    commit: PushCommit
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
+
+class CommitPushResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: CommitResult
+    def __init__(self, result: _Optional[_Union[CommitResult, _Mapping]] = ...) -> None: ...
+
+class DequeueTokenRequest(_message.Message):
+    __slots__ = ("participant", "local_step", "request_id", "max_wait", "commit")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    local_step: int
+    request_id: int
+    max_wait: _duration_pb2.Duration
+    commit: PushCommit
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
+
+class DequeueTokenResponse(_message.Message):
+    __slots__ = ("result", "step", "commit", "waiting_for")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    result: TokenResult
+    step: int
+    commit: CommitResult
+    waiting_for: str
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class GetClusterStatusRequest(_message.Message):
+    __slots__ = ("max_ledger_entries",)
+    MAX_LEDGER_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    max_ledger_entries: int
+    def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
+
+class ParticipantStatus(_message.Message):
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_AGO_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
+    IS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    host: str
+    pid: int
+    state: str
+    seen_ago: _duration_pb2.Duration
+    num_accepted: int
+    num_stale: int
+    num_late: int
+    is_waiting: bool
+    failure: str
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ShardLink(_message.Message):
+    __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    address: str
+    is_reachable: bool
+    step: int
+    arena_bytes: int
+    num_slices: int
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
+
+class LedgerEntry(_message.Message):
+    __slots__ = ("step", "contributors", "num_stale", "num_late", "duration", "apply_duration", "last_worker")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    APPLY_DURATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORKER_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
+    num_stale: int
+    num_late: int
+    duration: _duration_pb2.Duration
+    apply_duration: _duration_pb2.Duration
+    last_worker: int
+    def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ...) -> None: ...
+
+class GetClusterStatusResponse(_message.Message):
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_AGE_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    epoch: int
+    state: ClusterState
+    reason: str
+    global_step: int
+    max_steps: int
+    policy: str
+    replicas_to_aggregate: int
+    total_num_replicas: int
+    num_contributions: int
+    waiting_for: str
+    step_age: _duration_pb2.Duration
+    participants: _containers.RepeatedCompositeFieldContainer[ParticipantStatus]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardLink]
+    ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
+    num_accepted: int
+    num_stale: int
+    num_late: int
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ...) -> None: ...
+
+class FinishTrainingRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class FinishTrainingResponse(_message.Message):
+    __slots__ = ("global_step",)
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    global_step: int
+    def __init__(self, global_step: _Optional[int] = ...) -> None: ...
