@@ -4,10 +4,12 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol
 
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import ModelSpec, Placement
 from ps_protocol.shard import PushId
 
 MAX_WAIT_SLICE_S = 20.0
+MAX_INDEX = (1 << 31) - 1
 
 
 class ParticipantKind(enum.Enum):
@@ -37,6 +39,10 @@ class RegisterRequest:
     pid: int
     request_id: int
     takeover: bool = False
+
+    def __post_init__(self) -> None:
+        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
+            raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,7 @@ class AgreedModel:
 
 
 class PushOutcome(enum.Enum):
-    """What became of a contribution: in its step; too late because the step was applied; seen before; or the step takes no more from this worker."""
+    """What became of a contribution: in its step; its step was applied before; seen before; or its step takes no more from this worker."""
 
     ACCEPTED = 1
     STALE = 2
@@ -204,9 +210,9 @@ class ClusterStatus:
 
 
 class Chief(Protocol):
-    """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed. Thread-safe.
+    """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed.
 
-    All calls are idempotent, so a caller may repeat any that ended as Unavailable.
+    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable.
     """
 
     def register_worker(self, request: RegisterRequest) -> Registration:

@@ -27,7 +27,8 @@ class VariableSlice:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop <= self.variable.num_rows:
-            raise InvalidSpec(f"variable {self.variable.name!r}: rows {self.start} to {self.stop}, want rows within 0 to {self.variable.num_rows}")
+            rows = f"rows {self.start} to {self.stop}, want rows within 0 to {self.variable.num_rows}"
+            raise InvalidSpec(f"variable {self.variable.name!r}: {rows}")
 
     @property
     def is_whole(self) -> bool:
@@ -79,6 +80,12 @@ class Layout:
         self.offsets, self.arenas, self.nbytes = tuple(offsets), tuple(arenas), end
         self.hash = _hash_of(self.slices)
 
+    def __eq__(self, other: object) -> bool:
+        return self.hash == other.hash if isinstance(other, Layout) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
     def view(self, memory: Array, index: int) -> Array:
         """Returns slice `index` as an array of its shape that shares `memory`, a one-dimensional uint8 array of `nbytes` bytes."""
         piece, offset = self.slices[index], self.offsets[index]
@@ -87,6 +94,19 @@ class Layout:
     def arena(self, memory: Array, arena: ArenaRange) -> Array:
         """Returns one arena as a flat array of its element type that shares `memory`."""
         return memory[arena.start : arena.stop].view(arena.data_type.dtype)
+
+
+def check_disjoint(slices: Sequence[VariableSlice]) -> None:
+    """Raises InvalidSpec if a row occurs twice, or slices of one name disagree on their variable."""
+    last: dict[str, VariableSlice] = {}
+    for piece in sorted(slices, key=lambda piece: (piece.variable.name, piece.start, piece.stop)):
+        name = piece.variable.name
+        before = last.get(name)
+        if before is not None and before.variable != piece.variable:
+            raise InvalidSpec(f"variable {name!r} occurs twice, with different shapes or dtypes; names must be unique")
+        if before is not None and (piece.start < before.stop or piece == before):
+            raise InvalidSpec(f"variable {name!r}: rows {piece.start} to {min(before.stop, piece.stop)} occur twice; place each row once")
+        last[name] = piece
 
 
 def aligned_bytes(nbytes: int) -> Array:

@@ -70,8 +70,9 @@ class ModelSpec:
                     f"variable {name!r} has shape {theirs[name].shape} {theirs[name].data_type.value},"
                     f" the cluster's has {variable.shape} {variable.data_type.value}"
                 )
-        for name in theirs.keys() - mine.keys():
-            yield f"variable {name!r} is not in the cluster's model"
+        for name in theirs:
+            if name not in mine:
+                yield f"variable {name!r} is not in the cluster's model"
         if self.optimizer != other.optimizer:
             yield f"optimizer is {other.optimizer}, the cluster's is {self.optimizer}"
         if self.placement != other.placement:

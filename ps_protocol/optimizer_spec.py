@@ -1,25 +1,33 @@
 """Which optimizers and learning-rate schedules exist, their arguments, defaults and limits. Knows no formula: the servers have those."""
 
 import difflib
-import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ps_protocol.errors import InvalidSpec
 
-# Hyper-parameter -> (default, lowest allowed value, whether that value itself is allowed, highest allowed value)
-_Domain = tuple[float, float, bool, float]
-_FLAG: _Domain = (0.0, 0.0, True, 1.0)
 
-OPTIMIZERS: dict[str, dict[str, _Domain]] = {
+@dataclass(frozen=True, slots=True)
+class _Domain:
+    """The values that an argument may have, as a test and in words."""
+
+    allows: Callable[[float], bool]
+    want: str
+
+
+_NOT_NEGATIVE = _Domain(lambda value: value >= 0, ">= 0")
+_POSITIVE = _Domain(lambda value: value > 0, "> 0")
+# At 1 the correction of Adam's moments would divide by zero.
+_DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
+_FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
+
+# Optimizer -> its hyper-parameters, each with its default and the values that it may have.
+OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
     "sgd": {},
-    "momentum": {"momentum": (0.9, 0.0, True, math.inf), "use_nesterov": _FLAG},
-    "adagrad": {"initial_accumulator_value": (0.1, 0.0, False, math.inf)},
-    "adam": {
-        "beta1": (0.9, 0.0, True, 1.0),
-        "beta2": (0.999, 0.0, True, 1.0),
-        "epsilon": (1e-8, 0.0, True, math.inf),
-    },
+    "momentum": {"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)},
+    "adagrad": {"initial_accumulator_value": (0.1, _POSITIVE)},
+    "adam": {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE)},
 }
 
 # Schedule -> names of its scalar arguments that must be given, and of those that may be, with defaults.
@@ -31,6 +39,9 @@ SCHEDULES: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
     "polynomial_decay": (("initial", "decay_steps"), {"final": 0.0001, "power": 1.0, "cycle": 0.0}),
     "cosine_decay": (("initial", "decay_steps"), {"alpha": 0.0}),
 }
+
+# Arguments of schedules that may not have just any finite value; outside of these the formulas have no real value.
+_ARGUMENTS = {"decay_steps": _POSITIVE, "decay_rate": _NOT_NEGATIVE, "power": _NOT_NEGATIVE, "staircase": _FLAG, "cycle": _FLAG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +60,10 @@ class Schedule:
         for key, value in self.arguments.items():
             if key not in required and key not in optional:
                 raise InvalidSpec(f"schedule {self.name!r}: unknown argument {key!r}; want {_known(key, (*required, *optional))}")
-            _check_number(f"schedule {self.name!r}: {key}", value)
+            _check_number(f"schedule {self.name!r}: {key}", value, _ARGUMENTS.get(key))
         for key in required:
             if key not in self.arguments:
                 raise InvalidSpec(f"schedule {self.name!r}: argument {key!r} is missing")
-        if self.arguments.get("decay_steps", 1.0) <= 0:
-            raise InvalidSpec(f"schedule {self.name!r}: decay_steps = {self.arguments['decay_steps']}, want > 0")
         self._check_pieces()
 
     def _check_pieces(self) -> None:
@@ -63,11 +72,12 @@ class Schedule:
                 raise InvalidSpec(f"schedule {self.name!r} takes no boundaries and no values")
             return
         if len(self.values) != len(self.boundaries) + 1:
-            raise InvalidSpec(f"schedule 'piecewise_constant': {len(self.boundaries)} boundaries want {len(self.boundaries) + 1} values, got {len(self.values)}")
-        if list(self.boundaries) != sorted(self.boundaries):
-            raise InvalidSpec("schedule 'piecewise_constant': boundaries must ascend")
+            count = len(self.boundaries)
+            raise InvalidSpec(f"schedule 'piecewise_constant': {count} boundaries want {count + 1} values, got {len(self.values)}")
         for value in (*self.boundaries, *self.values):
             _check_number("schedule 'piecewise_constant': a boundary or value", value)
+        if list(self.boundaries) != sorted(self.boundaries):
+            raise InvalidSpec(f"schedule 'piecewise_constant': boundaries {self.boundaries} do not ascend; sort them, with their values")
 
     def argument(self, name: str) -> float:
         """Returns an argument, or its default."""
@@ -94,12 +104,7 @@ class OptimizerSpec:
         for key, value in self.hyperparameters.items():
             if key not in domains:
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
-            _check_number(f"optimizer {self.name!r}: {key}", value)
-            _, lowest, is_allowed, highest = domains[key]
-            if value < lowest or value > highest or (value == lowest and not is_allowed):
-                raise InvalidSpec(f"optimizer {self.name!r}: {key} = {value}, want {'>=' if is_allowed else '>'} {lowest:g}" + (f" and <= {highest:g}" if math.isfinite(highest) else ""))
-            if domains[key] is _FLAG and value not in (0.0, 1.0):
-                raise InvalidSpec(f"optimizer {self.name!r}: {key} = {value}, want 0 or 1")
+            _check_number(f"optimizer {self.name!r}: {key}", value, domains[key][1])
         for value in self._rates():
             if value < 0:
                 raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
@@ -113,9 +118,11 @@ class OptimizerSpec:
         return self.hyperparameters[name] if name in self.hyperparameters else OPTIMIZERS[self.name][name][0]
 
 
-def _check_number(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise InvalidSpec(f"{what} = {value!r}, want a finite number")
+    if domain is not None and not domain.allows(value):
+        raise InvalidSpec(f"{what} = {value!r}, want {domain.want}")
 
 
 def _known(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:

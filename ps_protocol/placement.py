@@ -1,8 +1,10 @@
-"""Which shard holds which rows, decided once from sizes alone. Pure: the same model and number of shards give the same answer everywhere."""
+"""Which shard holds which rows, decided once from sizes alone: the same model and number of shards give the same answer everywhere."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.layout import Layout, VariableSlice
 from ps_protocol.model import ModelSpec, PlacedSlice, Placement
 from ps_protocol.tensors import VariableSpec
@@ -14,6 +16,8 @@ def place(model: ModelSpec, *, num_shards: int) -> Placement:
     "round_robin" deals the slices out in order. "greedy_bytes" gives each to the shard with the fewest bytes so far (ties: the lowest
     index), as the original's GreedyLoadBalancingStrategy with byte_size_load_fn does.
     """
+    if num_shards < 1:
+        raise InvalidSpec("there are no parameter servers to place variables on; give at least one")
     loads = [0] * num_shards
     placed = []
     for index, piece in enumerate(_slices(model, num_shards)):
@@ -27,7 +31,7 @@ def split_rows(num_rows: int, num_pieces: int) -> list[tuple[int, int]]:
     """Cuts `num_rows` into `num_pieces` runs; the first `num_rows % num_pieces` have one row more."""
     size, rest = divmod(num_rows, num_pieces)
     bounds = [index * size + min(index, rest) for index in range(num_pieces + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))
 
 
 def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:

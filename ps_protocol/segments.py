@@ -28,7 +28,7 @@ class Segments:
     def chunks(self, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yields (offset, bytes) in order, each of at most `max_bytes`, without copying."""
         for start, piece in zip(self._starts, self._pieces, strict=True):
-            view = memoryview(piece)
+            view = piece.data
             for offset in range(0, piece.nbytes, max_bytes):
                 yield start + offset, view[offset : offset + max_bytes]
 
@@ -58,7 +58,7 @@ class SegmentWriter:
         """Copies `data` to `offset`; raises FrameOutOfOrder on a gap, an overlap, or bytes beyond the end, and then has copied nothing."""
         length = len(data)
         if offset != self.num_written:
-            raise FrameOutOfOrder(f"frame at offset {offset}, expected {self.num_written}; send frames in order, without a gap or an overlap")
+            raise FrameOutOfOrder(f"frame at offset {offset}, expected {self.num_written}; send frames in order, with no gap or overlap")
         if offset + length > self._nbytes:
             raise FrameOutOfOrder(f"frame at offset {offset} has {length} bytes and ends beyond the arena's {self._nbytes}")
         source = np.frombuffer(data, np.uint8) if length else None

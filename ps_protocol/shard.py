@@ -1,12 +1,12 @@
 """The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport."""
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-import enum
 from typing import Protocol
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.layout import Layout
+from ps_protocol.layout import Layout, check_disjoint
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.segments import Segments
 
@@ -71,6 +71,7 @@ class ShardSpec:
             raise InvalidSpec(f"initial_step: got {self.initial_step}, want 0 to 2^62")
         if self.max_staged_per_worker < 1:
             raise InvalidSpec(f"max_staged_per_worker: got {self.max_staged_per_worker}, want >= 1")
+        check_disjoint(self.layout.slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +121,25 @@ class ShardStatus:
 
 
 class Shard(Protocol):
-    """One parameter server. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch; `timeout_s` bounds it, None: the transport's default.
+    """One parameter server. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
 
-    All calls are idempotent, so a caller may repeat any that ended as Unavailable. Implementations are thread-safe.
+    `timeout_s` bounds a call; None: the transport's default. All calls are idempotent, so a caller may repeat any that ended as
+    Unavailable. Implementations are thread-safe.
     """
 
     def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
         """Puts the shard under a chief. Raises Superseded if a later one has it."""
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables with their initial values, all or nothing; False if they stood already. Raises VariableExists for another spec."""
+        """Creates all variables with their initial values, all or nothing; False if they stood already.
+
+        Raises VariableExists if others stand.
+        """
 
     def read_variables(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Copies the variables of `step` (None: the latest) into the caller's memory and returns their step. Raises NotInitialized, StepGone, StepNotReady.
+        """Copies the variables of `step` (None: the latest) into the caller's memory and returns their step.
 
-        After an error the contents of `into` are undefined.
+        Raises NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
         """
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:

@@ -35,7 +35,7 @@ class DataType(enum.Enum):
         return _DTYPES[self].itemsize
 
 
-_DTYPES = {DataType.FLOAT32: np.dtype("<f4"), DataType.FLOAT64: np.dtype("<f8")}
+_DTYPES: dict[DataType, np.dtype[Any]] = {DataType.FLOAT32: np.dtype("<f4"), DataType.FLOAT64: np.dtype("<f8")}
 
 
 def data_type_of(array: Array, *, name: str) -> DataType:
@@ -44,7 +44,8 @@ def data_type_of(array: Array, *, name: str) -> DataType:
         if array.dtype == dtype:
             return data_type
     if array.dtype.newbyteorder("=") in (np.float32, np.float64):
-        raise InvalidSpec(f"variable {name!r}: byte order: little-endian only; convert with .astype({array.dtype.newbyteorder('=').name!r})")
+        native = array.dtype.newbyteorder("=").name
+        raise InvalidSpec(f"variable {name!r}: byte order: little-endian only; convert with .astype({native!r})")
     known = ", ".join(data_type.value for data_type in DataType)
     raise InvalidSpec(f"variable {name!r}: dtype {array.dtype} is not supported; want one of {known}; convert with .astype(np.float32)")
 
@@ -102,7 +103,7 @@ def check_shape(shape: tuple[int, ...], *, name: str) -> None:
     if len(shape) > MAX_RANK:
         raise InvalidSpec(f"variable {name!r}: rank {len(shape)}, want <= {MAX_RANK}")
     for axis, extent in enumerate(shape):
-        if not isinstance(extent, int):
+        if not isinstance(extent, int) or isinstance(extent, bool):
             raise InvalidSpec(f"variable {name!r}: shape[{axis}] is {extent!r}, want an int")
         if extent < 0:
             raise InvalidSpec(f"variable {name!r}: shape[{axis}] = {extent}, want >= 0")

@@ -1,0 +1,69 @@
+"""The options of every gRPC channel and server, each with its reason, and the opening of channels. Knows no service."""
+
+import grpc
+import grpc.aio
+
+from ps_protocol.addresses import parse_address
+
+MAX_MESSAGE_BYTES = 16 << 20
+FRAME_BYTES = 1 << 20
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Bounds what one message can make the receiver allocate. Tensors of any size travel as many frames of FRAME_BYTES.
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The sender refuses as well, with a clearer error than the receiver's reset.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Bit 0 is "identity": gradients do not compress, and a compressed message could unfold to far more than its size.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # A peer that stops answering (power loss, SIGSTOP, a cut cable) is given up after 20 + 10 s instead of TCP's 15 minutes.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Also while no call is under way: otherwise the next call would be the one that finds out.
+    ("grpc.keepalive_permit_without_calls", 1),
+    # The default of 2 pings would end keepalive in the middle of a long wait for a token.
+    ("grpc.http2.max_pings_without_data", 0),
+    # Room for an error's text and facts, which `status.py` cuts to fit; no more, since anybody may fill it.
+    ("grpc.max_metadata_size", 16_384),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # Peers of a cluster talk to each other directly; http_proxy in the environment is meant for the web.
+    ("grpc.enable_http_proxy", 0),
+    # gRPC's own retry keeps copies of what was sent and gives up on streams of our size; `retry.py` repeats instead.
+    ("grpc.enable_retries", 0),
+    # The service config would come from DNS TXT records; asking for them only delays the first connection.
+    ("grpc.service_config_disable_resolution", 1),
+    # Channels to one address share nothing, so that closing one, or one's backoff, does not touch another user of this process.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A restarted server is found within about a second: its users wait for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name also how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    # After a name was looked up in vain, look again soon: containers get their names while they start.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+
+_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # With 1 two servers could share a port unnoticed, and each would get half of the calls; with 0 the second refuses to start.
+    ("grpc.so_reuseport", 0),
+    # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Returns the options for `grpc.server` and `grpc.aio.server`."""
+    return list(_SERVER_OPTIONS)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Opens a channel to "host:port" or "unix:/path"; raises InvalidSpec otherwise. Connects at the first call, and again when lost."""
+    return grpc.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
+
+
+def open_aio_channel(address: str) -> grpc.aio.Channel:
+    """Opens a channel for asyncio, as `open_channel` does."""
+    return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)

@@ -1,0 +1,112 @@
+"""The chief behind gRPC: the `Chief` of another process. Knows its methods and messages; no retries, no state of a session."""
+
+from google.protobuf.message import Message
+
+from ps_protocol import codec_chief as codec
+from ps_protocol.chief import (
+    MAX_WAIT_SLICE_S,
+    AgreedModel,
+    ClusterStatus,
+    CommitResult,
+    ModelReply,
+    Participant,
+    PushCommit,
+    RegisterRequest,
+    Registration,
+    TokenReply,
+)
+from ps_protocol.codec_status import decode_cluster_status
+from ps_protocol.connection import Connection, Response
+from ps_protocol.handshake import HandshakeReply, Role, name_of
+from ps_protocol.handshake_client import handshake
+from ps_protocol.model import ModelSpec
+from ps_protocol.v1 import chief_service_pb2 as pb
+
+SERVICE = "ps_protocol.v1.ChiefService"
+TIMEOUT_S = 10.0
+
+
+class GrpcChief:
+    """The chief at `address`. Implements Chief: thread-safe, one attempt a call, nothing is sent before the first call.
+
+    A call that waits is given 10 s more than it may wait. `cluster` is what `handshake` insists on; "" accepts any.
+    """
+
+    def __init__(self, address: str, *, cluster: str = "") -> None:
+        self.address = address
+        self._cluster = cluster
+        self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE)
+
+    def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
+        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
+        return handshake(self._connection.channel, address=self.address, role=Role.CHIEF, cluster=self._cluster, timeout_s=timeout_s)
+
+    def register_worker(self, request: RegisterRequest) -> Registration:
+        """Takes a participant in."""
+        message = codec.encode_register_request(request)
+        return codec.decode_registration(self._call("RegisterWorker", message, pb.RegisterWorkerResponse, "a place"), kind=request.kind)
+
+    def heartbeat(self, participant: Participant) -> bool:
+        """Renews the lease; True once training is finished."""
+        message = pb.HeartbeatRequest(participant=codec.encode_participant(participant))
+        return self._call("Heartbeat", message, pb.HeartbeatResponse, "the lease to be renewed").finished
+
+    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
+        """Ends the lease."""
+        message = pb.DeregisterWorkerRequest(participant=codec.encode_participant(participant), failure=failure)
+        self._call("DeregisterWorker", message, pb.DeregisterWorkerResponse, "the lease to be ended")
+
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float) -> ModelReply:
+        """Agrees on the model; blocks at most `max_wait_s` (and 20 s)."""
+        message = pb.RegisterModelRequest(
+            participant=codec.encode_participant(participant), model=codec.encode_model(model), max_wait=codec.encode_max_wait(max_wait_s)
+        )
+        answer = self._call("RegisterModel", message, pb.RegisterModelResponse, "the model to be agreed on", max_wait_s=max_wait_s)
+        return codec.decode_model_reply(answer)
+
+    def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
+        """Tells that the shards hold their initial values."""
+        message = pb.CompleteInitializationRequest(participant=codec.encode_participant(participant), attempt=attempt)
+        self._call("CompleteInitialization", message, pb.CompleteInitializationResponse, "the initialisation to be noted")
+
+    def get_model(self, *, max_wait_s: float) -> AgreedModel:
+        """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
+        message = pb.GetModelRequest(max_wait=codec.encode_max_wait(max_wait_s))
+        return codec.decode_agreed_model(self._call("GetModel", message, pb.GetModelResponse, "the model", max_wait_s=max_wait_s))
+
+    def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
+        """Counts a contribution. Never waits for others."""
+        message = pb.CommitPushRequest(participant=codec.encode_participant(participant), commit=codec.encode_commit(commit))
+        return codec.decode_commit_result(self._call("CommitPush", message, pb.CommitPushResponse, "a contribution to be counted").result)
+
+    def dequeue_token(
+        self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
+    ) -> TokenReply:
+        """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
+        message = pb.DequeueTokenRequest(
+            participant=codec.encode_participant(participant),
+            local_step=local_step,
+            request_id=request_id,
+            max_wait=codec.encode_max_wait(max_wait_s),
+            commit=None if commit is None else codec.encode_commit(commit),
+        )
+        answer = self._call("DequeueToken", message, pb.DequeueTokenResponse, f"a token after step {local_step}", max_wait_s=max_wait_s)
+        return codec.decode_token_reply(answer)
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Returns the cluster's status."""
+        message = pb.GetClusterStatusRequest(max_ledger_entries=max_ledger_entries)
+        return decode_cluster_status(self._call("GetClusterStatus", message, pb.GetClusterStatusResponse, "the status"))
+
+    def finish(self, *, reason: str) -> int:
+        """Ends training; returns the last step."""
+        message = pb.FinishTrainingRequest(reason=reason)
+        return self._call("FinishTraining", message, pb.FinishTrainingResponse, "the end of training").global_step
+
+    def close(self) -> None:
+        """Closes the connection; calls under way end with Cancelled. The chief goes on. Idempotent."""
+        self._connection.close()
+
+    def _call(self, method: str, message: Message, response_type: type[Response], awaited: str, *, max_wait_s: float = 0.0) -> Response:
+        timeout_s = min(max_wait_s, MAX_WAIT_SLICE_S) + TIMEOUT_S
+        return self._connection.unary(method, message, response_type, timeout_s=timeout_s, awaited=awaited)

@@ -1,0 +1,40 @@
+"""The service that tells callers who answers here, for threads and for asyncio. Knows the handshake; nothing of the role's own service."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ps_protocol.codec_handshake import decode_handshake_request, encode_handshake_reply
+from ps_protocol.handshake import Identity, answer
+from ps_protocol.status import answering, answering_aio
+from ps_protocol.v1 import handshake_service_pb2 as pb
+
+SERVICE = "ps_protocol.v1.HandshakeService"
+
+
+def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
+    """Returns the service for `server.add_generic_rpc_handlers((handler,))`; `epoch` is asked at each call, and must not block."""
+
+    def handshake(request: pb.HandshakeRequest, context: grpc.ServicerContext) -> pb.HandshakeResponse:
+        with answering(context, server_name=identity.name):
+            return encode_handshake_reply(answer(decode_handshake_request(request), identity=identity, epoch=epoch()))
+
+    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
+
+
+def handshake_handler_aio(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
+    """Returns the service for the `add_generic_rpc_handlers` of a server of `grpc.aio`."""
+
+    async def handshake(request: pb.HandshakeRequest, context: grpc.aio.ServicerContext[object, object]) -> pb.HandshakeResponse:
+        async with answering_aio(context, server_name=identity.name):
+            return encode_handshake_reply(answer(decode_handshake_request(request), identity=identity, epoch=epoch()))
+
+    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
+
+
+def _method(handshake: Callable[..., Any]) -> grpc.RpcMethodHandler[pb.HandshakeRequest, pb.HandshakeResponse]:
+    return grpc.unary_unary_rpc_method_handler(
+        handshake, request_deserializer=pb.HandshakeRequest.FromString, response_serializer=pb.HandshakeResponse.SerializeToString
+    )

@@ -1,0 +1,176 @@
+"""The one table between typed errors and gRPC statuses, applied by servers and reversed by clients. Knows no service.
+
+A server wraps each method in `answering` (or `answering_aio`): a PsError ends the call with its status, its text, and the trailing metadata
+"ps-reason" (for people and proxies) and "ps-error-bin" (ErrorDetails). `rebuild` makes the same error of it again at the client.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ps_protocol import errors
+from ps_protocol.errors import InternalError, PsError
+from ps_protocol.grpc_failures import from_status
+from ps_protocol.v1 import error_pb2
+
+log = logging.getLogger(__name__)
+
+REASON_KEY = "ps-reason"
+DETAILS_KEY = "ps-error-bin"
+# Text and facts travel in headers, which the peer limits; a character of the text may take 9 bytes there.
+MAX_TEXT_CHARACTERS = 1_500
+MAX_FACTS_BYTES = 2_048
+
+_Code = grpc.StatusCode
+
+STATUS: dict[type[PsError], grpc.StatusCode] = {
+    # Wrong whatever the state.
+    errors.InvalidSpec: _Code.INVALID_ARGUMENT,
+    errors.ShapeMismatch: _Code.INVALID_ARGUMENT,
+    errors.DtypeMismatch: _Code.INVALID_ARGUMENT,
+    errors.IncompletePush: _Code.INVALID_ARGUMENT,
+    errors.MalformedMessage: _Code.INVALID_ARGUMENT,
+    errors.TruncatedStream: _Code.INVALID_ARGUMENT,
+    errors.FrameOutOfOrder: _Code.INVALID_ARGUMENT,
+    errors.PushIdReused: _Code.INVALID_ARGUMENT,
+    errors.WorkerIndexOutOfRange: _Code.OUT_OF_RANGE,
+    # There is none, or there is another one.
+    errors.VariableNotFound: _Code.NOT_FOUND,
+    errors.SlotNotFound: _Code.NOT_FOUND,
+    errors.VariableExists: _Code.ALREADY_EXISTS,
+    errors.ModelMismatch: _Code.ALREADY_EXISTS,
+    errors.WorkerIndexTaken: _Code.ALREADY_EXISTS,
+    # Too much.
+    errors.ClusterFull: _Code.RESOURCE_EXHAUSTED,
+    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
+    errors.TooManyPushes: _Code.RESOURCE_EXHAUSTED,
+    # Wrong now; something else must be done first.
+    errors.NotInitialized: _Code.FAILED_PRECONDITION,
+    errors.NotInitializer: _Code.FAILED_PRECONDITION,
+    errors.LayoutMismatch: _Code.FAILED_PRECONDITION,
+    errors.LeaseExpired: _Code.FAILED_PRECONDITION,
+    errors.StepGone: _Code.FAILED_PRECONDITION,
+    errors.StepNotReady: _Code.FAILED_PRECONDITION,
+    errors.StepAhead: _Code.FAILED_PRECONDITION,
+    errors.StepMismatch: _Code.FAILED_PRECONDITION,
+    errors.ContributionMissing: _Code.FAILED_PRECONDITION,
+    errors.WrongCluster: _Code.FAILED_PRECONDITION,
+    errors.WrongRole: _Code.FAILED_PRECONDITION,
+    errors.ProtocolMismatch: _Code.FAILED_PRECONDITION,
+    errors.TrainingFailed: _Code.FAILED_PRECONDITION,
+    # Fenced: start again.
+    errors.EpochMismatch: _Code.ABORTED,
+    errors.Superseded: _Code.ABORTED,
+    # The call did not come through.
+    errors.Unavailable: _Code.UNAVAILABLE,
+    errors.ShuttingDown: _Code.UNAVAILABLE,
+    errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
+    errors.Cancelled: _Code.CANCELLED,
+    errors.Unimplemented: _Code.UNIMPLEMENTED,
+    errors.InternalError: _Code.INTERNAL,
+}
+
+_BY_REASON: dict[str, type[PsError]] = {error_type.reason: error_type for error_type in STATUS}
+
+
+@contextlib.contextmanager
+def answering(context: grpc.ServicerContext, *, server_name: str = "the server") -> Iterator[None]:
+    """Ends the call with the status of whatever error the block raises; `server_name` says in whose log a defect's details are."""
+    try:
+        yield
+    except PsError as error:
+        _abort(context, error)
+    except grpc.RpcError:
+        # The request iterator ends so when the client has gone: nobody is left to be answered.
+        if context.is_active():
+            _abort(context, _defect(server_name))
+        raise
+    except Exception:
+        _abort(context, _defect(server_name))
+
+
+@contextlib.asynccontextmanager
+async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, server_name: str = "the server") -> AsyncIterator[None]:
+    """Does for asyncio what `answering` does for threads."""
+    try:
+        yield
+    except PsError as error:
+        await context.abort(*_answer(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        await context.abort(*_answer(_defect(server_name)))
+
+
+def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
+    code, text, metadata = _answer(error)
+    context.set_trailing_metadata(metadata)
+    context.abort(code, text)
+
+
+def _defect(server_name: str) -> InternalError:
+    number = secrets.token_hex(4)
+    log.exception("internal error number=%s", number)
+    return InternalError(f"internal error {number} (see the log of {server_name})")
+
+
+def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+    text = _encodable(error.message)
+    if len(text) > MAX_TEXT_CHARACTERS:
+        text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
+    details = error_pb2.ErrorDetails(reason=error.reason, facts=_fitting(error.facts))
+    return status_of(error), text, ((REASON_KEY, error.reason), (DETAILS_KEY, details.SerializeToString()))
+
+
+def status_of(error: PsError) -> grpc.StatusCode:
+    """Returns the status that the error travels with."""
+    return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), _Code.INTERNAL)
+
+
+def _fitting(facts: dict[str, str]) -> dict[str, str]:
+    room, kept = MAX_FACTS_BYTES, {}
+    for name, value in ((name, _encodable(value)) for name, value in facts.items()):
+        size = len(name.encode()) + len(value.encode()) + 8
+        if size <= room:
+            kept[name] = value
+            room -= size
+    return kept
+
+
+def _encodable(text: str) -> str:
+    # A name with a lone surrogate may be quoted in a text; it must not turn the answer into another error.
+    return text.encode(errors="backslashreplace").decode()
+
+
+def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", timeout_s: float | None = None) -> PsError:
+    """Returns the typed error behind a failed call.
+
+    `target` says who was called, for example "ps 0 at 127.0.0.1:5000"; `awaited` what for, and `timeout_s` how long: for the texts of
+    errors that gRPC itself reports.
+    """
+    if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
+        return InternalError(f"{target}: {error!r}")
+    details = _details(error)
+    if details is None:
+        return from_status(error.code(), error.details() or "", target=target, awaited=awaited, timeout_s=timeout_s)
+    message, facts = error.details() or "", dict(details.facts)
+    if details.reason in _BY_REASON:
+        return _BY_REASON[details.reason](message, facts=facts)
+    # A newer server's reason: its text is still the best there is, and a program may look at `reason`.
+    unknown = PsError(message, facts=facts)
+    unknown.reason = details.reason
+    return unknown
+
+
+def _details(error: grpc.Call | grpc.aio.AioRpcError) -> error_pb2.ErrorDetails | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                return error_pb2.ErrorDetails.FromString(value)
+    return None

@@ -1,0 +1,31 @@
+"""The version of the protocol and the rule for telling whether two versions can work together. Pure; knows no message."""
+
+from dataclasses import dataclass
+
+from ps_protocol.errors import ProtocolMismatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolVersion:
+    """`major` changes when old and new cannot work together, `minor` when something is added."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+PROTOCOL_VERSION = ProtocolVersion(major=1, minor=0)
+
+
+def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:
+    """Returns a caution for the user, empty if there is none; raises ProtocolMismatch if the majors differ."""
+    if client.major != server.major:
+        raise ProtocolMismatch(
+            f"client speaks protocol {client.major}.x, server {server.major}.x; install the same major version of Lockstep on both",
+            facts={"client": str(client), "server": str(server)},
+        )
+    if client.minor > server.minor:
+        return f"client speaks protocol {client}, server only {server}: what came after {server} is switched off; update the server"
+    return ""

@@ -1,0 +1,80 @@
+"""What all tests share: a clean environment, short socket paths, and the check that no test leaves a process behind. Knows no role."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import wait_until
+
+# Inherited by every descendant of a test, also by one whose parent is gone, so that orphans are found too.
+MARK = "LOCKSTEP_TEST_MARK"
+# Core tests start nothing, and the whole folder runs in less time than it takes to look at every process.
+_FOLDERS_WITHOUT_PROCESSES = {"core"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment() -> None:
+    """What the user's shell says about some cluster, or about a proxy, must not reach the tests."""
+    for name in [*os.environ]:
+        if name.startswith("LOCKSTEP_") or name == "TF_CONFIG" or name.lower().endswith("_proxy"):
+            del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    if _FOLDERS_WITHOUT_PROCESSES.intersection(request.path.parts):
+        yield
+        return
+    mark = uuid.uuid4().hex
+    earlier = {process.pid for process in psutil.Process().children(recursive=True)}
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+    if not wait_until(lambda: not _left(mark, earlier), timeout_s=5.0, required=False):
+        left = _left(mark, earlier)
+        described = "; ".join(_end(process) for process in left)
+        assert not left, f"the test left {len(left)} process(es) running (ended now): {described}"
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A directory whose path is short enough for Unix sockets (about 100 bytes); pytest's own may not be."""
+    path = Path(tempfile.mkdtemp(prefix="ls-", dir="/tmp" if Path("/tmp").is_dir() else None))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _left(mark: str, earlier: set[int]) -> list[psutil.Process]:
+    mine = {process.pid: process for process in psutil.Process().children(recursive=True) if process.pid not in earlier}
+    for pid in psutil.pids():
+        try:
+            if pid not in mine and f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                mine[pid] = psutil.Process(pid)
+        except (OSError, psutil.NoSuchProcess):
+            continue  # it ended meanwhile, or is not ours; or there is no /proc, and children are all that can be found
+    return [process for process in mine.values() if _is_running(process)]
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        # A child that ended but was not waited for holds nothing; and multiprocessing's tracker lives as long as its user by design.
+        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _end(process: psutil.Process) -> str:
+    try:
+        described = f"pid {process.pid}: {' '.join(process.cmdline())[:200]}"
+        process.kill()
+        return described
+    except psutil.Error:
+        return f"pid {process.pid}"
