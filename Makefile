@@ -1,0 +1,108 @@
+# Everything a developer or a user runs. Needs Python >= 3.11, make and git; the rest is put into .venv by itself.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# The Python that makes the environments: the first of these that is new enough. `make PYTHON=/path/to/python …` overrules.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+# The oldest of the supported range of grpcio: code that it generates runs with every later one.
+GRPCIO_TOOLS := 1.76.0
+
+BIN := .venv/bin
+DEMO := .venv/.demo-installed
+DEV := .venv/.dev-installed
+PROTO := .venv-proto/.installed
+PROTOS := $(shell find protos -name '*.proto' | sort)
+PIP := -m pip install --quiet --no-input --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install demo test bench check fix proto clean \
+  check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
+
+install: $(DEV)  ## the environment .venv, with the package as editable
+
+demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritten digits; ARGS="…" are passed on
+	@$(BIN)/lockstep demo $(ARGS)
+
+test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
+	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
+
+bench: $(DEV)  ## the time, CPU and memory of a step at four sizes
+	@$(BIN)/python -m benchmarks.table $(ARGS)
+
+check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
+
+fix: fix-lint fix-format fix-protos fix-stubs  ## what of it can be mended by itself
+
+check-lint: $(DEV)  ## ruff's rules
+	@$(BIN)/ruff check .
+
+fix-lint: $(DEV)  ## … mended
+	@$(BIN)/ruff check --fix .
+
+check-format: $(DEV)  ## ruff's format
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make fix-format'" >&2; $(BIN)/ruff format --diff . 2>&1 | head -40; exit 1; }
+
+fix-format: $(DEV)  ## … applied
+	@$(BIN)/ruff format .
+
+check-types: $(DEV)  ## mypy, strict
+	@$(BIN)/mypy
+
+check-protos: $(DEV)  ## buf's rules and format
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code || { echo "protos are not formatted: run 'make fix-protos'" >&2; exit 1; }
+
+fix-protos: $(DEV)  ## … applied
+	@$(BIN)/buf format --write
+
+check-stubs: $(PROTO)  ## the committed stubs are those of the protos
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
+	  && .venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTOS) \
+	  && { diff -r -x __init__.py -x __pycache__ "$$out/ps_protocol/v1" ps_protocol/v1 \
+	  || { echo "ps_protocol/v1 is not what protos/ generates: run 'make proto'" >&2; exit 1; }; }
+
+fix-stubs: proto
+
+proto: $(PROTO)  ## generate ps_protocol/v1 from protos/
+	@rm -f ps_protocol/v1/*_pb2*.py*
+	@.venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	@echo "generated ps_protocol/v1 with grpcio-tools $(GRPCIO_TOOLS)"
+
+check-imports: $(DEV)  ## who may import whom
+	@$(PYTEST) -q tests/architecture/test_import_directions.py
+
+# Against the newest release, or against AGAINST=<ref>.
+check-breaking: $(DEV)  ## the protos still understand the last release's messages
+	@against="$(AGAINST)"; against=$${against:-$$(git describe --tags --abbrev=0 2>/dev/null)}; \
+	  if [ -z "$$against" ]; then echo "no release to compare with; pass AGAINST=<git ref>"; \
+	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
+
+clean:  ## remove the environments, caches and what demos wrote
+	@rm -rf .venv .venv-proto .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# make_venv DIRECTORY
+define make_venv
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; install one, or name it: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(1)/bin/python || { echo "making $(1) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(1); } \
+	  || { rm -rf $(1); echo "$(PYTHON) cannot make environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+endef
+
+$(DEMO): pyproject.toml
+	$(call make_venv,.venv)
+	@echo "installing Lockstep and what the demo needs into .venv"
+	@$(BIN)/python $(PIP) --editable '.[demo]' && touch $@
+
+$(DEV): $(DEMO)
+	@echo "installing the tools of development into .venv"
+	@$(BIN)/python $(PIP) --editable '.[demo,dev]' && touch $@
+
+$(PROTO): Makefile
+	$(call make_venv,.venv-proto)
+	@echo "installing grpcio-tools $(GRPCIO_TOOLS) into .venv-proto"
+	@.venv-proto/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS) && touch $@
