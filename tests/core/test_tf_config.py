@@ -28,7 +28,9 @@ def test_blank_is_no_configuration(text: str) -> None:
 
 
 def test_what_other_engines_add_is_ignored() -> None:
-    config = _parse(cluster={**CLUSTER, "evaluator": ["e:1"]}, task={"type": "evaluator", "index": 0}, environment="cloud", rpc_layer="grpc")
+    config = _parse(
+        cluster={**CLUSTER, "evaluator": ["e:1"]}, task={"type": "evaluator", "index": 0}, environment="cloud", rpc_layer="grpc"
+    )
     assert (config.task_type, config.chief) == ("evaluator", "c:1")
 
 
@@ -51,7 +53,12 @@ def test_addresses_may_be_an_object_by_index() -> None:
 
 @pytest.mark.parametrize(
     ("address", "bind_address"),
-    [("127.0.0.1:7", "127.0.0.1:7"), ("localhost:7", "localhost:7"), ("unix:/tmp/x", "unix:/tmp/x"), ("ps-0.training.svc:2222", "0.0.0.0:2222")],
+    [
+        ("127.0.0.1:7", "127.0.0.1:7"),
+        ("localhost:7", "localhost:7"),
+        ("unix:/tmp/x", "unix:/tmp/x"),
+        ("ps-0.training.svc:2222", "0.0.0.0:2222"),
+    ],
 )
 def test_task_listens_at_its_port(address: str, bind_address: str) -> None:
     assert _parse(cluster={"ps": [address]}, task={"type": "ps"}).bind_address == bind_address

@@ -1,0 +1,83 @@
+"""A shard in the caller's own process: the `Shard` Protocol straight over a ParameterStore. Knows no wire.
+
+Calls return when they are done, so `timeout_s` has nothing to bound and is ignored.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from ps_protocol.segments import Segments
+from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushHeader, PushReply, ShardSpec, ShardStatus
+from ps_server.store import ParameterStore
+from ps_server.transactions import Reading
+
+# Large enough that the loop costs nothing; small enough that a copy that has become useless ends soon.
+_CHUNK_BYTES = 8 << 20
+
+
+class InProcessShard:
+    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit."""
+
+    def __init__(self, *, index: int, memory_limit_bytes: int | None = None) -> None:
+        self._store = ParameterStore(index=index, process_incarnation=new_process_incarnation(), memory_limit_bytes=memory_limit_bytes)
+
+    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
+        """Puts the shard under a chief."""
+        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables with their initial values; False if they stood already."""
+        with self._store.open_creation(spec) as creation:
+            for offset, data in values.chunks(_CHUNK_BYTES):
+                if not creation.write(offset, data):
+                    break
+            return creation.finish()
+
+    def read_variables(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Copies the variables of a step into the caller's memory; returns their step."""
+        return _copy(self._store.open_variables(epoch=epoch, step=step, layout_hash=layout_hash), into)
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution."""
+        with self._store.open_push(header) as push:
+            for offset, data in gradients.chunks(_CHUNK_BYTES):
+                if not push.write(offset, data):
+                    break
+            return push.finish()
+
+    def apply_step(self, request: ApplyRequest) -> ApplyReply:
+        """Averages the contributions and makes the next step."""
+        return self._store.apply_step(request)
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Returns the names of the optimizer's slots, sorted."""
+        return self._store.list_slots(epoch=epoch)
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Copies one slot of all variables into the caller's memory; returns its step."""
+        return _copy(self._store.open_slot(name, epoch=epoch, layout_hash=layout_hash), into)
+
+    def status(self) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return self._store.status()
+
+    def shutdown(self, *, epoch: int, reason: str) -> None:
+        """Makes every later call raise ShuttingDown."""
+        self._store.shutdown(epoch=epoch, reason=reason)
+
+    def close(self) -> None:
+        """Does nothing: there is no connection."""
+
+
+def new_process_incarnation() -> int:
+    """Returns the random number of one start of a parameter server."""
+    return secrets.randbits(63) | 1
+
+
+def _copy(reading: Reading, into: Segments) -> int:
+    writer = into.writer()
+    for offset, data in reading.chunks(_CHUNK_BYTES):
+        writer.write(offset, data)
+        reading.check()
+    writer.finish()
+    return reading.step

@@ -1,0 +1,98 @@
+"""The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
+
+from collections import deque
+
+from ps_protocol.errors import LimitExceeded
+from ps_protocol.layout import aligned_bytes
+from ps_protocol.tensors import Array
+
+# Steps over which a pool remembers how many buffers it needed at once.
+_PEAK_WINDOW = 64
+
+
+def format_bytes(nbytes: int) -> str:
+    """Returns a size for people, for example "1.5 GiB"."""
+    value, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+class MemoryBudget:
+    """Counts allocated bytes against a limit. Not thread-safe."""
+
+    def __init__(self, limit_bytes: int | None, *, owner: str) -> None:
+        self.limit_bytes = limit_bytes
+        self.allocated_bytes = 0
+        self._owner = owner
+
+    def check(self, nbytes: int, *, purpose: str) -> None:
+        """Raises LimitExceeded unless `nbytes` more are free."""
+        if self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes:
+            return
+        free = max(0, self.limit_bytes - self.allocated_bytes)
+        raise LimitExceeded(
+            f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, {format_bytes(free)} of {format_bytes(self.limit_bytes)} free;"
+            " add parameter servers, or raise --max-memory-bytes",
+            facts={"needed_bytes": str(nbytes), "free_bytes": str(free), "limit_bytes": str(self.limit_bytes)},
+        )
+
+    def allocate(self, nbytes: int, *, purpose: str) -> Array:
+        """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
+        self.check(nbytes, purpose=purpose)
+        try:
+            buffer = aligned_bytes(nbytes)
+        except MemoryError:
+            raise LimitExceeded(
+                f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, which this machine does not give; add parameter servers"
+            ) from None
+        self.allocated_bytes += nbytes
+        return buffer
+
+    def release(self, nbytes: int) -> None:
+        """Takes bytes off the count whose buffer has been let go."""
+        self.allocated_bytes -= nbytes
+
+
+class BufferPool:
+    """Buffers of one size, lent out and taken back. Keeps as many as were needed at once lately. Not thread-safe."""
+
+    def __init__(self, nbytes: int, *, budget: MemoryBudget) -> None:
+        self._nbytes = nbytes
+        self._budget = budget
+        self._free: list[Array] = []
+        self._num_lent = 0
+        self._peak = 0
+        self._peaks: deque[int] = deque(maxlen=_PEAK_WINDOW)
+
+    @property
+    def num_buffers(self) -> int:
+        """Buffers held, lent or free."""
+        return self._num_lent + len(self._free)
+
+    def lend(self, *, purpose: str) -> Array:
+        """Returns a buffer with undefined contents; raises LimitExceeded if a new one would not fit."""
+        buffer = self._free.pop() if self._free else self._budget.allocate(self._nbytes, purpose=purpose)
+        self._num_lent += 1
+        self._peak = max(self._peak, self._num_lent)
+        return buffer
+
+    def take_back(self, buffer: Array) -> None:
+        """Accepts a buffer again."""
+        self._num_lent -= 1
+        self._free.append(buffer)
+
+    def end_step(self) -> None:
+        """Lets go of buffers that no step has needed lately, so that workers that left do not keep memory."""
+        self._peaks.append(self._peak)
+        self._peak = self._num_lent
+        while self._free and self.num_buffers > max(self._peaks):
+            self._free.pop()
+            self._budget.release(self._nbytes)
+
+    def release_all(self) -> None:
+        """Lets go of every free buffer; those lent out must have come back."""
+        self._budget.release(self._nbytes * len(self._free))
+        self._free.clear()

@@ -1,0 +1,105 @@
+"""One parameter server as a gRPC server in this process: listening, health, and an orderly end. Knows no tensor."""
+
+import dataclasses
+import logging
+import queue
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ps_protocol.addresses import parse_address
+from ps_protocol.channel import server_options
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.handshake import Identity, Role
+from ps_protocol.handshake_servicer import handshake_handler
+from ps_protocol.listening import announce, check_address_is_free
+from ps_server.config import ParameterServerConfig, machine_memory_bytes
+from ps_server.idle_streams import IdleStreams
+from ps_server.in_process_shard import new_process_incarnation
+from ps_server.service import SERVICE, ParameterService, parameter_service_handler
+from ps_server.store import ParameterStore
+
+log = logging.getLogger(__name__)
+
+# Each stream holds a thread while it lasts. More than this many at once wait for one, which takes no memory for tensors.
+MAX_THREADS = 128
+# Beyond any cluster: a caller that opens calls without end is refused instead of queued.
+MAX_CONCURRENT_RPCS = 8_192
+# How long calls under way may still take when the process ends.
+GRACE_S = 1.5
+
+
+class ParameterServer:
+    """A parameter server. `start` and `stop` are called once each."""
+
+    def __init__(self, config: ParameterServerConfig) -> None:
+        self._config = config
+        self._name = f"ps {config.index}"
+        self._address = ""
+        limit_bytes = config.max_memory_bytes if config.max_memory_bytes is not None else machine_memory_bytes()
+        # Reasons to end. The one queue into which a signal handler may put, whatever its thread was doing.
+        self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._store = ParameterStore(
+            index=config.index,
+            process_incarnation=new_process_incarnation(),
+            memory_limit_bytes=limit_bytes,
+            on_shutdown=self._ending.put,
+        )
+        self._idle_streams = IdleStreams()
+        self._health = health.HealthServicer()
+        self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+
+    @property
+    def address(self) -> str:
+        """Where it listens; empty before `start`."""
+        return self._address
+
+    def start(self) -> None:
+        """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
+        identity = Identity(
+            cluster=self._config.cluster,
+            role=Role.PARAMETER_SERVER,
+            index=self._config.index,
+            process_incarnation=self._store.process_incarnation,
+        )
+        service = ParameterService(self._store, idle_streams=self._idle_streams)
+        self._server.add_generic_rpc_handlers(
+            (parameter_service_handler(service), handshake_handler(identity, epoch=lambda: self._store.epoch))
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._address = self._listen(self._config.address)
+        self._idle_streams.start()
+        self._server.start()
+        for name in ("", SERVICE):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
+        if self._config.announce is not None:
+            announce(self._config.announce, address=self._address)
+
+    def wait(self) -> str:
+        """Returns, with the reason, when somebody has asked the server to end: `request_stop`, or the chief by an RPC. Then call `stop`."""
+        return self._ending.get()
+
+    def request_stop(self, reason: str) -> None:
+        """Wakes `wait`. May be called from any thread, and by a signal handler."""
+        self._ending.put(reason)
+
+    def stop(self, grace_s: float = GRACE_S, *, reason: str = "asked to") -> None:
+        """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server."""
+        self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._store.begin_shutdown(reason)
+        self._server.stop(grace_s).wait()
+        self._idle_streams.stop()
+        self._executor.shutdown()
+        log.info("%s ended reason=%s", self._name, reason)
+
+    def _listen(self, address: str) -> str:
+        check_address_is_free(address)
+        parsed = parse_address(address, is_bind=True)
+        try:
+            port = self._server.add_insecure_port(str(parsed))
+        except RuntimeError as error:
+            raise InvalidSpec(f"cannot listen at {address}: {error}") from None
+        return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))

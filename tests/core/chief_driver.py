@@ -1,0 +1,188 @@
+"""Drives a Coordinator as the shell would, with a clock that is a number and shards that obey at once or when told."""
+
+import itertools
+from typing import Any
+
+from chief import events as ev
+from chief.coordination import CoordinationConfig
+from chief.coordinator import Coordinator
+from ps_protocol.chief import (
+    CommitResult,
+    ModelReply,
+    ModelState,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    RegisterRequest,
+    Registration,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.errors import PsError
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.shard import PushId
+from ps_protocol.tensors import DataType, VariableSpec
+
+
+def model_of(*shape: int, name: str = "w") -> ModelSpec:
+    variable = VariableSpec(name=name, data_type=DataType.FLOAT32, shape=shape)
+    return ModelSpec(variables=(variable,), optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)), placement=PlacementPolicy())
+
+
+MODEL = model_of(3)
+
+
+class Driver:
+    """Answers by call in `answers`; steps wait to be applied in `to_apply` unless `applies_at_once`."""
+
+    def __init__(self, *, num_shards: int = 1, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
+        self.now = 100.0
+        self.config = CoordinationConfig(**config)
+        addresses = [f"host-p:{5000 + index}" for index in range(num_shards)]
+        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now)
+        self.applies_at_once = applies_at_once
+        self.answers: dict[int, Any] = {}
+        self.to_apply: list[ev.ApplyStep] = []
+        self.applied: list[ev.ApplyStep] = []
+        self.adoptions: list[int] = []
+        self.ended: list[ev.EndProcesses] = []
+        self._calls = itertools.count(1)
+        self._requests = itertools.count(1)
+        if adopt:
+            for index in range(num_shards):
+                self.send(ev.ShardAdopted(shard=index, process_incarnation=7))
+
+    @property
+    def step(self) -> int:
+        return self.coordinator.global_step
+
+    def send(self, event: ev.Event) -> None:
+        for instruction in self.coordinator.handle(event, self.now):
+            match instruction:
+                case ev.Reply(call=call, value=value):
+                    assert call not in self.answers, "a call was answered twice"
+                    self.answers[call] = value
+                case ev.Refuse(call=call, error=error):
+                    assert call not in self.answers, "a call was answered twice"
+                    self.answers[call] = error
+                case ev.ApplyStep():
+                    self.to_apply.append(instruction)
+                case ev.AdoptShard(shard=shard):
+                    self.adoptions.append(shard)
+                case ev.EndProcesses():
+                    self.ended.append(instruction)
+        if self.applies_at_once and self.to_apply:
+            self.apply()
+
+    def apply(self) -> None:
+        step = self.to_apply.pop(0)
+        self.applied.append(step)
+        self.send(ev.StepApplied(step=step.step))
+
+    def pass_time(self, duration_s: float) -> None:
+        """Lets time pass, firing the timer whenever it is due."""
+        end = self.now + duration_s
+        while (due := self.coordinator.next_deadline()) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.send(ev.TimerFired())
+        self.now = end
+
+    def call(self) -> int:
+        return next(self._calls)
+
+    def register(self, index: int | None = None, **fields: Any) -> Registration:
+        request = {"kind": ParticipantKind.WORKER, "host": "host-b", "pid": 912, "request_id": next(self._requests), **fields}
+        call = self.call()
+        self.send(ev.RegisterWorker(call=call, request=RegisterRequest(index=index, **request)))
+        registration = self.answers[call]
+        assert isinstance(registration, Registration)
+        return registration
+
+    def ask_model(self, worker: "Worker", model: ModelSpec = MODEL, *, max_wait_s: float = 20.0) -> int:
+        call = self.call()
+        self.send(ev.RegisterModel(call=call, participant=worker.participant, model=model, max_wait_s=max_wait_s))
+        return call
+
+    def train(self, *indices: int) -> "list[Worker]":
+        """Has workers join and the first of them initialise the model."""
+        workers = [Worker(self, index) for index in indices]
+        call = self.ask_model(workers[0])
+        reply = self.answers[call]
+        assert isinstance(reply, ModelReply)
+        assert reply.state is ModelState.INITIALIZE
+        workers[0].complete(reply.attempt)
+        return workers
+
+
+class Worker:
+    """One incarnation of a worker; answers of blocked calls are found in the driver."""
+
+    def __init__(self, driver: Driver, index: int | None = None, **fields: Any) -> None:
+        self.driver = driver
+        self.registration = driver.register(index, **fields)
+        self.participant: Participant = self.registration.participant
+        self.index = self.participant.index
+        self.local_step = self.registration.global_step
+        self.sequence = 0
+        self.request_id = 0
+
+    def complete(self, attempt: int) -> None:
+        self.driver.send(ev.CompleteInitialization(call=self.driver.call(), participant=self.participant, attempt=attempt))
+
+    def next_push(self) -> PushId:
+        self.sequence += 1
+        return PushId(worker=self.index, incarnation=self.participant.incarnation, sequence=self.sequence)
+
+    def commit(self, step: int | None = None, *, push_id: PushId | None = None, staged: bool = True) -> CommitResult:
+        commit = PushCommit(push_id=push_id or self.next_push(), step=self.local_step if step is None else step, staged=staged)
+        call = self.driver.call()
+        self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))
+        result = self.driver.answers[call]
+        assert isinstance(result, CommitResult)
+        return result
+
+    def push(self) -> PushOutcome:
+        return self.commit().outcome
+
+    def ask(self, *, repeat: bool = False, max_wait_s: float = 20.0, commit: PushCommit | None = None) -> int:
+        """Asks for a token; returns the call, which may or may not be answered."""
+        self.request_id += not repeat
+        call = self.driver.call()
+        event = ev.DequeueToken(
+            call=call,
+            participant=self.participant,
+            local_step=self.local_step,
+            request_id=self.request_id,
+            max_wait_s=max_wait_s,
+            commit=commit,
+        )
+        self.driver.send(event)
+        return call
+
+    def answer(self, call: int) -> TokenReply:
+        reply = self.driver.answers[call]
+        assert isinstance(reply, TokenReply)
+        return reply
+
+    def has_token(self, call: int) -> bool:
+        """Whether the call is answered with a token; takes it."""
+        reply = self.driver.answers.get(call)
+        if not isinstance(reply, TokenReply) or reply.result is not TokenResult.TOKEN:
+            return False
+        self.local_step = reply.step
+        return True
+
+    def heartbeat(self) -> bool:
+        call = self.driver.call()
+        self.driver.send(ev.Heartbeat(call=call, participant=self.participant))
+        return bool(self.driver.answers[call])
+
+    def leave(self, failure: str = "") -> None:
+        self.driver.send(ev.DeregisterWorker(call=self.driver.call(), participant=self.participant, failure=failure))
+
+    def error(self, call: int) -> PsError:
+        error = self.driver.answers[call]
+        assert isinstance(error, PsError)
+        return error

@@ -1,0 +1,57 @@
+from chief.ledger import Ledger
+from ps_protocol.chief import PushOutcome
+from ps_protocol.shard import PushId
+
+
+def push(worker: int) -> PushId:
+    return PushId(worker=worker, incarnation=1, sequence=1)
+
+
+def run_step(ledger: Ledger, *, at: float) -> None:
+    ledger.complete_step((push(0), push(1)), last_worker=1, now=at)
+    ledger.close_step(now=at + 0.5)
+
+
+def test_an_entry_tells_contributors_durations_and_who_was_last() -> None:
+    ledger = Ledger(size=8, now=10.0)
+    run_step(ledger, at=13.0)
+    (entry,) = ledger.entries(5)
+    assert (entry.step, entry.contributors, entry.last_worker) == (0, (push(0), push(1)), 1)
+    assert (entry.duration_s, entry.apply_duration_s) == (3.5, 0.5)
+
+
+def test_the_next_step_opens_when_the_last_is_applied() -> None:
+    ledger = Ledger(size=8, now=10.0)
+    run_step(ledger, at=13.0)
+    assert ledger.step_age_s(14.0) == 0.5
+    run_step(ledger, at=15.0)
+    assert [entry.step for entry in ledger.entries(5)] == [1, 0]
+    assert ledger.entries(1)[0].duration_s == 2.0
+
+
+def test_only_the_latest_steps_are_kept() -> None:
+    ledger = Ledger(size=3, now=0.0)
+    for number in range(10):
+        run_step(ledger, at=float(number))
+    assert [entry.step for entry in ledger.entries(100)] == [9, 8, 7]
+    assert ledger.entries(0) == ()
+
+
+def test_late_and_stale_are_counted_with_the_step_that_they_were_meant_for() -> None:
+    ledger = Ledger(size=2, now=0.0)
+    ledger.count(PushOutcome.ACCEPTED, step=0)
+    ledger.count(PushOutcome.LATE, step=0)
+    run_step(ledger, at=1.0)
+    ledger.count(PushOutcome.STALE, step=0)
+    ledger.count(PushOutcome.STALE, step=0)
+    (entry,) = ledger.entries(1)
+    assert (entry.num_late, entry.num_stale) == (1, 2)
+    assert (ledger.num_accepted, ledger.num_late, ledger.num_stale) == (1, 1, 2)
+
+
+def test_a_contribution_to_a_step_that_is_forgotten_is_counted_all_the_same() -> None:
+    ledger = Ledger(size=1, now=0.0)
+    for number in range(3):
+        run_step(ledger, at=float(number))
+    ledger.count(PushOutcome.STALE, step=0)
+    assert ledger.num_stale == 1

@@ -1,0 +1,150 @@
+import pytest
+
+from chief.coordination import CoordinationConfig
+from chief.membership import Membership, MemberState
+from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest
+from ps_protocol.errors import (
+    ClusterFull,
+    EpochMismatch,
+    InvalidSpec,
+    LeaseExpired,
+    Superseded,
+    WorkerIndexOutOfRange,
+    WorkerIndexTaken,
+)
+
+WORKER = ParticipantKind.WORKER
+
+
+def membership_of(total: int | None = None, lease_s: float = 10.0) -> Membership:
+    return Membership(config=CoordinationConfig(total_num_replicas=total, lease_s=lease_s), epoch=4)
+
+
+def request(
+    index: int | None = None, *, request_id: int = 1, takeover: bool = False, kind: ParticipantKind = WORKER, host: str = "host-b"
+) -> RegisterRequest:
+    return RegisterRequest(kind=kind, index=index, host=host, pid=912, request_id=request_id, takeover=takeover)
+
+
+def join(membership: Membership, index: int | None = None, *, now: float = 0.0, request_id: int = 1, takeover: bool = False) -> Participant:
+    return membership.participant(membership.admit(request(index, request_id=request_id, takeover=takeover), now=now)[0])
+
+
+def test_the_lowest_free_index_is_given() -> None:
+    membership = membership_of()
+    join(membership, 1)
+    assert [join(membership).index, join(membership).index] == [0, 2]
+
+
+def test_an_index_that_is_taken_is_refused_with_who_has_it() -> None:
+    membership = membership_of()
+    join(membership, 3)
+    with pytest.raises(WorkerIndexTaken, match=r"worker 3 is already running on host-b pid 912 \(seen 0\.4 s ago") as caught:
+        join(membership, 3, now=0.4)
+    assert "--takeover" in str(caught.value)
+    assert caught.value.facts == {"worker": "3", "host": "host-b", "pid": "912", "seen_ago_s": "0.400", "lease_left_s": "9.600"}
+
+
+def test_a_takeover_makes_a_newer_incarnation_and_fences_the_older() -> None:
+    membership = membership_of()
+    older = join(membership, 3)
+    newer = join(membership, 3, now=1.0, request_id=2, takeover=True)
+    assert newer.incarnation == older.incarnation + 1
+    with pytest.raises(Superseded, match=r"worker 3 \(incarnation 1\) was replaced by incarnation 2 on host-b pid 912"):
+        membership.check(older, now=1.0)
+    assert membership.check(newer, now=1.0).is_live
+    assert membership.num_live_workers == 1
+
+
+def test_an_index_is_free_once_its_lease_is_over_even_before_the_timer_has_fired() -> None:
+    membership = membership_of()
+    join(membership, 3)
+    assert join(membership, 3, now=10.0, request_id=2).incarnation == 2
+
+
+def test_an_index_beyond_the_number_of_workers_is_refused() -> None:
+    with pytest.raises(WorkerIndexOutOfRange, match=r"worker index 9: want 0\.\.3"):
+        join(membership_of(4), 9)
+
+
+def test_a_negative_index_is_no_request() -> None:
+    with pytest.raises(InvalidSpec, match="worker index"):
+        request(-1)
+
+
+def test_a_full_cluster_says_how_many_places_there_are() -> None:
+    membership = membership_of(4)
+    for number in range(4):
+        join(membership, request_id=number)
+    with pytest.raises(ClusterFull, match="4 of 4 worker places taken") as caught:
+        join(membership, now=3.0, request_id=9)
+    assert caught.value.facts["lease_left_s"] == "7.000"
+
+
+def test_observers_have_indices_of_their_own() -> None:
+    membership = membership_of(1)
+    join(membership, 0)
+    observer, _ = membership.admit(request(kind=ParticipantKind.OBSERVER, request_id=2), now=0.0)
+    assert (observer.name, membership.num_live, membership.num_live_workers) == ("observer 0", 2, 1)
+
+
+def test_a_repeated_registration_is_recognised_while_it_lives() -> None:
+    membership = membership_of()
+    member, _ = membership.admit(request(request_id=77), now=0.0)
+    assert membership.repeated(request(request_id=77)) is member
+    membership.lapse(member, now=10.0)
+    assert membership.repeated(request(request_id=77)) is None
+
+
+def test_a_lapsed_worker_is_told_how_long_ago_its_lease_ended() -> None:
+    membership = membership_of()
+    participant = join(membership, 7)
+    membership.lapse(membership.check(participant, now=0.0), now=10.0)
+    with pytest.raises(LeaseExpired, match=r"worker 7: lease ended 31\.0 s ago\. Register again"):
+        membership.check(participant, now=41.0)
+
+
+def test_an_unknown_worker_and_an_unknown_incarnation_are_told_to_register() -> None:
+    membership = membership_of()
+    join(membership, 0)
+    for index, incarnation in ((5, 1), (0, 2)):
+        with pytest.raises(LeaseExpired, match=r"not registered here\. Register again"):
+            membership.check(Participant(epoch=4, kind=WORKER, index=index, incarnation=incarnation), now=0.0)
+
+
+def test_another_epoch_is_fenced() -> None:
+    membership = membership_of()
+    join(membership, 0)
+    with pytest.raises(EpochMismatch, match="cluster epoch is 4, you have 3"):
+        membership.check(Participant(epoch=3, kind=WORKER, index=0, incarnation=1), now=0.0)
+
+
+def test_a_renewed_lease_ends_later() -> None:
+    membership = membership_of(lease_s=2.0)
+    member = membership.check(join(membership, 0), now=0.0)
+    assert membership.touch(member, now=1.5) == 3.5
+
+
+def test_text_of_callers_cannot_forge_lines() -> None:
+    membership = membership_of()
+    member, _ = membership.admit(request(host="h\x1b[31m\nERROR"), now=0.0)
+    membership.leave(member, failure="boom\n" + "x" * 5000, now=1.0)
+    assert member.host.isprintable()
+    assert member.failure.isprintable()
+    assert len(member.failure) < 400
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "expected"),
+    [(1.0, True), (8.0, False)],
+    ids=["the one that left in peace was seen last", "the one that was killed was seen last"],
+)
+def test_the_end_is_peaceful_if_the_worker_seen_last_said_goodbye(killed_at: float, expected: bool) -> None:
+    membership = membership_of()
+    killed, leaver = membership.check(join(membership, 0), now=0.0), membership.check(join(membership, 1, request_id=2), now=0.0)
+    membership.touch(killed, now=killed_at)
+    membership.leave(leaver, failure="", now=5.0)
+    assert not membership.last_left_in_peace()
+    membership.lapse(killed, now=killed_at + 10.0)
+    assert membership.last_left_in_peace() is expected
+    assert killed.state is MemberState.LAPSED

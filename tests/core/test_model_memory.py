@@ -1,0 +1,101 @@
+"""The worker's memory for a model: shared bytes, segments like the shards' arenas, split variables as one array."""
+
+import numpy as np
+import pytest
+
+from ps_protocol.layout import ALIGNMENT, Layout, aligned_bytes
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.placement import layouts, place
+from ps_protocol.segments import Segments
+from ps_protocol.tensors import Array, DataType, VariableSpec
+from worker_client.model_memory import ModelMemory
+
+SHAPES: dict[str, tuple[DataType, tuple[int, ...]]] = {
+    "scalar": (DataType.FLOAT32, ()),
+    "table": (DataType.FLOAT32, (37, 5)),
+    "empty": (DataType.FLOAT32, (0, 4)),
+    "wide": (DataType.FLOAT64, (3, 7)),
+    "bias": (DataType.FLOAT32, (3,)),
+    "deep": (DataType.FLOAT64, (11, 2, 3)),
+    "last": (DataType.FLOAT32, (1,)),
+}
+
+
+def model_of(split_bytes: int) -> ModelSpec:
+    variables = tuple(VariableSpec(name=name, data_type=data_type, shape=shape) for name, (data_type, shape) in SHAPES.items())
+    policy = PlacementPolicy(strategy="round_robin", split_bytes=split_bytes)
+    return ModelSpec(variables=variables, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)), placement=policy)
+
+
+def memory_of(model: ModelSpec, *, num_shards: int, is_writable: bool = True) -> ModelMemory:
+    return ModelMemory(model, layouts=layouts(place(model, num_shards=num_shards), num_shards=num_shards), is_writable=is_writable)
+
+
+def as_on_a_shard(memory: ModelMemory, index: int) -> tuple[Layout, Array]:
+    """Returns the shard's arena in one piece, as a server would receive it."""
+    layout = memory.layouts[index]
+    arena = aligned_bytes(layout.nbytes)
+    Segments([arena]).copy_from(memory.segments[index])
+    return layout, arena
+
+
+CASES = [(split, shards) for split in (0, 64, 200, 1 << 20) for shards in (1, 2, 3, 5)]
+
+
+@pytest.mark.parametrize(("split_bytes", "num_shards"), CASES)
+def test_every_shard_gets_its_rows_where_its_layout_wants_them(split_bytes: int, num_shards: int) -> None:
+    memory = memory_of(model_of(split_bytes), num_shards=num_shards)
+    for array in memory.views.values():
+        array[...] = np.random.default_rng(array.size).normal(size=array.shape)
+    for index in range(num_shards):
+        layout, arena = as_on_a_shard(memory, index)
+        covered = 0
+        for position, piece in enumerate(layout.slices):
+            whole = memory.views[piece.variable.name]
+            rows = whole[piece.start : piece.stop] if whole.ndim else whole
+            np.testing.assert_array_equal(layout.view(arena, position), rows)
+            covered += piece.nbytes
+        # All that is left is padding, and padding is zero.
+        for position in range(len(layout.slices)):
+            layout.view(arena, position)[...] = 0
+        assert not arena.any()
+        assert memory.segments[index].nbytes == layout.nbytes >= covered
+
+
+@pytest.mark.parametrize(("split_bytes", "num_shards"), CASES)
+def test_what_shards_send_arrives_in_the_arrays(split_bytes: int, num_shards: int) -> None:
+    model = model_of(split_bytes)
+    source, target = memory_of(model, num_shards=num_shards), memory_of(model, num_shards=num_shards, is_writable=False)
+    for array in source.views.values():
+        array[...] = np.random.default_rng(array.size + 1).normal(size=array.shape)
+    for index in range(num_shards):
+        _, arena = as_on_a_shard(source, index)
+        target.segments[index].copy_from(Segments([arena]))
+    for name, array in target.views.items():
+        np.testing.assert_array_equal(array, source.views[name])
+        assert array.shape == SHAPES[name][1]
+        assert array.dtype == SHAPES[name][0].dtype
+
+
+def test_views_come_in_the_models_order_and_only_gradients_are_writable() -> None:
+    model = model_of(64)
+    assert list(memory_of(model, num_shards=3).views) == list(SHAPES)
+    for array in memory_of(model, num_shards=3, is_writable=False).views.values():
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 1
+
+
+def test_whole_variables_are_aligned_and_lie_in_one_run_a_shard() -> None:
+    memory = memory_of(model_of(0), num_shards=1)
+    assert len(list(memory.segments[0].chunks(1 << 30))) == 1
+    assert all(array.ctypes.data % ALIGNMENT == 0 for array in memory.views.values() if array.size)
+
+
+def test_memory_knows_its_own_bytes() -> None:
+    memory, other = memory_of(model_of(64), num_shards=2), memory_of(model_of(64), num_shards=2)
+    for array in memory.views.values():
+        assert memory.shares(array)
+        assert memory.shares(array.T[..., ::2] if array.ndim else array[...])
+        assert not other.shares(array)
+        assert not memory.shares(array.copy())

@@ -1,0 +1,105 @@
+"""What a worker's program may say: where to connect, which optimizer, which learning rate."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
+from worker_client.connect import Target, resolve
+
+TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
+LOCKSTEP = {"LOCKSTEP_CHIEF": "l:1", "LOCKSTEP_WORKER_INDEX": "5", "LOCKSTEP_CLUSTER": "job-a"}
+
+
+def resolved(environment: dict[str, str], **arguments: Any) -> Target:
+    return resolve(environment, **{"chief": None, "worker_index": None, "cluster": None, **arguments})
+
+
+def test_arguments_come_before_lockstep_variables_and_those_before_tf_config() -> None:
+    everything = {**LOCKSTEP, "TF_CONFIG": TF_CONFIG}
+    assert resolved(everything, chief="a:1", worker_index=0, cluster="") == Target(chief="a:1", worker_index=0, cluster="")
+    assert resolved(everything) == Target(chief="l:1", worker_index=5, cluster="job-a")
+    assert resolved({"TF_CONFIG": TF_CONFIG}) == Target(chief="t:1", worker_index=1, cluster="")
+    assert resolved({"LOCKSTEP_CHIEF": "l:1"}) == Target(chief="l:1", worker_index=None, cluster="")
+
+
+def test_index_of_another_job_is_not_a_workers() -> None:
+    chief = json.dumps({"cluster": {"chief": ["t:1"]}, "task": {"type": "chief", "index": 0}})
+    assert resolved({"TF_CONFIG": chief}).worker_index is None
+
+
+def test_tf_config_of_another_system_does_no_harm_if_all_is_said() -> None:
+    assert resolved({**LOCKSTEP, "TF_CONFIG": "{"}).chief == "l:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "words"),
+    [
+        ({}, {}, r"no chief to connect to: pass connect\('host:port'\), set LOCKSTEP_CHIEF, or start this program by `lockstep up`"),
+        ({"LOCKSTEP_CHIEF": "l:1", "LOCKSTEP_WORKER_INDEX": "two"}, {}, "LOCKSTEP_WORKER_INDEX: got 'two', want a number from 0"),
+        ({"LOCKSTEP_CHIEF": "l:1"}, {"worker_index": -1}, "worker_index: got -1, want an int from 0"),
+        ({"LOCKSTEP_CHIEF": "l:1"}, {"worker_index": True}, "worker_index: got True"),
+        ({"LOCKSTEP_CHIEF": "l:1"}, {"worker_index": "1"}, "worker_index: got '1'"),
+        ({"TF_CONFIG": "{"}, {}, "TF_CONFIG is not JSON"),
+    ],
+)
+def test_bad_argument_is_refused_in_words(environment: dict[str, str], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        resolved(environment, **arguments)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", "host:99999", ":5000", "unix:relative", "http://a:1"])
+def test_address_that_is_none_is_refused_at_once(address: str) -> None:
+    with pytest.raises(InvalidSpec, match="want host:port or unix:/path"):
+        worker_client.connect(address)
+
+
+def test_optimizers_spell_out_their_defaults_so_that_workers_agree() -> None:
+    assert worker_client.momentum(0.1) == worker_client.momentum(0.1, momentum=0.9, use_nesterov=False)
+    assert worker_client.adam() == worker_client.adam(0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)
+    assert worker_client.adagrad(np.float64(0.5)) == worker_client.adagrad(0.5, initial_accumulator_value=np.float64(0.1))
+    assert worker_client.sgd(1) == worker_client.sgd(1.0)
+
+
+SCHEDULES = [
+    worker_client.exponential_decay(0.1, decay_steps=100, decay_rate=0.5, staircase=True),
+    worker_client.inverse_time_decay(0.1, decay_steps=100, decay_rate=0.5),
+    worker_client.polynomial_decay(0.1, decay_steps=100, final=0.01, power=2.0, cycle=True),
+    worker_client.cosine_decay(0.1, decay_steps=np.float64(100), alpha=0.1),
+    worker_client.piecewise_constant([10, 20], values=[0.1, 0.01, 0.001]),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_learning_rate_may_be_a_schedule_that_the_servers_know(schedule: Schedule) -> None:
+    with worker_client.local() as session:
+        session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(schedule))
+        session.step({"w": np.ones(2)})
+        np.testing.assert_allclose(session.read()["w"], [-0.1, -0.1])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: worker_client.sgd(float("nan")), "want a finite number"),
+        (lambda: worker_client.sgd(-0.1), "learning_rate = -0.1, want >= 0"),
+        (lambda: worker_client.sgd(True), "learning_rate = True, want a number or a schedule"),
+        (lambda: worker_client.momentum(0.1, momentum=-0.5), "momentum = -0.5, want >= 0"),
+        (lambda: worker_client.adagrad(0.1, initial_accumulator_value=0), "initial_accumulator_value = 0, want > 0"),
+        (lambda: worker_client.adam(beta1=1.5), "beta1 = 1.5, want >= 0 and < 1"),
+        (lambda: worker_client.cosine_decay(0.1, decay_steps=0), "decay_steps = 0, want > 0"),
+        (lambda: worker_client.piecewise_constant([10], values=[0.1]), "1 boundaries want 2 values, got 1"),
+    ],
+)
+def test_hyperparameter_out_of_its_range_is_refused_where_it_is_written(make: Any, words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        make()
+
+
+def test_public_surface_is_what_is_named() -> None:
+    assert all(hasattr(worker_client, name) for name in worker_client.__all__)
+    assert isinstance(worker_client.sgd(0.1), OptimizerSpec)
