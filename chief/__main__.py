@@ -1,0 +1,41 @@
+"""`python -m chief`: the chief of a cluster until training is over. Sets up log and signals; knows no RPC."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from chief.config import ChiefConfig, parse_config
+from chief.server import ChiefServer
+from ps_protocol.errors import PsError
+
+_EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
+        return asyncio.run(_serve(config))
+    except PsError as error:
+        sys.stderr.write(f"chief: {error.message}\n")
+        return _EXIT_USAGE
+
+
+async def _serve(config: ChiefConfig) -> int:
+    server = ChiefServer(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.request_stop, f"the chief got {number.name}")
+    try:
+        await server.start()
+        return await server.wait()
+    finally:
+        await server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The coordinator's state in one place, what it amounts to, and the status made of it. Decides nothing; `now` is an argument."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chief.coordination import CoordinationConfig
+from chief.deadlines import Deadlines
+from chief.explain import Situation, explain, is_waiting
+from chief.ledger import Ledger
+from chief.membership import Member, Membership
+from chief.model_registry import ModelRegistry
+from chief.policy import Policy, SyncPolicy
+from chief.shard_table import ShardTable
+from chief.waiting_calls import WaitingCalls
+from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
+from ps_protocol.errors import InvalidSpec, TrainingFailed
+
+
+@dataclass(slots=True, kw_only=True)
+class Cluster:
+    """All that the chief knows. The coordinator alone changes it."""
+
+    config: CoordinationConfig
+    epoch: int
+    membership: Membership
+    policy: Policy
+    registry: ModelRegistry
+    shards: ShardTable
+    ledger: Ledger
+    deadlines: Deadlines
+    waiting: WaitingCalls
+    failure: str = ""
+    finish_reason: str = ""
+    # Set while a step is being applied that shall be the last one, with the calls that wait for that.
+    pending_finish: str = ""
+    finish_calls: list[int] = field(default_factory=list)
+    is_ended: bool = False
+
+    @property
+    def state(self) -> ClusterState:
+        """Where the cluster is."""
+        if self.failure:
+            return ClusterState.FAILED
+        if self.finish_reason:
+            return ClusterState.FINISHED
+        if not self.shards.are_adopted:
+            return ClusterState.CONNECTING
+        return ClusterState.TRAINING if self.registry.is_ready else ClusterState.WAITING_FOR_MODEL
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+        return bool(self.finish_reason)
+
+    def refuse_if_failed(self) -> None:
+        """Raises TrainingFailed once the cluster cannot go on."""
+        if self.failure:
+            raise TrainingFailed(self.failure)
+
+    def check(self, participant: Participant, *, now: float) -> Member:
+        """Returns the live member that calls. Raises TrainingFailed, EpochMismatch, Superseded or LeaseExpired."""
+        self.refuse_if_failed()
+        return self.membership.check(participant, now=now)
+
+    def check_worker(self, participant: Participant, what: str, *, now: float) -> Member:
+        """As `check`, for what only workers do."""
+        if participant.kind is not ParticipantKind.WORKER:
+            raise InvalidSpec(f"an observer cannot {what}; register as a worker")
+        return self.check(participant, now=now)
+
+    def renew(self, member: Member, *, now: float) -> None:
+        """A member has called: its lease runs anew."""
+        self.deadlines.set((member.kind.name, member.index), self.membership.touch(member, now=now))
+
+    def explain(self, now: float) -> str:
+        """Says in words what the cluster waits for."""
+        return explain(self._situation(), now=now)
+
+    def status(self, now: float, *, max_ledger_entries: int) -> ClusterStatus:
+        """Reports the cluster."""
+        situation, policy = self._situation(), self.policy
+        return ClusterStatus(
+            cluster=self.config.cluster,
+            epoch=self.epoch,
+            state=situation.state,
+            reason=situation.reason,
+            global_step=policy.step,
+            max_steps=self.config.max_steps,
+            policy=policy.name,
+            replicas_to_aggregate=policy.num_required,
+            total_num_replicas=self.config.total_num_replicas or 0,
+            num_contributions=policy.num_contributions,
+            waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
+            step_age_s=self.ledger.step_age_s(now),
+            participants=self.membership.statuses(now=now, waiting=self.waiting.token_workers),
+            shards=self.shards.links(step=policy.step if self.registry.is_ready else None, layouts=self.registry.layouts),
+            ledger=self.ledger.entries(max_ledger_entries),
+            num_accepted=self.ledger.num_accepted,
+            num_stale=self.ledger.num_stale,
+            num_late=self.ledger.num_late,
+        )
+
+    def _situation(self) -> Situation:
+        return Situation(
+            state=self.state,
+            reason=self.failure or self.finish_reason,
+            membership=self.membership,
+            policy=self.policy,
+            registry=self.registry,
+            shards=self.shards,
+            ledger=self.ledger,
+            total_num_replicas=self.config.total_num_replicas,
+            waiting=self.waiting,
+        )
+
+
+def new_cluster(config: CoordinationConfig, *, shard_addresses: Sequence[str], epoch: int, policy: Policy | None, now: float) -> Cluster:
+    """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: strict "sync"."""
+    deadlines = Deadlines()
+    return Cluster(
+        config=config,
+        epoch=epoch,
+        membership=Membership(config=config, epoch=epoch),
+        policy=policy or SyncPolicy(num_required=config.num_required, num_extras=config.num_extras),
+        registry=ModelRegistry(num_shards=len(shard_addresses)),
+        shards=ShardTable(shard_addresses, now=now),
+        ledger=Ledger(size=config.ledger_size, now=now),
+        deadlines=deadlines,
+        waiting=WaitingCalls(deadlines),
+    )

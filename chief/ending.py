@@ -1,0 +1,86 @@
+"""How training ends, well or badly: the coordinator's methods for that. Knows the cluster; no clock, thread or wire."""
+
+from chief.cluster import Cluster
+from chief.deadlines import Key
+from chief.events import EndProcesses, FinishTraining, Instruction, Note, Refuse, Reply
+from chief.model_calls import ModelCalls
+from chief.wording import printable
+from ps_protocol.chief import ClusterState, CommitResult, TokenReply, TokenResult
+from ps_protocol.errors import TrainingFailed
+
+# A step that is being applied when training is finished is the last one, if the shards manage it within this time.
+_FINISH_GRACE_S = 1.0
+FINISH_KEY: Key = ("finish", 0)
+_OVER = (ClusterState.FINISHED, ClusterState.FAILED)
+
+
+class Ending:
+    """Releases all who wait, and ends the processes once nobody needs them."""
+
+    def __init__(self, cluster: Cluster, models: ModelCalls) -> None:
+        self._cluster = cluster
+        self._models = models
+
+    def finish_training(self, event: FinishTraining, now: float) -> list[Instruction]:
+        """Somebody wants training to end."""
+        cluster = self._cluster
+        if cluster.state in _OVER:
+            return [Reply(call=event.call, value=cluster.policy.step)] if event.call is not None else []
+        if event.call is not None:
+            cluster.finish_calls.append(event.call)
+        return self.finish_when_applied(printable(event.reason) or "finished by request", now)
+
+    def finish_when_applied(self, reason: str, now: float) -> list[Instruction]:
+        """Finishes at once, or as soon as the step is applied that is being applied now."""
+        cluster = self._cluster
+        if not cluster.policy.is_complete:
+            return self.finish(reason)
+        if not cluster.pending_finish:
+            cluster.pending_finish = reason
+            cluster.deadlines.set(FINISH_KEY, now + _FINISH_GRACE_S)
+        return []
+
+    def finish(self, reason: str) -> list[Instruction]:
+        """Training is finished: everybody who waits is told so."""
+        cluster = self._cluster
+        cluster.finish_reason, cluster.pending_finish = reason, ""
+        cluster.deadlines.clear(FINISH_KEY)
+        finished, cluster.finish_calls = cluster.finish_calls, []
+        return [
+            Note(text=f"training is finished at step {cluster.policy.step}: {reason}"),
+            *(Reply(call=call, value=cluster.policy.step) for call in finished),
+            *(Reply(call=waiting.call, value=self.finished(waiting.commit)) for waiting in cluster.waiting.take_token_calls()),
+            *self._models.settle(),
+            *self.end_if_deserted(),
+        ]
+
+    def fail(self, reason: str) -> list[Instruction]:
+        """The cluster cannot go on: everybody who waits is told why."""
+        cluster = self._cluster
+        if cluster.state in _OVER:
+            return []
+        cluster.failure, cluster.pending_finish = reason, ""
+        cluster.deadlines.clear(FINISH_KEY)
+        blocked = [*cluster.finish_calls, *(waiting.call for waiting in cluster.waiting.take_token_calls())]
+        cluster.finish_calls = []
+        refusals = [Refuse(call=call, error=TrainingFailed(reason)) for call in blocked]
+        return [Note(text=f"training has failed: {reason}", is_warning=True), *refusals, *self._models.settle(), *self.end_if_deserted()]
+
+    def after_loss(self, now: float) -> list[Instruction]:
+        """A participant is gone: perhaps it was the last."""
+        cluster = self._cluster
+        if cluster.state is ClusterState.TRAINING and not cluster.pending_finish and cluster.membership.last_left_in_peace():
+            return self.finish_when_applied("all workers have left", now)
+        return self.end_if_deserted()
+
+    def end_if_deserted(self) -> list[Instruction]:
+        """Ends the processes, once, if training is over and nobody takes part any more."""
+        cluster = self._cluster
+        if cluster.is_ended or cluster.membership.num_live or cluster.state not in _OVER:
+            return []
+        cluster.is_ended = True
+        return [EndProcesses(exit_code=1 if cluster.failure else 0, reason=cluster.failure or cluster.finish_reason)]
+
+    def finished(self, commit: CommitResult | None) -> TokenReply:
+        """Returns the answer to who waits for a token that will never come."""
+        return TokenReply(result=TokenResult.FINISHED, step=self._cluster.policy.step, commit=commit)

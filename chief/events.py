@@ -1,0 +1,216 @@
+"""What the coordinator is told, and what it then wants done. Plain values: no behaviour, no transport.
+
+`call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
+"""
+
+from dataclasses import dataclass
+
+from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Participant, PushCommit, RegisterRequest, Registration, TokenReply
+from ps_protocol.errors import PsError
+from ps_protocol.model import ModelSpec
+from ps_protocol.shard import PushId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterWorker:
+    """Somebody wants to take part."""
+
+    call: int
+    request: RegisterRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A participant is alive."""
+
+    call: int
+    participant: Participant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeregisterWorker:
+    """A participant leaves; `failure` is empty if it does so of its own accord."""
+
+    call: int
+    participant: Participant
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterModel:
+    """A worker presents the model that it wants to train."""
+
+    call: int
+    participant: Participant
+    model: ModelSpec
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteInitialization:
+    """A worker says that the shards hold their initial values."""
+
+    call: int
+    participant: Participant
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetModel:
+    """Somebody wants to know the agreed model."""
+
+    call: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPush:
+    """A contribution is staged on all shards (or was found stale by one)."""
+
+    call: int
+    participant: Participant
+    commit: PushCommit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequeueToken:
+    """A worker waits for a token; `commit` is counted first."""
+
+    call: int
+    participant: Participant
+    local_step: int
+    request_id: int
+    max_wait_s: float
+    commit: PushCommit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTraining:
+    """Somebody ends training; `call` None: nobody wants the answer."""
+
+    call: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCancelled:
+    """A blocked caller has gone away."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """Time has passed: at the latest at `Coordinator.next_deadline()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAdopted:
+    """A shard without variables obeys this chief."""
+
+    shard: int
+    process_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSeen:
+    """A shard answered."""
+
+    shard: int
+    process_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnreachable:
+    """A shard did not answer; the shell keeps trying."""
+
+    shard: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFailed:
+    """A shard refused what it had to do, and repeating it is of no use."""
+
+    shard: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepApplied:
+    """All shards have applied a step."""
+
+    step: int
+
+
+Event = (
+    RegisterWorker
+    | Heartbeat
+    | DeregisterWorker
+    | RegisterModel
+    | CompleteInitialization
+    | GetModel
+    | CommitPush
+    | DequeueToken
+    | FinishTraining
+    | CallCancelled
+    | TimerFired
+    | ShardAdopted
+    | ShardSeen
+    | ShardUnreachable
+    | ShardFailed
+    | StepApplied
+)
+
+Answer = Registration | ModelReply | AgreedModel | CommitResult | TokenReply | bool | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer a caller."""
+
+    call: int
+    value: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Answer a blocked caller with an error."""
+
+    call: int
+    error: PsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyStep:
+    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted."""
+
+    epoch: int
+    step: int
+    contributors: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptShard:
+    """Adopt a shard that was restarted before it held anything, and report ShardAdopted."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndProcesses:
+    """Nobody needs the cluster any more: shut down the shards, then end with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something happened that belongs in the log, in words."""
+
+    text: str
+    is_warning: bool = False
+
+
+Instruction = Reply | Refuse | ApplyStep | AdoptShard | EndProcesses | Note

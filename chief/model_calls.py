@@ -1,0 +1,118 @@
+"""How workers agree on the model and who initialises it: methods of the coordinator. Knows the cluster; no clock, thread or wire."""
+
+from chief.cluster import Cluster
+from chief.events import CompleteInitialization, GetModel, Instruction, Note, Refuse, RegisterModel, Reply
+from chief.waiting_calls import ModelCall, slice_s
+from ps_protocol.chief import AgreedModel, ModelReply, ModelState, Participant
+from ps_protocol.errors import PsError, TrainingFailed
+from ps_protocol.model import ModelSpec
+
+
+class ModelCalls:
+    """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def register(self, event: RegisterModel, now: float) -> list[Instruction]:
+        """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
+        cluster = self._cluster
+        member = cluster.check_worker(event.participant, "register a model", now=now)
+        reply = self._join(event.participant, event.model)
+        cluster.renew(member, now=now)
+        return self._answer(ModelCall(call=event.call, participant=event.participant, model=event.model), reply, event.max_wait_s, now)
+
+    def complete(self, event: CompleteInitialization, now: float) -> list[Instruction]:
+        """The shards hold their initial values: training begins."""
+        cluster = self._cluster
+        member = cluster.check_worker(event.participant, "initialise the model", now=now)
+        is_news = cluster.registry.complete(member.index, member.incarnation, attempt=event.attempt)
+        cluster.renew(member, now=now)
+        reply = Reply(call=event.call, value=None)
+        if not is_news:
+            return [reply]
+        cluster.ledger.open_step(cluster.policy.step, now=now)
+        num_bytes = sum(layout.nbytes for layout in cluster.registry.layouts)
+        words = f"{member.name} has initialised the model: slices={len(cluster.registry.placement)} arena_bytes={num_bytes}"
+        return [reply, Note(text=words), *self.settle()]
+
+    def get(self, event: GetModel, now: float) -> list[Instruction]:
+        """Tells the agreed model, once it is initialised."""
+        self._cluster.refuse_if_failed()
+        reply = self._agreed() if self._cluster.registry.is_ready or self._cluster.is_finished else None
+        return self._answer(ModelCall(call=event.call), reply, event.max_wait_s, now)
+
+    def settle(self) -> list[Instruction]:
+        """Answers those who wait and need not any longer; to be called when the model, its initialiser or the shards have changed."""
+        instructions: list[Instruction] = []
+        for waiting in self._cluster.waiting.model_calls():
+            try:
+                reply = self._settled(waiting)
+                instruction: Instruction | None = Reply(call=waiting.call, value=reply) if reply is not None else None
+            except PsError as error:
+                instruction = Refuse(call=waiting.call, error=error)
+            if instruction is not None:
+                self._cluster.waiting.take_model_call(waiting.call)
+                instructions.append(instruction)
+        return instructions
+
+    def drop(self, participant: Participant, error: PsError) -> list[Instruction]:
+        """A worker is gone: its calls are refused, and if it was to initialise the model, the next one that waits does."""
+        instructions: list[Instruction] = []
+        for waiting in self._cluster.waiting.model_calls():
+            if waiting.participant == participant:
+                self._cluster.waiting.take_model_call(waiting.call)
+                instructions.append(Refuse(call=waiting.call, error=error))
+        if self._cluster.registry.release(participant.index):
+            instructions += self.settle()
+        return instructions
+
+    def expire(self, call: int, now: float) -> list[Instruction]:
+        """A call has blocked as long as it may: its caller is told what it waits for."""
+        waiting = self._cluster.waiting.take_model_call(call)
+        return [self._told(waiting, now)] if waiting is not None else []
+
+    def _answer(self, waiting: ModelCall, reply: ModelReply | AgreedModel | None, max_wait_s: float, now: float) -> list[Instruction]:
+        if reply is not None:
+            return [Reply(call=waiting.call, value=reply)]
+        if not slice_s(max_wait_s):
+            return [self._told(waiting, now)]
+        self._cluster.waiting.add_model_call(waiting, until=now + slice_s(max_wait_s))
+        return []
+
+    def _settled(self, waiting: ModelCall) -> ModelReply | AgreedModel | None:
+        self._cluster.refuse_if_failed()
+        if waiting.participant is not None and waiting.model is not None:
+            return self._join(waiting.participant, waiting.model)
+        return self._agreed() if self._cluster.registry.is_ready or self._cluster.is_finished else None
+
+    def _join(self, participant: Participant, model: ModelSpec) -> ModelReply | None:
+        cluster = self._cluster
+        cluster.registry.check(model)
+        if cluster.is_finished and not cluster.registry.is_ready:
+            raise TrainingFailed(f"training was finished ({cluster.finish_reason}) before a model was initialised; start the cluster again")
+        if not cluster.shards.are_adopted:
+            return None
+        state = cluster.registry.join(participant.index, participant.incarnation, model)
+        return None if state is ModelState.WAIT else self._reply(state)
+
+    def _told(self, waiting: ModelCall, now: float) -> Instruction:
+        if waiting.model is None:
+            return Reply(call=waiting.call, value=self._agreed())
+        return Reply(call=waiting.call, value=self._reply(self._cluster.registry.state, waiting_for=self._cluster.explain(now)))
+
+    def _reply(self, state: ModelState, *, waiting_for: str = "") -> ModelReply:
+        cluster = self._cluster
+        return ModelReply(
+            state=state,
+            placement=cluster.registry.placement,
+            attempt=cluster.registry.attempt,
+            # What the step can take from one worker, and two more: one that is late, and one pushed again after a cut.
+            max_staged_per_worker=cluster.config.num_extras + 2,
+            global_step=cluster.policy.step,
+            waiting_for=waiting_for,
+        )
+
+    def _agreed(self) -> AgreedModel:
+        registry = self._cluster.registry
+        return AgreedModel(state=registry.state, model=registry.model, placement=registry.placement, global_step=self._cluster.policy.step)

@@ -1,0 +1,71 @@
+"""The one model that the cluster trains, and who initialises it. Knows worker numbers; no leases, calls or clocks."""
+
+from ps_protocol.chief import ModelState
+from ps_protocol.errors import ModelMismatch, NotInitializer
+from ps_protocol.layout import Layout
+from ps_protocol.model import ModelSpec, Placement
+from ps_protocol.placement import layouts, place
+
+_MAX_DIFFERENCES = 10
+
+
+class ModelRegistry:
+    """Agrees on a model and elects its initialiser: the first to present it, or, if that one is gone, the next who asks."""
+
+    def __init__(self, *, num_shards: int) -> None:
+        self.model: ModelSpec | None = None
+        self.placement: Placement = ()
+        self.layouts: tuple[Layout, ...] = ()
+        self.attempt = 0
+        self.is_ready = False
+        self.initializer: tuple[int, int] | None = None  # worker, incarnation
+        self._num_shards = num_shards
+
+    @property
+    def state(self) -> ModelState:
+        """ABSENT, WAIT (not initialised yet) or READY."""
+        if self.model is None:
+            return ModelState.ABSENT
+        return ModelState.READY if self.is_ready else ModelState.WAIT
+
+    def check(self, model: ModelSpec) -> None:
+        """Raises ModelMismatch if another model stands."""
+        if self.model is None or model == self.model:
+            return
+        differences = self.model.differences(model) or ["it differs"]
+        rest = len(differences) - _MAX_DIFFERENCES
+        text = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
+        raise ModelMismatch(
+            f"your model is not the one that this cluster trains: {text}. Start all workers with the same model, or restart the cluster"
+        )
+
+    def join(self, worker: int, incarnation: int, model: ModelSpec) -> ModelState:
+        """Presents a model; returns INITIALIZE, WAIT or READY. Raises ModelMismatch."""
+        self.check(model)
+        if self.is_ready:
+            return ModelState.READY
+        if self.model is None:
+            self.placement = place(model, num_shards=self._num_shards)
+            self.layouts = layouts(self.placement, num_shards=self._num_shards)
+            self.model = model
+        if self.initializer is None:
+            self.initializer = (worker, incarnation)
+            self.attempt += 1
+        return ModelState.INITIALIZE if self.initializer == (worker, incarnation) else ModelState.WAIT
+
+    def complete(self, worker: int, incarnation: int, *, attempt: int) -> bool:
+        """The initial values are there. False if that was known. Raises NotInitializer."""
+        if self.initializer != (worker, incarnation) or attempt != self.attempt:
+            now = "nobody has it now" if self.initializer is None else f"worker {self.initializer[0]} has it (attempt {self.attempt})"
+            raise NotInitializer(
+                f"worker {worker} (attempt {attempt}) does not have the task of initialising the model: {now}. Register the model again"
+            )
+        was_ready, self.is_ready = self.is_ready, True
+        return not was_ready
+
+    def release(self, worker: int) -> bool:
+        """A worker is gone; True if it was to initialise the model, and somebody else must."""
+        if self.is_ready or self.initializer is None or self.initializer[0] != worker:
+            return False
+        self.initializer = None
+        return True

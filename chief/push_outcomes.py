@@ -1,0 +1,40 @@
+"""What became of one incarnation's latest pushes, so that a repeated commit has its effect once. Bounded; knows no step state."""
+
+from ps_protocol.chief import PushOutcome
+from ps_protocol.errors import PushIdReused
+from ps_protocol.shard import PushId
+
+_WINDOW = 16
+
+
+class PushOutcomes:
+    """Outcomes by sequence. Sequences grow; what fell out of the window is known to be old, but not what became of it."""
+
+    def __init__(self, *, window: int = _WINDOW) -> None:
+        self._window = max(window, _WINDOW)
+        self._last_sequence = 0
+        self._recent: dict[int, tuple[int, PushOutcome]] = {}
+
+    def is_repeated(self, push_id: PushId, *, step: int) -> bool:
+        """Whether this push was counted before. Raises PushIdReused if it was for another step."""
+        if push_id.sequence > self._last_sequence:
+            return False
+        known = self._recent.get(push_id.sequence)
+        if known is not None and known[0] != step:
+            raise PushIdReused(
+                f"push {push_id.worker}/{push_id.incarnation}/{push_id.sequence} was for step {known[0]}, now for step {step};"
+                " use a new sequence number for each contribution"
+            )
+        return True
+
+    def first_outcome(self, push_id: PushId) -> PushOutcome | None:
+        """Returns the outcome that a repeated push had; None if that is forgotten or it was skipped."""
+        known = self._recent.get(push_id.sequence)
+        return known[1] if known is not None else None
+
+    def record(self, push_id: PushId, *, step: int, outcome: PushOutcome) -> None:
+        """Remembers the outcome of a push that is not repeated."""
+        self._last_sequence = push_id.sequence
+        self._recent[push_id.sequence] = (step, outcome)
+        if len(self._recent) > self._window:
+            del self._recent[next(iter(self._recent))]

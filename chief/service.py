@@ -1,0 +1,123 @@
+"""The chief's RPCs: decode, one call to the runner, encode. Knows messages; decides nothing.
+
+All methods take bytes, so that what is no message at all is refused by us, with a reason. Errors become statuses in one place for all.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from chief import events as ev
+from chief.runner import Runner
+from ps_protocol import codec_chief as codec
+from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Registration, TokenReply
+from ps_protocol.codec_status import encode_cluster_status
+from ps_protocol.errors import MalformedMessage
+from ps_protocol.status import answering_aio
+from ps_protocol.v1 import chief_service_pb2 as pb
+
+SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name
+
+Request = TypeVar("Request", bound=Message)
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class ChiefService:
+    """Serves one runner, in its event loop."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    async def RegisterWorker(self, data: bytes) -> Message:
+        request = codec.decode_register_request(_decode(pb.RegisterWorkerRequest, data))
+        return codec.encode_registration(await self._runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request)))
+
+    async def Heartbeat(self, data: bytes) -> Message:
+        participant = codec.decode_participant(_decode(pb.HeartbeatRequest, data))
+        finished = await self._runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=participant))
+        return pb.HeartbeatResponse(finished=finished)
+
+    async def DeregisterWorker(self, data: bytes) -> Message:
+        message = _decode(pb.DeregisterWorkerRequest, data)
+        participant = codec.decode_participant(message)
+        await self._runner.call(type(None), lambda call: ev.DeregisterWorker(call=call, participant=participant, failure=message.failure))
+        return pb.DeregisterWorkerResponse()
+
+    async def RegisterModel(self, data: bytes) -> Message:
+        message = _decode(pb.RegisterModelRequest, data)
+        participant, model, max_wait_s = (
+            codec.decode_participant(message),
+            codec.decode_model(message.model),
+            codec.decode_max_wait(message),
+        )
+        reply = await self._runner.call(
+            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=max_wait_s)
+        )
+        return codec.encode_model_reply(reply)
+
+    async def CompleteInitialization(self, data: bytes) -> Message:
+        message = _decode(pb.CompleteInitializationRequest, data)
+        participant = codec.decode_participant(message)
+        await self._runner.call(
+            type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=message.attempt)
+        )
+        return pb.CompleteInitializationResponse()
+
+    async def GetModel(self, data: bytes) -> Message:
+        max_wait_s = codec.decode_max_wait(_decode(pb.GetModelRequest, data))
+        return codec.encode_agreed_model(await self._runner.call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s)))
+
+    async def CommitPush(self, data: bytes) -> Message:
+        message = _decode(pb.CommitPushRequest, data)
+        participant, commit = codec.decode_participant(message), codec.decode_commit(message.commit)
+        result = await self._runner.call(CommitResult, lambda call: ev.CommitPush(call=call, participant=participant, commit=commit))
+        return pb.CommitPushResponse(result=codec.encode_commit_result(result))
+
+    async def DequeueToken(self, data: bytes) -> Message:
+        message = _decode(pb.DequeueTokenRequest, data)
+        event = ev.DequeueToken(
+            call=0,
+            participant=codec.decode_participant(message),
+            local_step=message.local_step,
+            request_id=message.request_id,
+            max_wait_s=codec.decode_max_wait(message),
+            commit=codec.decode_commit(message.commit) if message.HasField("commit") else None,
+        )
+        return codec.encode_token_reply(await self._runner.call(TokenReply, lambda call: replace(event, call=call)))
+
+    async def GetClusterStatus(self, data: bytes) -> Message:
+        message = _decode(pb.GetClusterStatusRequest, data)
+        return encode_cluster_status(self._runner.status(max_ledger_entries=message.max_ledger_entries))
+
+    async def FinishTraining(self, data: bytes) -> Message:
+        reason = _decode(pb.FinishTrainingRequest, data).reason
+        step = await self._runner.call(int, lambda call: ev.FinishTraining(call=call, reason=reason))
+        return pb.FinishTrainingResponse(global_step=step)
+
+
+def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
+    """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
+    methods = pb.DESCRIPTOR.services_by_name["ChiefService"].methods
+    return grpc.method_handlers_generic_handler(
+        SERVICE, {method.name: grpc.unary_unary_rpc_method_handler(_answered(getattr(service, method.name))) for method in methods}
+    )
+
+
+def _answered(method: Callable[[bytes], Awaitable[Message]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def answer(data: bytes, context: Context) -> bytes:
+        async with answering_aio(context, server_name="the chief"):
+            return (await method(data)).SerializeToString()
+
+    return answer
+
+
+def _decode(message_type: type[Request], data: bytes) -> Request:
+    try:
+        return message_type.FromString(data)
+    except DecodeError:
+        name = message_type.DESCRIPTOR.name
+        raise MalformedMessage(f"{len(data)} bytes are not a {name}; send what the .proto describes") from None

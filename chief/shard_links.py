@@ -1,0 +1,118 @@
+"""The parameter servers behind gRPC, for asyncio: what a chief asks of them. Makes one attempt a call; repeating is the caller's."""
+
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from ps_protocol import codec_shard as codec
+from ps_protocol.channel import open_aio_channel
+from ps_protocol.codec_handshake import decode_handshake_reply, encode_handshake_request
+from ps_protocol.errors import ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
+from ps_protocol.handshake import HandshakeReply, HandshakeRequest, Role, name_of
+from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardStatus
+from ps_protocol.status import rebuild
+from ps_protocol.v1 import handshake_service_pb2, parameter_service_pb2
+from ps_protocol.version import PROTOCOL_VERSION, check_versions
+
+_HANDSHAKE: str = handshake_service_pb2.DESCRIPTOR.services_by_name["HandshakeService"].full_name
+_SERVICE: str = parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"].full_name
+
+Response = TypeVar("Response", bound=Message)
+pb = parameter_service_pb2
+
+
+class ShardLink(Protocol):
+    """One parameter server, as a chief uses it. Every call may raise Unavailable or DeadlineExceeded."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there. Raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
+
+    async def status(self, *, timeout_s: float) -> ShardStatus:
+        """Returns step, memory and counters."""
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+        """Puts the shard under a chief."""
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Ends the server."""
+
+    async def close(self) -> None:
+        """Closes the connection; the server goes on."""
+
+
+class GrpcShardLink:
+    """Implements ShardLink. Belongs to the event loop that it was made in."""
+
+    def __init__(self, address: str, *, index: int, cluster: str) -> None:
+        self._address, self._index, self._cluster = address, index, cluster
+        self._channel = open_aio_channel(address)
+        self._methods: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self._address
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there."""
+        role = Role.PARAMETER_SERVER
+        request = HandshakeRequest(cluster=self._cluster, expected_role=role, expected_index=self._index, version=PROTOCOL_VERSION)
+        path, message = f"/{_HANDSHAKE}/Handshake", encode_handshake_request(request)
+        try:
+            answer = await self._call(path, message, handshake_service_pb2.HandshakeResponse, timeout_s=timeout_s, awaited="the handshake")
+            reply = decode_handshake_reply(answer)
+            check_versions(client=PROTOCOL_VERSION, server=reply.version)
+        except (WrongCluster, WrongRole, ProtocolMismatch) as error:
+            # The server does not know by which address it was called.
+            raise type(error)(f"{self._address}: {error.message}", facts=error.facts) from None
+        except Unimplemented:
+            raise WrongRole(f"{self._address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
+        return reply
+
+    async def status(self, *, timeout_s: float) -> ShardStatus:
+        """Returns step, memory and counters."""
+        request, path = pb.GetShardStatusRequest(), f"/{_SERVICE}/GetShardStatus"
+        answer = await self._call(path, request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
+        return codec.decode_shard_status(answer)
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+        """Puts the shard under a chief."""
+        request, path = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation), f"/{_SERVICE}/AdoptShard"
+        answer = await self._call(path, request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
+        return codec.decode_adoption(answer)
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        message, path = codec.encode_apply_request(request), f"/{_SERVICE}/ApplyStep"
+        awaited = f"step {request.step} to be applied"
+        return codec.decode_apply_reply(await self._call(path, message, pb.ApplyStepResponse, timeout_s=timeout_s, awaited=awaited))
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Ends the server."""
+        request, path = pb.ShutdownShardRequest(epoch=epoch, reason=reason), f"/{_SERVICE}/ShutdownShard"
+        await self._call(path, request, pb.ShutdownShardResponse, timeout_s=timeout_s, awaited="its end")
+
+    async def close(self) -> None:
+        """Closes the connection; the server goes on."""
+        await self._channel.close()
+
+    async def _call(self, path: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
+        if path not in self._methods:
+            self._methods[path] = self._channel.unary_unary(
+                path, request_serializer=type(request).SerializeToString, response_deserializer=response_type.FromString
+            )
+        try:
+            answer: Response = await self._methods[path](request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            target = f"{name_of(Role.PARAMETER_SERVER, self._index)} at {self._address}"
+            raise rebuild(error, target=target, awaited=awaited, timeout_s=timeout_s) from None
+        return answer

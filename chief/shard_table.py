@@ -1,0 +1,97 @@
+"""The parameter servers as the chief knows them: adopted, reachable, restarted. Knows no connection; `now` is an argument."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chief.wording import listed, printable, seconds
+from ps_protocol.chief import ShardLink
+from ps_protocol.layout import Layout
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardRecord:
+    """One parameter server."""
+
+    index: int
+    address: str
+    process_incarnation: int = 0
+    is_adopted: bool = False
+    is_reachable: bool = False
+    unreachable_since: float = 0.0
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """For example "ps 1 at 10.0.0.4:5000"."""
+        return f"ps {self.index} at {self.address}"
+
+
+class ShardTable:
+    """All parameter servers, by index."""
+
+    def __init__(self, addresses: Sequence[str], *, now: float) -> None:
+        self.addresses = tuple(addresses)
+        self._records = [ShardRecord(index=index, address=address, unreachable_since=now) for index, address in enumerate(addresses)]
+        self._num_adopted = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> ShardRecord:
+        return self._records[index]
+
+    @property
+    def are_adopted(self) -> bool:
+        """Whether all obey this chief."""
+        return self._num_adopted == len(self._records)
+
+    def adopted(self, index: int, *, process_incarnation: int) -> None:
+        """A shard obeys this chief."""
+        record = self._records[index]
+        self._num_adopted += not record.is_adopted
+        record.is_adopted, record.is_reachable, record.process_incarnation, record.why = True, True, process_incarnation, ""
+
+    def seen(self, index: int, *, process_incarnation: int) -> bool:
+        """A shard answered; True if it is not the process that was adopted: then it is not adopted any more."""
+        record = self._records[index]
+        record.is_reachable, record.why = True, ""
+        if not record.is_adopted or record.process_incarnation == process_incarnation:
+            return False
+        record.is_adopted = False
+        self._num_adopted -= 1
+        return True
+
+    def unreachable(self, index: int, *, why: str, now: float) -> None:
+        """A shard did not answer."""
+        record = self._records[index]
+        if record.is_reachable:
+            record.is_reachable, record.unreachable_since = False, now
+        record.why = printable(why)
+
+    def explain_missing(self, now: float) -> str:
+        """Says which shards are not adopted yet."""
+        missing = [_words(record, now) for record in self._records if not record.is_adopted]
+        count = f"{len(missing)} of {len(self._records)}"
+        return f"{count} parameter servers not reached yet: {listed(missing)}; start them or check their addresses"
+
+    def explain_unreachable(self, now: float) -> str:
+        """Says which shards do not answer; empty if all do."""
+        return listed([_words(record, now) for record in self._records if not record.is_reachable])
+
+    def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ShardLink, ...]:
+        """Returns all shards; `step` is the step that all have applied, None before there are variables."""
+        return tuple(
+            ShardLink(
+                index=record.index,
+                address=record.address,
+                is_reachable=record.is_reachable,
+                step=step,
+                arena_bytes=layouts[record.index].nbytes if layouts else 0,
+                num_slices=len(layouts[record.index].slices) if layouts else 0,
+            )
+            for record in self._records
+        )
+
+
+def _words(record: ShardRecord, now: float) -> str:
+    return f"{record.name} unreachable for {seconds(now - record.unreachable_since)}" + (f" ({record.why})" if record.why else "")

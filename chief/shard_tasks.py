@@ -1,0 +1,163 @@
+"""What the chief keeps doing to its shards: adopts them, has steps applied, watches them, ends them. Reports events; decides nothing.
+
+Everything is repeated, with jittered pauses, until the shard has answered: each of these calls may be sent twice.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from chief import events as ev
+from chief.adoption import next_chief_incarnation
+from chief.shard_links import ShardLink
+from chief.wording import seconds
+from ps_protocol.backoff import delays_s
+from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, ShuttingDown, Unavailable
+from ps_protocol.shard import ApplyRequest, ShardStatus
+
+log = logging.getLogger(__name__)
+
+_TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
+# Short, so that the first thing said about an absent shard is said within 2 s.
+_CONTROL_TIMEOUT_S = 1.5
+# A shard that is alive applies a step of many GiB in less; keepalive finds out about one that is not.
+_APPLY_TIMEOUT_S = 60.0
+_FIRST_NOTICE_S = 1.0
+_NOTICE_INTERVAL_S = 10.0
+_WATCH_INTERVAL_S = 1.0
+_MAX_PAUSE_S = 1.0
+
+Result = TypeVar("Result")
+
+
+class ShardTasks:
+    """The shards of one chief. Belongs to one event loop; `report` takes the events, `clock` is monotonic."""
+
+    def __init__(self, links: Sequence[ShardLink], *, epoch: int, report: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+        self._links = tuple(links)
+        self._epoch = epoch
+        self._report = report
+        self._clock = clock
+        self._rng = random.Random()
+        self._incarnation = 0
+        self._seen_at = [0.0] * len(self._links)
+        self._is_adopted = [False] * len(self._links)
+
+    async def adopt_all(self) -> None:
+        """Waits until all shards have been reached, then adopts them. Raises PsError if they are not what they should be, or not free."""
+        statuses = await asyncio.gather(*(self._look_at(index) for index in range(len(self._links))))
+        self._incarnation = next_chief_incarnation(statuses, names=[self._name(index) for index in range(len(self._links))])
+        await asyncio.gather(*(self.adopt(index) for index in range(len(self._links))))
+
+    async def adopt(self, index: int) -> None:
+        """Adopts one shard."""
+        link = self._links[index]
+        status = await self._look_at(index)
+        next_chief_incarnation([status], names=[self._name(index)])
+        await self._insist(index, lambda: link.adopt(epoch=self._epoch, chief_incarnation=self._incarnation, timeout_s=_CONTROL_TIMEOUT_S))
+        self._is_adopted[index] = True
+        log.info("adopted ps=%d address=%s chief_incarnation=%d", index, link.address, self._incarnation)
+        self._report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation))
+
+    async def apply(self, step: ev.ApplyStep) -> None:
+        """Has all shards apply a step, at once, and reports StepApplied, or ShardFailed."""
+        request = ApplyRequest(epoch=step.epoch, chief_incarnation=self._incarnation, step=step.step, contributors=step.contributors)
+        has_applied = await asyncio.gather(*(self._apply_at(index, request) for index in range(len(self._links))))
+        if all(has_applied):
+            self._report(ev.StepApplied(step=step.step))
+
+    async def watch(self, index: int) -> None:
+        """Looks every second whether a shard that was not heard of meanwhile is still the same process. Does not end."""
+        silent_since: float | None = None
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            if self._clock() - self._seen_at[index] < _WATCH_INTERVAL_S:
+                continue
+            try:
+                await self._check(index)
+            except _TRANSIENT as error:
+                if silent_since is None:
+                    silent_since = self._clock()
+                    log.warning("parameter server does not answer ps=%d cause=%s", index, error.message)
+                self._report(ev.ShardUnreachable(shard=index, why=self._cause(index, error)))
+            except PsError as error:
+                self._report(ev.ShardFailed(shard=index, why=error.message))
+            else:
+                if silent_since is not None:
+                    log.info("parameter server answers again ps=%d after_s=%.1f", index, self._clock() - silent_since)
+                silent_since = None
+
+    async def shut_down_all(self, *, reason: str, within_s: float) -> None:
+        """Ends the shards that this chief adopted; gives up on those that do not answer in time, saying so."""
+
+        async def shut_down(index: int) -> None:
+            try:
+                await asyncio.wait_for(self._shut_down(index, reason), within_s)
+            except (TimeoutError, PsError) as error:
+                log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
+
+        await asyncio.gather(*(shut_down(index) for index, is_adopted in enumerate(self._is_adopted) if is_adopted))
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    async def _look_at(self, index: int) -> ShardStatus:
+        link = self._links[index]
+        reply = await self._insist(index, lambda: link.handshake(timeout_s=_CONTROL_TIMEOUT_S))
+        if reply.warning:
+            log.warning("%s ps=%d", reply.warning, index)
+        return await self._insist(index, lambda: link.status(timeout_s=_CONTROL_TIMEOUT_S))
+
+    async def _apply_at(self, index: int, request: ApplyRequest) -> bool:
+        link = self._links[index]
+        try:
+            await self._insist(index, lambda: link.apply_step(request, timeout_s=_APPLY_TIMEOUT_S))
+        except PsError as error:
+            log.error("parameter server refused a step ps=%d step=%d cause=%s", index, request.step, error.message)
+            try:
+                # If it is another process than before, that says more than its refusal.
+                await self._check(index)
+            except PsError as later:
+                log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
+            self._report(ev.ShardFailed(shard=index, why=error.message))
+            return False
+        return True
+
+    async def _check(self, index: int) -> None:
+        status = await self._links[index].status(timeout_s=2 * _CONTROL_TIMEOUT_S)
+        self._seen_at[index] = self._clock()
+        self._report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
+        if status.chief_incarnation > self._incarnation:
+            self._report(ev.ShardFailed(shard=index, why=f"another chief (incarnation {status.chief_incarnation}) has taken it over"))
+
+    async def _insist(self, index: int, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Calls until there is an answer; says after a while, and then every 10 s, that there is none."""
+        start, notice_s = self._clock(), _FIRST_NOTICE_S
+        pauses = delays_s(self._rng, max_s=_MAX_PAUSE_S)
+        while True:
+            try:
+                result = await call()
+            except _TRANSIENT as error:
+                waited_s = self._clock() - start
+                self._report(ev.ShardUnreachable(shard=index, why=self._cause(index, error)))
+                if waited_s >= notice_s:
+                    notice_s = waited_s + _NOTICE_INTERVAL_S
+                    log.warning("waiting for %s for %s cause=%s", self._name(index), seconds(waited_s), self._cause(index, error))
+                await asyncio.sleep(next(pauses))
+            else:
+                self._seen_at[index] = self._clock()
+                return result
+
+    async def _shut_down(self, index: int, reason: str) -> None:
+        link = self._links[index]
+        await link.shutdown(epoch=self._epoch, reason=reason, timeout_s=_CONTROL_TIMEOUT_S)
+
+    def _cause(self, index: int, error: PsError) -> str:
+        # Whoever is told knows already which shard cannot be reached.
+        return error.message.removeprefix(f"cannot reach {self._name(index)}: ")
+
+    def _name(self, index: int) -> str:
+        return f"ps {index} at {self._links[index].address}"

@@ -1,0 +1,95 @@
+"""The callers that block: on a token, on the model, on the end of training. Knows whose call it is; decides nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chief.deadlines import Deadlines, Key
+from ps_protocol.chief import MAX_WAIT_SLICE_S, CommitResult, Participant
+from ps_protocol.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCall:
+    """A worker waits for a token; `commit` is what became of the commit that rode along."""
+
+    call: int
+    worker: int
+    commit: CommitResult | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """Somebody waits for the model: a worker that presented `model`, or (both None) somebody who wants to know it."""
+
+    call: int
+    participant: Participant | None = None
+    model: ModelSpec | None = None
+
+
+def slice_s(max_wait_s: float) -> float:
+    """Returns how long a call may block: what it asked for, and 20 s at most."""
+    return min(max_wait_s, MAX_WAIT_SLICE_S) if max_wait_s > 0 else 0.0
+
+
+class WaitingCalls:
+    """Blocked calls with their deadlines: at most one token call a worker, so that a repeated one takes the place of a lost one."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._token_calls: dict[int, TokenCall] = {}
+        self._worker_of_call: dict[int, int] = {}
+        self._model_calls: dict[int, ModelCall] = {}
+
+    @property
+    def token_workers(self) -> frozenset[int]:
+        """The workers that block on a token."""
+        return frozenset(self._token_calls)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._token_calls
+
+    def add_token_call(self, waiting: TokenCall, *, until: float) -> None:
+        """Blocks a worker that does not block already."""
+        self._token_calls[waiting.worker] = waiting
+        self._worker_of_call[waiting.call] = waiting.worker
+        self._deadlines.set(_token_key(waiting.worker), until)
+
+    def add_model_call(self, waiting: ModelCall, *, until: float) -> None:
+        """Blocks a caller until the model is there."""
+        self._model_calls[waiting.call] = waiting
+        self._deadlines.set(_model_key(waiting.call), until)
+
+    def take_token_call(self, worker: int) -> TokenCall | None:
+        """Takes out the call that a worker blocks in, if it does."""
+        waiting = self._token_calls.pop(worker, None)
+        if waiting is not None:
+            del self._worker_of_call[waiting.call]
+            self._deadlines.clear(_token_key(worker))
+        return waiting
+
+    def take_token_calls(self) -> list[TokenCall]:
+        """Takes out all calls for a token."""
+        return [waiting for worker in [*self._token_calls] if (waiting := self.take_token_call(worker)) is not None]
+
+    def take_model_call(self, call: int) -> ModelCall | None:
+        """Takes out a call for the model."""
+        waiting = self._model_calls.pop(call, None)
+        if waiting is not None:
+            self._deadlines.clear(_model_key(call))
+        return waiting
+
+    def model_calls(self) -> Iterator[ModelCall]:
+        """The calls for the model at this moment, the oldest first."""
+        return iter([*self._model_calls.values()])
+
+    def worker_of(self, call: int) -> int | None:
+        """Returns the worker that blocks in this call on a token."""
+        return self._worker_of_call.get(call)
+
+
+def _token_key(worker: int) -> Key:
+    return ("token", worker)
+
+
+def _model_key(call: int) -> Key:
+    return ("model", call)
