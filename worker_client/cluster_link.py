@@ -1,0 +1,88 @@
+"""How a participant reaches its cluster, and how it joins it. Knows the chief's seam, the machine's name and process ids; no transport."""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ps_protocol import retry
+from ps_protocol.chief import Chief, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.errors import WorkerIndexTaken
+from ps_protocol.shard import Shard
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Inode of the machine's own process-id namespace, fixed in the kernel (PROC_PID_INIT_INO).
+_MACHINE_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLink:
+    """The chief, and how to reach a shard by its index and address; `timeout_s` is how long a server that does not answer is waited for.
+
+    `open_shard` returns once the shard has answered. `is_in_process`: nothing can be cut off or die alone, so no lease need be kept.
+    """
+
+    chief: Chief
+    open_shard: Callable[[int, str], Shard]
+    is_in_process: bool
+    timeout_s: float
+
+    def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None) -> Result:
+        """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less."""
+        limit_s = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
+        return retry.call(lambda _: question(self.chief), what=f"the chief: {what}", timeout_s=limit_s)
+
+
+def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
+    """Takes the caller into the cluster. Raises WorkerIndexTaken, but not for a holder that was a process of this machine and is gone."""
+    try:
+        return _ask_for_place(link, kind=kind, index=index, takeover=takeover)
+    except WorkerIndexTaken as error:
+        if not _is_holder_dead(error, host=machine_name()):
+            raise
+        log.warning("taking over from a process that is gone: %s", error)
+    return _ask_for_place(link, kind=kind, index=index, takeover=True)
+
+
+def _ask_for_place(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
+    # The number is the same in repetitions, so that the chief gives one place for all of them.
+    request = RegisterRequest(
+        kind=kind, index=index, host=machine_name(), pid=os.getpid(), request_id=secrets.randbits(63), takeover=takeover
+    )
+    return link.ask(lambda chief: chief.register_worker(request), what="register")
+
+
+def machine_name() -> str:
+    """Returns a name for the machine as far as process ids go: containers that share a host name but not their process ids differ."""
+    host = socket.gethostname()
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return host
+    return host if namespace == _MACHINE_PID_NAMESPACE else f"{host}/{''.join(filter(str.isdigit, namespace))}"
+
+
+def _is_holder_dead(error: WorkerIndexTaken, *, host: str) -> bool:
+    pid = error.facts.get("pid", "")
+    return error.facts.get("host") == host and pid.isdigit() and int(pid) > 0 and _is_process_gone(int(pid))
+
+
+def _is_process_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    try:
+        # After the command's closing parenthesis comes the state; a zombie has ended and only awaits its parent.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return False

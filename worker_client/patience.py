@@ -1,0 +1,42 @@
+"""How long a wait lasts and when it says what it waits for. Knows a clock and a log; nothing of what is waited for."""
+
+import logging
+import time
+
+from ps_protocol.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
+
+FIRST_SLICE_S = 2.0
+REPEAT_S = 10.0
+
+
+class Patience:
+    """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
+
+    def __init__(self, what: str, *, timeout_s: float | None) -> None:
+        self._what = what
+        self._start_s = time.monotonic()
+        self._deadline_s = None if timeout_s is None else self._start_s + timeout_s
+        self._timeout_s = timeout_s
+        self._next_words_s = self._start_s + FIRST_SLICE_S
+
+    def slice_s(self) -> float:
+        """Returns how long the next call may block, in seconds: until there is something to say, or the deadline."""
+        now = time.monotonic()
+        end = self._next_words_s if self._deadline_s is None else min(self._next_words_s, self._deadline_s)
+        return max(0.0, end - now)
+
+    def left_s(self) -> float | None:
+        """Returns the time to the deadline in seconds; None if there is none."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+    def explain(self, waiting_for: str) -> None:
+        """Takes note that the wait goes on; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
+        now = time.monotonic()
+        reason = waiting_for or "no reason was given"
+        if self._deadline_s is not None and now >= self._deadline_s:
+            raise DeadlineExceeded(f"{self._what}: not within {self._timeout_s:g} s: {reason}")
+        if now >= self._next_words_s:
+            log.warning("%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason)
+            self._next_words_s = now + REPEAT_S
