@@ -1,0 +1,155 @@
+"""A cluster on this machine: which processes it has, their arguments and environments, and when they are ready. Knows no step."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.process import Process, ProcessSpec, describe_end, shell_code
+from lockstep.supervision import LaunchFailed, Supervisor
+
+# A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
+START_TIMEOUT_S = 60.0
+_SAY_AFTER_S = 2.0
+
+# What the shell may say about some other cluster must not reach the roles of this one.
+_FOREIGN = {
+    f"LOCKSTEP_{name}": None
+    for name in (
+        *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX"),
+        *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX"),
+    )
+} | {"TF_CONFIG": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for."""
+
+    num_ps: int
+    num_workers: int
+    num_backups: int = 0
+    max_steps: int | None = None
+    lease_s: float | None = None
+    is_tcp: bool = False
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (("--ps", self.num_ps, 1), ("--workers", self.num_workers, 1), ("--max-steps", self.max_steps, 1)):
+            if value is not None and value < least:
+                raise LaunchFailed(f"{flag}: got {value}, want {least} or more", exit_code=2)
+        if not 0 <= self.num_backups < self.num_workers:
+            want = f"0 to {self.num_workers - 1}, since {self.num_workers} workers are to be started and a step needs one at least"
+            raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=2)
+        if self.lease_s is not None and not self.lease_s > 0:
+            raise LaunchFailed(f"--lease: got {self.lease_s}, want more than 0 seconds", exit_code=2)
+
+    @property
+    def replicas_to_aggregate(self) -> int:
+        """Contributions that a step needs."""
+        return self.num_workers - self.num_backups
+
+
+class LocalCluster:
+    """The processes of one cluster. Unix sockets in the supervisor's private directory, or ports that the system chooses."""
+
+    def __init__(self, spec: ClusterSpec, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:
+        self.spec = spec
+        self.name = f"up-{supervisor.token[:6]}"
+        self.chief_address = ""
+        self.roles: list[Process] = []
+        self.workers: list[Process] = []
+        self._supervisor = supervisor
+        self._note = note
+
+    @property
+    def chief(self) -> Process:
+        """The chief, once started."""
+        return self.roles[-1]
+
+    def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
+        """Starts parameter servers and chief and returns once they serve; LaunchFailed with a role's last words if one doesn't come up."""
+        spec = self.spec
+        common = {**_FOREIGN, **with_checkout(), **(environment or {})}
+        for index in range(spec.num_ps):
+            self._start_role(f"ps {index}", "ps_server", ["--index", str(index)], environment=common)
+        ps_addresses = [self._await_address(process) for process in self.roles]
+        arguments = ["--ps", ",".join(ps_addresses)]
+        arguments += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
+        if spec.max_steps is not None:
+            arguments += ["--max-steps", str(spec.max_steps)]
+        if spec.lease_s is not None:
+            arguments += ["--lease", str(spec.lease_s)]
+        self._start_role("chief", "chief", arguments, environment=common)
+        self.chief_address = self._await_address(self.chief)
+
+    def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
+        """Starts the workers; each finds the cluster by its environment."""
+        for index in range(self.spec.num_workers):
+            place = {
+                "LOCKSTEP_CHIEF": self.chief_address,
+                "LOCKSTEP_CLUSTER": self.name,
+                "LOCKSTEP_WORKER_INDEX": str(index),
+                "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
+            }
+            full = {**with_checkout(), **(environment or {}), **place}
+            self.workers.append(self._supervisor.start(ProcessSpec(name=f"worker {index}", command=command, environment=full)))
+
+    def _start_role(self, name: str, module: str, arguments: list[str], *, environment: Mapping[str, str | None]) -> None:
+        socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"
+        address = "127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}"
+        # -P: a chief.py in the user's directory must not be taken for ours.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            "--address",
+            address,
+            "--cluster",
+            self.name,
+            "--announce",
+            str(self._announce(name)),
+        ]
+        self.roles.append(self._supervisor.start(ProcessSpec(name=name, command=[*command, *arguments], environment=environment)))
+
+    def _announce(self, name: str) -> Path:
+        return self._supervisor.directory / f"{name.replace(' ', '')}.address"
+
+    def _await_address(self, process: Process) -> str:
+        path, start = self._announce(process.name), time.monotonic()
+        has_said = False
+        while not path.exists():
+            self._supervisor.poll(timeout_s=0.05)
+            self._check_roles()
+            waited_s = time.monotonic() - start
+            if waited_s > START_TIMEOUT_S:
+                words = f"{process.name} (pid {process.pid}) did not begin to serve within {START_TIMEOUT_S:g} s"
+                raise LaunchFailed(f"{words}; its last lines:\n{process.tail()}" if process.last_lines else f"{words} and said nothing")
+            if waited_s > _SAY_AFTER_S and not has_said:
+                self._note(f"waiting for {process.name} (pid {process.pid}) to begin to serve, up to {START_TIMEOUT_S:g} s …")
+                has_said = True
+        return path.read_text().strip()
+
+    def _check_roles(self) -> None:
+        for process in self.roles:
+            if process.returncode is not None:
+                raise LaunchFailed(
+                    f"{process.name} ended while starting: {describe_end(process.returncode)}. {last_lines(process)}",
+                    exit_code=shell_code(process.returncode) or 1,
+                )
+
+
+def last_lines(process: Process) -> str:
+    """Returns a sentence with the last lines of a process."""
+    return f"Its last lines:\n{process.tail()}" if process.last_lines else "It said nothing."
+
+
+def with_checkout() -> dict[str, str]:
+    """Lets child processes find the packages when they are run from a source tree that isn't installed."""
+    root = Path(__file__).resolve().parent.parent
+    if root.name in ("site-packages", "dist-packages"):
+        return {}
+    earlier = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return {"PYTHONPATH": os.pathsep.join([*earlier, str(root)])}

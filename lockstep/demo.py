@@ -1,0 +1,147 @@
+"""`lockstep demo`: a whole cluster that learns handwritten digits before one's eyes. Puts the pieces together; decides when it is over."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.cluster import ClusterSpec, LocalCluster
+from lockstep.demo_display import Display, open_display
+from lockstep.demo_files import DemoFiles
+from lockstep.demo_observer import DemoObserver, Trained
+from lockstep.demo_progress import Progress
+from lockstep.digits_examples import ExamplesMissing, load_examples
+from lockstep.process import describe_end
+from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
+from lockstep.up import end_roles
+from lockstep.watch import ClusterWatch
+
+WANTED_ACCURACY = 0.95
+_POLL_S = 0.1
+_LEASE_S = 5.0
+# All workers have ended, so training is over or never will be: the observer needs one more look.
+_LAST_LOOK_S = 10.0
+# Seven processes share the machine's processors; the threads of NumPy's matrix products would only wait for each other.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `demo`."""
+    parser.add_argument("--steps", type=int, default=600, metavar="N", help="steps to train (default 600)")
+    parser.add_argument("--workers", type=int, default=3, metavar="M", help="workers (default 3)")
+    parser.add_argument("--ps", type=int, default=2, metavar="N", help="parameter servers (default 2)")
+    parser.add_argument("--backup-workers", type=int, default=1, metavar="B", help="a step does not wait for the slowest B (default 1)")
+    parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
+    parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
+    parser.add_argument(
+        "--pace", type=float, default=0.025, metavar="S", help="seconds that a batch takes a worker at least, so that one can watch (0.025)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo to its end and returns the exit code."""
+    try:
+        spec = _spec(arguments)
+        files = DemoFiles(arguments.output)
+        with open_display(num_steps=arguments.steps, is_plain=arguments.plain) as display:
+            trained, summary = _run_demo(spec, arguments.pace, files=files, display=display)
+        print(f"{summary}\nfiles in {files.directory}:")
+        for path in files.written():
+            print(f"  {path.relative_to(files.directory)}")
+        return _verdict(trained.progress, num_steps=arguments.steps)
+    except Interrupted as interrupted:
+        print(f"\n{interrupted}: all processes have been ended", file=sys.stderr)
+        return interrupted.exit_code
+    except ExamplesMissing as error:
+        print(f"lockstep demo: {error}", file=sys.stderr)
+        return 1
+    except LaunchFailed as error:
+        print(f"lockstep demo: {error}", file=sys.stderr)
+        return 2 if error.exit_code == 2 else 1
+
+
+def _spec(arguments: argparse.Namespace) -> ClusterSpec:
+    if arguments.steps < 1:
+        raise LaunchFailed(f"--steps: got {arguments.steps}, want 1 or more", exit_code=2)
+    if not 0 <= arguments.pace <= 60:
+        raise LaunchFailed(f"--pace: got {arguments.pace}, want 0 to 60 seconds", exit_code=2)
+    return ClusterSpec(
+        num_ps=arguments.ps,
+        num_workers=arguments.workers,
+        num_backups=arguments.backup_workers,
+        max_steps=arguments.steps,
+        lease_s=_LEASE_S,
+    )
+
+
+def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:
+    train, test = load_examples()
+    start = time.monotonic()
+    needs = f"a step needs {spec.replicas_to_aggregate} contributions" + (f", {spec.num_backups} in reserve" if spec.num_backups else "")
+    display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
+    with Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
+        cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
+        cluster.start_roles(environment=_ONE_THREAD)
+        command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s)]
+        cluster.start_workers(command, environment=_ONE_THREAD)
+        observer = DemoObserver(cluster.chief_address, cluster=cluster.name, num_workers=spec.num_workers, train=train, test=test)
+        observer.start()
+        try:
+            watch = ClusterWatch(cluster, say=display.say)
+            trained = _watch(cluster, supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
+        finally:
+            observer.stop(timeout_s=0.2)
+        end_roles(cluster, supervisor=supervisor, watch=watch)
+    seconds = time.monotonic() - start
+    failed = {worker.name: describe_end(worker.returncode or 0) for worker in watch.failed_workers}
+    files.write_model(trained.variables)
+    files.write_summary(trained.progress, num_steps=spec.max_steps or 0, seconds=seconds, ended_on_the_way=failed)
+    return trained, _summary(trained.progress, seconds=seconds, failed=failed)
+
+
+def _watch(
+    cluster: LocalCluster, *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display
+) -> Trained:
+    """Shows the training until it is finished and all workers have ended."""
+    seen: Progress | None = None
+    workers_ended_at: float | None = None
+    while observer.trained is None or watch.has_running_workers:
+        watch.see(supervisor.poll(timeout_s=_POLL_S))
+        if observer.progress is not seen and observer.progress is not None:
+            seen = observer.progress
+            files.add_metrics(seen)
+        display.show(seen, supervisor.processes)
+        if observer.error is not None:
+            raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
+        if not watch.has_running_workers and observer.trained is None:
+            workers_ended_at = workers_ended_at or time.monotonic()
+            if time.monotonic() > workers_ended_at + _LAST_LOOK_S:
+                raise LaunchFailed(f"all workers have ended, but training is not finished; logs: {files.logs}")
+    if observer.progress is not seen and observer.progress is not None:
+        files.add_metrics(observer.progress)
+        display.show(observer.progress, supervisor.processes)
+    return observer.trained
+
+
+def _summary(progress: Progress, *, seconds: float, failed: Mapping[str, str]) -> str:
+    accepted = ", ".join(f"worker {worker.index}: {worker.num_accepted}" for worker in progress.workers)
+    lines = [
+        f"finished: {progress.step} steps in {seconds:.1f} s, test accuracy {progress.test_accuracy:.3f}, loss {progress.loss:.4f}",
+        f"contributions accepted: {accepted}; dropped: {progress.num_stale} stale, {progress.num_late} late",
+    ]
+    if failed:
+        ends = ", ".join(f"{name} ({end})" for name, end in failed.items())
+        lines.append(f"lost on the way: {ends}; the others went on, as a backup worker is for")
+    return "\n".join(lines)
+
+
+def _verdict(progress: Progress, *, num_steps: int) -> int:
+    if progress.step < num_steps:
+        print(f"training ended at step {progress.step} of {num_steps}", file=sys.stderr)
+        return 1
+    if progress.test_accuracy < WANTED_ACCURACY:
+        words = f"test accuracy {progress.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
+        print(words, file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,72 @@
+"""A worker that learns handwritten digits: what `lockstep demo` and docker-compose.yml run. An ordinary user of worker_client."""
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import worker_client
+from lockstep.digits_examples import Examples, ExamplesMissing, load_examples
+from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
+from ps_protocol.errors import PsError
+
+SEED = 7
+_BATCH_SIZE = 32
+_REPORT_EVERY = 50
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains until the cluster says that training is finished, and returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    arguments = _parser().parse_args(argv)
+    try:
+        examples, test = load_examples()
+        with worker_client.connect() as session:
+            part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
+            print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)
+            num_accepted = _train(session, part, pace_s=arguments.pace)
+            accuracy = evaluate(session.read(), test.images, test.labels).accuracy
+            words = f"finished at step {session.local_step}, {num_accepted} contributions accepted, test accuracy {accuracy:.3f}"
+            print(f"worker {session.worker_index}: {words}", flush=True)
+    except (ExamplesMissing, PsError) as error:
+        print(f"digits worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _train(session: worker_client.Session, part: Examples, *, pace_s: float) -> int:
+    # Every worker starts from the same values; only the first one's are used.
+    session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.momentum(0.05, momentum=0.9))
+    num_accepted = 0
+    while not session.is_finished:
+        start = time.monotonic()
+        step, gradients = session.local_step, session.gradients()
+        batch = part.batch(_BATCH_SIZE, worker=session.worker_index, step=step)
+        loss = loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+        threading.Event().wait(max(0.0, pace_s - (time.monotonic() - start)))
+        result = session.step(gradients)
+        num_accepted += result.outcome is worker_client.PushOutcome.ACCEPTED
+        if step % _REPORT_EVERY == 0:
+            print(f"worker {session.worker_index}: step {step}, loss {loss:.4f}, {result.outcome.name.lower()}", flush=True)
+    return num_accepted
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lockstep.digits_worker", description="Learns handwritten digits as one worker of a cluster."
+    )
+    parts = os.environ.get("LOCKSTEP_NUM_WORKERS", "3")
+    parser.add_argument(
+        "--parts", type=int, default=parts, metavar="N", help="parts that the examples are dealt out in (LOCKSTEP_NUM_WORKERS)"
+    )
+    parser.add_argument(
+        "--pace", type=float, default=0.0, metavar="S", help="seconds a batch takes at least, as with a larger model (default 0)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

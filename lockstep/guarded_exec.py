@@ -1,0 +1,36 @@
+"""Turns itself into another program once the guardian knows of it. Knows one pipe and one parent; a program of its own, stdlib only.
+
+Run as `python -I -S guarded_exec.py PIPE PARENT COMMAND…` as the leader of a process group. The group registers itself, rather than being
+registered by the launcher, so that there is no moment at which the launcher could be killed and the group be unknown: the guardian's
+pipe stays open until this process has written its line and become COMMAND.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+EXIT_NOT_FOUND = 127  # as a shell says it
+
+
+def main(pipe: int, parent: int, command: list[str]) -> None:
+    """Never returns."""
+    if sys.platform == "linux":
+        # The second layer: the kernel itself kills this process when the launcher's main thread ends, should the guardian be dead.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)  # the launcher was gone before that took hold
+    os.write(pipe, f"watch {os.getpid()}\n".encode())
+    os.close(pipe)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and programs inherit that
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,43 @@
+"""A whole cluster inside this process: parameter servers and chief as objects. Puts roles together; decides nothing."""
+
+import time
+from collections.abc import Callable
+
+from chief.coordination import CoordinationConfig
+from chief.in_process_chief import InProcessChief
+from ps_protocol.chief import Chief
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.shard import Shard
+from ps_server.in_process_shard import InProcessShard
+
+# Nothing here can die without the rest, so nobody renews a lease and none ends.
+LEASE_S = 1e9
+
+
+class InProcessCluster:
+    """Parameter servers and a chief in this process, for tests and notebooks; `worker_client.local(cluster)` joins it.
+
+    `clock` is the chief's, in seconds; a test may give its own. Thread-safe. Holds nothing but memory: there is nothing to close.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_ps: int = 1,
+        replicas_to_aggregate: int | None = None,
+        total_num_replicas: int | None = None,
+        max_steps: int | None = None,
+        name: str = "lockstep",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if num_ps < 1:
+            raise InvalidSpec(f"num_ps: got {num_ps}, want >= 1")
+        self.shards: tuple[Shard, ...] = tuple(InProcessShard(index=index) for index in range(num_ps))
+        config = CoordinationConfig(
+            cluster=name,
+            replicas_to_aggregate=replicas_to_aggregate,
+            total_num_replicas=total_num_replicas,
+            max_steps=max_steps,
+            lease_s=LEASE_S,
+        )
+        self.chief: Chief = InProcessChief(self.shards, config=config, clock=clock)

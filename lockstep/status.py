@@ -1,0 +1,70 @@
+"""`lockstep status` and `lockstep finish`: ask the chief, print its answer. Knows the terminal; decides nothing."""
+
+import argparse
+import sys
+import threading
+
+from lockstep.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.status_text import as_json, as_text
+from ps_protocol.chief import ClusterStatus
+from ps_protocol.errors import PsError
+
+_WATCH_PERIOD_S = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `status`."""
+    add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON (with --watch: one object after the other)")
+    parser.add_argument("--ledger", type=int, default=0, metavar="N", help="also show what the last N steps were made of")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C or the chief's end")
+
+
+def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `finish`."""
+    add_arguments(parser)
+    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="for status and logs")
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Prints the status, once or again and again, and returns the exit code."""
+    if arguments.ledger < 0:
+        print(f"lockstep status: --ledger: got {arguments.ledger}, want 0 or more", file=sys.stderr)
+        return 2
+    has_shown = False
+    try:
+        with chief_of(arguments) as chief:
+            while True:
+                _show(chief.status(max_ledger_entries=arguments.ledger), arguments)
+                has_shown = True
+                if not arguments.watch:
+                    return 0
+                threading.Event().wait(_WATCH_PERIOD_S)
+    except ChiefAbsent as absent:
+        print("the chief has ended" if has_shown else f"lockstep status: {absent}", file=sys.stderr)
+        return absent.exit_code
+    except PsError as error:
+        print(f"lockstep status: {error.message}", file=sys.stderr)
+        return 1
+
+
+def run_finish(arguments: argparse.Namespace) -> int:
+    """Ends training and returns the exit code."""
+    try:
+        with chief_of(arguments) as chief:
+            step = chief.finish(reason=arguments.reason)
+    except ChiefAbsent as absent:
+        print(f"lockstep finish: {absent}", file=sys.stderr)
+        return absent.exit_code
+    except PsError as error:
+        print(f"lockstep finish: {error.message}", file=sys.stderr)
+        return 1
+    print(f"training is finished at step {step}; the processes end as their workers leave")
+    return 0
+
+
+def _show(status: ClusterStatus, arguments: argparse.Namespace) -> None:
+    if arguments.watch and not arguments.json and sys.stdout.isatty():
+        sys.stdout.write(_CLEAR)
+    print(as_json(status) if arguments.json else as_text(status), flush=True)

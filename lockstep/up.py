@@ -1,0 +1,116 @@
+"""`lockstep up`: a whole cluster on this machine, around any command as its worker. Knows processes; no step and no tensor."""
+
+import argparse
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+from lockstep.cluster import ClusterSpec, LocalCluster
+from lockstep.output import PrefixedOutput
+from lockstep.process import describe_end
+from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
+from lockstep.watch import ClusterWatch
+
+_EXIT_USAGE = 2
+_POLL_S = 1.0
+# All workers are gone: the chief ends the roles as soon as the last lease is over. One who left without a word need not be waited for.
+_ROLES_END_S = 3.0
+_FINISH_TIMEOUT_S = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `up`."""
+    parser.usage = "lockstep up --ps N --workers M [options] -- python train.py …"
+    parser.epilog = (
+        "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
+        " worker_client.connect() reads. Exit code: 0 if training finished, else that of the first worker that failed."
+    )
+    parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
+    parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
+    parser.add_argument("--backup-workers", type=int, default=0, metavar="B", help="a step does not wait for the slowest B (default 0)")
+    parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
+    parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
+    parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the cluster to its end and returns the exit code."""
+    output = PrefixedOutput()
+    try:
+        command = _command(arguments.command)
+        spec = ClusterSpec(
+            num_ps=arguments.ps,
+            num_workers=arguments.workers,
+            num_backups=arguments.backup_workers,
+            max_steps=arguments.max_steps,
+            lease_s=arguments.lease,
+            is_tcp=arguments.tcp,
+        )
+        run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        with Supervisor(log_directory=run_dir / "logs", show_line=output.line) as supervisor:
+            cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+            return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=run_dir / "logs")
+    except Interrupted as interrupted:
+        output.failure(f"{interrupted}: all processes have been ended")
+        return interrupted.exit_code
+    except LaunchFailed as error:
+        if error.exit_code == _EXIT_USAGE:
+            print(f"lockstep up: {error}", file=sys.stderr)
+        else:
+            output.failure(str(error))
+        return error.exit_code
+
+
+def _command(words: list[str]) -> list[str]:
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise LaunchFailed("what shall the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=_EXIT_USAGE)
+    if command[0].startswith("-"):
+        raise LaunchFailed(
+            f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE
+        )
+    # After all else, so that `python` is found when this command is run from an environment that is not activated.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    if shutil.which(command[0]) is None:
+        raise LaunchFailed(f"cannot start the workers: there is no program {command[0]!r} (looked in PATH)", exit_code=_EXIT_USAGE)
+    return command
+
+
+def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
+    spec = cluster.spec
+    output.note(f"logs: {log_directory}")
+    cluster.start_roles()
+    output.note(
+        f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
+        f" worker{'s' * (spec.num_workers > 1)}, a step needs {spec.replicas_to_aggregate}\n"
+        f"to look at it: lockstep status --chief {cluster.chief_address}"
+    )
+    cluster.start_workers(command)
+    watch = ClusterWatch(cluster, say=output.failure)
+    while watch.has_running_workers:
+        watch.see(supervisor.poll(timeout_s=_POLL_S))
+    end_roles(cluster, supervisor=supervisor, watch=watch)
+    failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
+    output.note("training finished" + (f"; failed on the way, within the backups: {failed}" if failed else ""))
+    return 0
+
+
+def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> None:
+    """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left."""
+    deadline = time.monotonic() + _ROLES_END_S
+    if cluster.chief.is_running:
+        # In a thread, since only this one can see signals and pass output on.
+        threading.Thread(target=_finish, args=(cluster,), daemon=True).start()
+    while any(role.is_running for role in cluster.roles) and (left_s := deadline - time.monotonic()) > 0:
+        watch.see(supervisor.poll(timeout_s=left_s))
+
+
+def _finish(cluster: LocalCluster) -> None:
+    from lockstep.chief_access import finish  # grpc takes its time to import, and is needed only here
+
+    finish(cluster.chief_address, cluster=cluster.name, reason="all workers have ended", timeout_s=_FINISH_TIMEOUT_S)
