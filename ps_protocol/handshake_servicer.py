@@ -34,7 +34,7 @@ def handshake_handler_aio(identity: Identity, *, epoch: Callable[[], int]) -> gr
     return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
 
 
-def _method(handshake: Callable[..., Any]) -> grpc.RpcMethodHandler[pb.HandshakeRequest, pb.HandshakeResponse]:
+def _method(handshake: Callable[..., Any]) -> "grpc.RpcMethodHandler[pb.HandshakeRequest, pb.HandshakeResponse]":
     return grpc.unary_unary_rpc_method_handler(
         handshake, request_deserializer=pb.HandshakeRequest.FromString, response_serializer=pb.HandshakeResponse.SerializeToString
     )

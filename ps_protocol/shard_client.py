@@ -123,11 +123,10 @@ class GrpcShard:
         self._connection.close()
 
     def _read(self, method: str, request: Message, message_type: type[Downward], into: Segments, *, timeout_s: float, awaited: str) -> int:
-        messages = self._connection.stream_down(method, request, timeout_s=timeout_s, awaited=awaited)
-        try:
+        def receive(messages: Iterator[bytes]) -> int:
             return _receive(messages, message_type, into, source=self._connection.target)
-        finally:
-            messages.close()
+
+        return self._connection.stream_down(method, request, receive, timeout_s=timeout_s, awaited=awaited)
 
 
 def _receive(messages: Iterator[bytes], message_type: type[Downward], into: Segments, *, source: str) -> int:

@@ -88,7 +88,7 @@ class Peer:
         connection = Connection(self._address, name="ps 0", service=service)
         try:
             if service == "test.Down":
-                return self._catch(lambda: list(connection.stream_down("Call", ErrorDetails(), timeout_s=10, awaited="x")))
+                return self._catch(lambda: connection.stream_down("Call", ErrorDetails(), list, timeout_s=10, awaited="x"))
             many = (bytes(1000) for _ in range(10))
             return self._catch(lambda: connection.stream_up("Call", many, ErrorDetails, timeout_s=10, awaited="x"))
         finally:

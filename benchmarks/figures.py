@@ -1,0 +1,48 @@
+"""The figures of a benchmark, and how they are summed up and shown. Knows numbers; not how they came about."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """One run: wall seconds of each step as worker 0 saw it, CPU seconds a step of one process of each role, its peak memory."""
+
+    step_s: list[float]
+    cpu_s_per_step: dict[str, float]
+    peak_rss_bytes: dict[str, int]
+    num_accepted: int
+
+    @property
+    def median_ms(self) -> float:
+        """Median time of a step."""
+        return float(np.median(self.step_s)) * 1e3
+
+    @property
+    def p90_ms(self) -> float:
+        """Nine of ten steps took no longer."""
+        return float(np.quantile(self.step_s, 0.9)) * 1e3
+
+
+def summary(runs: Sequence[RunFigures]) -> dict[str, object]:
+    """The run with the median of the medians (the lower one of two), and the medians of all runs: how much they differ is the noise."""
+    middle = sorted(runs, key=lambda run: run.median_ms)[(len(runs) - 1) // 2]
+    return {
+        "median_ms": round(middle.median_ms, 3),
+        "p90_ms": round(middle.p90_ms, 3),
+        "cpu_s_per_step": {role: round(value, 6) for role, value in sorted(middle.cpu_s_per_step.items())},
+        "peak_rss_bytes": dict(sorted(middle.peak_rss_bytes.items())),
+        "num_accepted": middle.num_accepted,
+        "medians_ms": [round(run.median_ms, 3) for run in runs],
+    }
+
+
+def human_bytes(count: float) -> str:
+    """For example "4 KiB", "3.8 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"

@@ -1,0 +1,49 @@
+"""`python -m benchmarks.table`: the usual sizes, one after the other, as a table. Knows which sizes; `step` measures."""
+
+import argparse
+import sys
+
+from benchmarks.figures import human_bytes
+from benchmarks.step import measure
+from benchmarks.workload import Workload
+
+# total bytes, variables, steps to measure
+SIZES = ((4 << 10, 4, 200), (1 << 20, 8, 100), (4_000_000, 1000, 50), (4_000_000, 1, 50), (64 << 20, 16, 15))
+_CPU, _PEAK = ("CPU ms/step: ps", "worker", "chief"), ("peak MiB: ps", "worker", "chief")
+_COLUMNS = ("size", "variables", "transport", "median ms", "p90 ms", *_CPU, *_PEAK)
+
+
+def main() -> int:
+    """Prints the table as Markdown, row by row."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description="Measures a step at the usual sizes with SGD.")
+    parser.add_argument("--repeat", type=int, default=1, help="whole runs of each row; the median one is shown")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ps", type=int, default=1)
+    parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
+    parser.add_argument("--transport", choices=("grpc", "local"), default="grpc")
+    options = parser.parse_args()
+    _print_row(_COLUMNS)
+    _print_row(["---"] * len(_COLUMNS))
+    medians = {}
+    for total_bytes, num_variables, num_steps in SIZES:
+        workload = Workload(
+            total_bytes=total_bytes, num_variables=num_variables, num_workers=options.workers, num_ps=options.ps, num_steps=num_steps
+        )
+        report = measure(workload, transport=options.transport, is_tcp=not options.unix, repeat=options.repeat)
+        medians[total_bytes, num_variables] = report["median_ms"]
+        cpu = {role: f"{seconds * 1e3:.2f}" for role, seconds in report["cpu_s_per_step"].items()}
+        rss = {role: f"{count / (1 << 20):.0f}" for role, count in report["peak_rss_bytes"].items()}
+        roles = ("ps", "worker", "chief") if options.transport == "grpc" else ("process",)
+        shown = [*(cpu[role] for role in roles), *[""] * (3 - len(roles)), *(rss[role] for role in roles), *[""] * (3 - len(roles))]
+        name = f"{report['transport']} {report.get('sockets', '')}".strip()
+        _print_row([human_bytes(total_bytes), str(num_variables), name, f"{report['median_ms']:.2f}", f"{report['p90_ms']:.2f}", *shown])
+    print(f"\n4 MB in 1000 variables costs {medians[4_000_000, 1000] / medians[4_000_000, 1]:.2f} times what it costs in 1 variable.")
+    return 0
+
+
+def _print_row(cells: "list[str] | tuple[str, ...]") -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The project's own source files and what each imports, read as syntax trees. Runs none of them."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One import statement's module; `function` is the dotted name of the function that it stands in, "" for the top of the file."""
+
+    module: str
+    line: int
+    function: str
+
+    @property
+    def top(self) -> str:
+        """First part of the module's name."""
+        return self.module.partition(".")[0]
+
+
+def source_files(*packages: str) -> list[Path]:
+    """Hand-written Python files of the packages (default: all), without the generated stubs."""
+    found = (path for package in packages or PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in found if "_pb2" not in path.name and path.parent.name != "v1")
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of a file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """Syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(path: Path) -> list[Import]:
+    """Everything that a file imports, at its top or inside functions. `from a import b` counts as a.b where that is a module of ours."""
+    return list(_imports(tree(path), ""))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods of a file."""
+    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _imports(node: ast.AST, function: str) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(module=alias.name, line=child.lineno, function=function) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, "imports are absolute"
+            for alias in child.names:
+                whole = f"{child.module}.{alias.name}"
+                yield Import(module=whole if _is_module(whole) else child.module or "", line=child.lineno, function=function)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _imports(child, f"{function}.{child.name}".lstrip("."))
+        else:
+            yield from _imports(child, function)
+
+
+def _is_module(name: str) -> bool:
+    base = ROOT.joinpath(*name.split("."))
+    return base.with_suffix(".py").is_file() or base.is_dir()

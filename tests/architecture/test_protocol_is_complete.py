@@ -1,0 +1,104 @@
+"""The protos, the code and the documents say the same: every RPC is served, has a client and a row; every error has a status and a row."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+
+from ps_protocol import errors
+from ps_protocol.errors import PsError
+from ps_protocol.status import STATUS
+from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from tests.architecture.source_tree import ROOT
+
+METHODS: list[MethodDescriptor] = [
+    method
+    for module in (handshake_service_pb2, parameter_service_pb2, chief_service_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+ERRORS = sorted(
+    (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, PsError) and value is not PsError),
+    key=lambda error: error.__name__,
+)
+CLIENTS = {"HandshakeService": "handshake_client.py", "ParameterService": "shard_client.py", "ChiefService": "chief_client.py"}
+
+
+@functools.cache
+def _protocol_page() -> str:
+    return (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def _rows(first_cell: str) -> list[str]:
+    return re.findall(rf"^\| `{re.escape(first_cell)}` \|(.*)\|$", _protocol_page(), flags=re.MULTILINE)
+
+
+def test_every_service_of_the_protos_is_known_here() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protos").rglob("*.proto"))
+    assert set(re.findall(r"^service (\w+)", text, flags=re.MULTILINE)) == set(CLIENTS)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
+def test_every_rpc_has_a_client_call(method: MethodDescriptor) -> None:
+    client = (ROOT / "ps_protocol" / CLIENTS[method.containing_service.name]).read_text(encoding="utf-8")
+    assert re.search(rf"\b{method.name}\b", client), f"{CLIENTS[method.containing_service.name]} never calls {method.name}"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
+def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> None:
+    assert len(_rows(method.name)) == 1, f"docs/protocol.md: want one row '| `{method.name}` | …'"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
+def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
+    assert error in STATUS, f"ps_protocol/status.py: {error.__name__} has no status"
+    rows = _rows(error.reason)
+    assert len(rows) == 1, f"docs/protocol.md: want one row '| `{error.reason}` | …'"
+    assert f"`{STATUS[error].name}`" in rows[0], f"docs/protocol.md: {error.reason} travels as {STATUS[error].name}"
+
+
+def test_reasons_are_stable_and_unique() -> None:
+    reasons = [error.reason for error in ERRORS]
+    assert len(set(reasons)) == len(reasons)
+    assert all(re.fullmatch(r"[A-Z]+(_[A-Z]+)*", reason) for reason in reasons)
+    assert set(STATUS) == set(ERRORS)
+
+
+def test_reasons_that_the_protos_name_exist() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "protos").rglob("*.proto"))
+    reasons = {error.reason for error in ERRORS}
+    named = {word for line in re.findall(r"Errors?: (.*)", text) for word in re.findall(r"\b[A-Z]+_[A-Z_]+\b", line)}
+    codes = {code.name for code in STATUS.values()}
+    assert named <= reasons | codes, named - reasons - codes
+
+
+def test_docstring_of_the_errors_draws_them_all() -> None:
+    drawn = errors.__doc__ or ""
+    assert not [error.__name__ for error in ERRORS if error.__name__ not in drawn]
+
+
+def test_protos_pass_buf_lint_with_comments() -> None:
+    buf = Path(sys.executable).with_name("buf")
+    if not buf.exists():
+        pytest.skip("buf is not installed beside this Python; `make install` does it")
+    result = subprocess.run([buf, "lint"], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.timeout(300)
+def test_committed_stubs_are_those_of_the_protos() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    make = functools.partial(subprocess.run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    try:
+        made = make(["make", ".venv-proto/.installed"])
+    except FileNotFoundError:
+        pytest.skip("make is not installed")
+    if made.returncode != 0:
+        pytest.skip(f"the environment that generates stubs could not be made: {made.stderr[-300:]}")
+    result = make(["make", "check-stubs"])
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,117 @@
+"""One training problem on real data, its gradients, and each optimizer written out plainly in one process. Knows nothing of the system.
+
+Two linear softmax classifiers of scikit-learn's handwritten digits, one in float32 and one in float64, are trained side by side, so that
+one run of a cluster shows both element types.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.tensors import Array
+
+NUM_WORKERS = 3
+NUM_STEPS = 50
+ROWS_A_WORKER = 32
+RATE = 0.05
+DTYPES = {"32": np.float32, "64": np.float64}
+
+Values = dict[str, Array]
+Update = Callable[[Values, Values, Values], Values]
+
+
+def initial_values() -> Values:
+    """Returns the classifiers' first values: small, not zero, so that relative errors mean something."""
+    rng = np.random.default_rng(3)
+    weights, bias = 0.01 * rng.normal(size=(64, 10)), 0.01 * rng.normal(size=10)
+    return {f"{name}{size}": value.astype(dtype) for size, dtype in DTYPES.items() for name, value in (("w", weights), ("b", bias))}
+
+
+def rows_of(worker: int, step: int, num_rows: int) -> Array:
+    """Returns the numbers of the rows that a worker uses in a step."""
+    start = (step * NUM_WORKERS + worker) * ROWS_A_WORKER
+    return np.arange(start, start + ROWS_A_WORKER) % num_rows
+
+
+def union_of(step: int, num_rows: int) -> Array:
+    """Returns the numbers of the rows that all workers together use in a step."""
+    return np.concatenate([rows_of(worker, step, num_rows) for worker in range(NUM_WORKERS)])
+
+
+def gradients(values: Mapping[str, Array], images: Array, labels: Array, rows: Array) -> Values:
+    """Returns the gradients of the mean cross-entropy over some rows, each in its variable's element type."""
+    found: Values = {}
+    for size, dtype in DTYPES.items():
+        inputs = images[rows].astype(dtype)
+        scores = inputs @ values[f"w{size}"] + values[f"b{size}"]
+        scores -= scores.max(axis=1, keepdims=True)
+        errors = np.exp(scores)
+        errors /= errors.sum(axis=1, keepdims=True)
+        errors[np.arange(rows.size), labels[rows]] -= 1
+        errors /= dtype(rows.size)
+        found[f"w{size}"], found[f"b{size}"] = inputs.T @ errors, errors.sum(axis=0)
+    return found
+
+
+def _sgd(values: Values, slots: Values, gradient: Values) -> Values:
+    return {name: value - RATE * gradient[name] for name, value in values.items()}
+
+
+def _momentum(values: Values, slots: Values, gradient: Values) -> Values:
+    for name in values:
+        slots[name] = 0.9 * slots.get(name, np.zeros_like(values[name])) + gradient[name]
+    return {name: value - RATE * slots[name] for name, value in values.items()}
+
+
+def _nesterov(values: Values, slots: Values, gradient: Values) -> Values:
+    for name in values:
+        slots[name] = 0.9 * slots.get(name, np.zeros_like(values[name])) + gradient[name]
+    return {name: value - (RATE * gradient[name] + RATE * 0.9 * slots[name]) for name, value in values.items()}
+
+
+def _adagrad(values: Values, slots: Values, gradient: Values) -> Values:
+    for name in values:
+        slots[name] = slots.get(name, np.full_like(values[name], 0.1)) + gradient[name] ** 2
+    return {name: value - RATE * gradient[name] / np.sqrt(slots[name]) for name, value in values.items()}
+
+
+def _adam(values: Values, slots: Values, gradient: Values) -> Values:
+    updated = {}
+    for name, value in values.items():
+        # Everything is in the value's own type, also the powers of the betas: in float32 their rounding shows in the sixth digit.
+        kind = value.dtype.type
+        beta1, beta2, epsilon = kind(0.9), kind(0.999), kind(1e-8)
+        powers = slots.get(f"{name}@powers", np.array([beta1, beta2]))
+        m, v = (slots.get(f"{name}@{slot}", np.zeros_like(value)) for slot in "mv")
+        m, v = m + (gradient[name] - m) * (1 - beta1), v + (gradient[name] ** 2 - v) * (1 - beta2)
+        rate = kind(RATE) * np.sqrt(1 - powers[1]) / (1 - powers[0])
+        updated[name] = value - rate * m / (np.sqrt(v) + epsilon)
+        slots[f"{name}@m"], slots[f"{name}@v"], slots[f"{name}@powers"] = m, v, powers * np.array([beta1, beta2])
+    return updated
+
+
+UPDATES: dict[str, Update] = {"sgd": _sgd, "momentum": _momentum, "nesterov": _nesterov, "adagrad": _adagrad, "adam": _adam}
+
+
+def train_alone(optimizer: str, images: Array, labels: Array) -> Values:
+    """Returns the values after training in one process, on the union of all workers' rows in each step."""
+    values = initial_values()
+    slots: Values = {}
+    for step in range(NUM_STEPS):
+        gradient = gradients(values, images, labels, union_of(step, labels.size))
+        values = UPDATES[optimizer](values, slots, gradient)
+    return values
+
+
+def spec_of(optimizer: str) -> Any:
+    """Returns the same optimizer as the SDK names it."""
+    import worker_client
+
+    return {
+        "sgd": worker_client.sgd(RATE),
+        "momentum": worker_client.momentum(RATE, momentum=0.9),
+        "nesterov": worker_client.momentum(RATE, momentum=0.9, use_nesterov=True),
+        "adagrad": worker_client.adagrad(RATE),
+        "adam": worker_client.adam(RATE),
+    }[optimizer]

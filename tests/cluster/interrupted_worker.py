@@ -1,0 +1,34 @@
+"""A worker for the tests of Ctrl-C: goes to the wanted phase, tells so on stdout, and stays there until it is interrupted."""
+
+import sys
+
+import numpy as np
+
+import worker_client
+
+# 64 MiB, so that a server that is stopped cannot take all of it into its sockets' buffers.
+VALUES = {"w": np.zeros(8 << 20)}
+
+
+def main(phase: str, chief: str) -> None:
+    """Goes to `phase`: connecting, joining, waiting, pushing or reading."""
+    if phase == "connecting":
+        print(phase, flush=True)
+    with worker_client.connect(chief, timeout_s=60) as session:
+        if phase == "joining":
+            print(phase, flush=True)
+        session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+        if phase == "waiting":
+            session.push(session.gradients())
+            print(phase, flush=True)
+            session.wait()
+        print(phase, flush=True)
+        # The test stops the parameter server before it says that it has.
+        sys.stdin.readline()
+        if phase == "reading":
+            session.read()
+        session.push(session.gradients())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

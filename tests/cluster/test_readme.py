@@ -1,0 +1,38 @@
+"""The first things that a reader will try do what the README says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _example() -> str:
+    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def _run(words: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.timeout(120)
+def test_example_of_the_readme_learns_the_line_with_two_workers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_example(), encoding="utf-8")
+    result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "2", "--", sys.executable, "train.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for worker in (0, 1):
+        assert f"worker {worker}: {{'w': array([ 2. , -1. ,  0.5]), 'b': np.float64(4.0)" in result.stdout
+
+
+def test_example_of_the_readme_runs_without_a_network(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_example().replace("connect()", "local()"), encoding="utf-8")
+    result = _run(["train.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "array([ 2. , -1. ,  0.5])" in result.stdout

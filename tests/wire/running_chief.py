@@ -1,0 +1,156 @@
+"""A real chief on an event loop in a thread, real parameter servers beside it, and workers that speak to both. For wire tests of the chief."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from chief.config import ChiefConfig, CoordinationConfig
+from chief.server import ChiefServer
+from ps_protocol.chief import CommitResult, ModelReply, ModelState, ParticipantKind, PushCommit, RegisterRequest, TokenReply
+from ps_protocol.chief_client import GrpcChief
+from ps_protocol.errors import PsError
+from ps_protocol.layout import aligned_bytes
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.placement import layouts
+from ps_protocol.segments import Segments
+from ps_protocol.shard import PushHeader, PushId, ShardSpec
+from ps_protocol.shard_client import GrpcShard
+from ps_protocol.tensors import DataType, VariableSpec
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+
+_requests = itertools.count(1)
+
+MODEL = ModelSpec(
+    variables=tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(3,)) for name in ("w", "b")),
+    optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)),
+    placement=PlacementPolicy(strategy="round_robin"),
+)
+
+
+class RunningChief:
+    """A chief that serves until the block ends. `ended` tells its exit code, or the error that kept it from starting."""
+
+    def __init__(self, *ps: str, address: str = "127.0.0.1:0", **coordination: Any) -> None:
+        self._config = ChiefConfig(ps=ps, address=address, coordination=CoordinationConfig(**coordination))
+        self._started, self._over = threading.Event(), threading.Event()
+        self._outcome: int | PsError | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="chief")
+        self.address = ""
+
+    def __enter__(self) -> "RunningChief":
+        self._thread.start()
+        assert self._started.wait(20)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._over.is_set():
+            # Twice: at once, without waiting for participants to leave.
+            for _ in range(2):
+                self.request_stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def request_stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it ended meanwhile
+            self._loop.call_soon_threadsafe(self._server.request_stop, "the test")
+
+    def ended(self, timeout_s: float = 20.0) -> int | PsError | None:
+        """Waits for the end."""
+        assert self._over.wait(timeout_s), "the chief does not end"
+        return self._outcome
+
+    def client(self) -> GrpcChief:
+        return GrpcChief(self.address)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = ChiefServer(self._config)
+        try:
+            await self._server.start()
+            self.address = self._server.address
+            self._started.set()
+            self._outcome = await self._server.wait()
+        except PsError as error:
+            self._outcome = error
+        finally:
+            await self._server.stop()
+            self._over.set()
+            self._started.set()
+
+
+@contextlib.contextmanager
+def parameter_server(index: int = 0, *, address: str = "127.0.0.1:0", cluster: str = "lockstep") -> Iterator[ParameterServer]:
+    server = ParameterServer(ParameterServerConfig(index=index, address=address, cluster=cluster))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(0.0)
+
+
+@contextlib.contextmanager
+def cluster(*, num_ps: int = 1, **coordination: Any) -> Iterator[RunningChief]:
+    """Parameter servers and their chief."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(parameter_server(index)) for index in range(num_ps)]
+        yield stack.enter_context(RunningChief(*(server.address for server in servers), **coordination))
+
+
+class Worker:
+    """A worker as another language would write it: straight calls, no retries, no heartbeats."""
+
+    def __init__(
+        self, chief: GrpcChief, index: int | None = None, *, kind: ParticipantKind = ParticipantKind.WORKER, **fields: Any
+    ) -> None:
+        self.chief = chief
+        request: dict[str, Any] = {"host": "host-b", "pid": 912, "request_id": next(_requests), **fields}
+        self.registration = chief.register_worker(RegisterRequest(kind=kind, index=index, **request))
+        self.participant = self.registration.participant
+        self.local_step = self.registration.global_step
+        self.shards = [GrpcShard(address) for address in self.registration.shard_addresses]
+        self._sequence = 0
+        self.request_id = 0
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for shard in self.shards:
+            shard.close()
+
+    def join_model(self) -> ModelReply:
+        """Presents the model, and initialises it if it shall."""
+        reply = self.chief.register_model(self.participant, MODEL, max_wait_s=10.0)
+        self._layouts = layouts(reply.placement, num_shards=len(self.shards))
+        if reply.state is ModelState.INITIALIZE:
+            for index, (shard, layout) in enumerate(zip(self.shards, self._layouts, strict=True)):
+                spec = ShardSpec(epoch=1, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt)
+                shard.create_variables(spec, Segments([aligned_bytes(layout.nbytes)]))
+            self.chief.complete_initialization(self.participant, attempt=reply.attempt)
+        return reply
+
+    def push(self, *, is_sent: bool = True) -> PushCommit:
+        """Stages a contribution on all shards; returns what is to be committed."""
+        self._sequence += 1
+        push_id = PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self._sequence)
+        for shard, layout in zip(self.shards, self._layouts, strict=True):
+            if is_sent:
+                header = PushHeader(epoch=1, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
+                shard.push_gradients(header, Segments([aligned_bytes(layout.nbytes)]))
+        return PushCommit(push_id=push_id, step=self.local_step, staged=True)
+
+    def commit(self, commit: PushCommit) -> CommitResult:
+        return self.chief.commit_push(self.participant, commit)
+
+    def wait(self, commit: PushCommit | None = None, *, max_wait_s: float = 10.0) -> TokenReply:
+        self.request_id += 1
+        reply = self.chief.dequeue_token(
+            self.participant, local_step=self.local_step, request_id=self.request_id, max_wait_s=max_wait_s, commit=commit
+        )
+        self.local_step = max(self.local_step, reply.step)
+        return reply

@@ -1,0 +1,91 @@
+"""Claims about GrpcChief: every call says who asks, has a deadline beyond its wait, and returns values. The server is a tiny one on asyncio."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ps_protocol import chief, codec_chief, codec_status
+from ps_protocol.chief_client import SERVICE, TIMEOUT_S, GrpcChief
+from ps_protocol.v1 import chief_service_pb2 as pb
+from tests.wire.servers import serving_aio, unary
+from tests.wire.test_codec import COMMIT, MODEL, PLACEMENT, RESULT, STATUS, WORKER
+
+REGISTER = chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=9)
+REGISTRATION = chief.Registration(participant=WORKER, lease_s=10.0, shard_addresses=("a:1",), global_step=4, may_contribute=True)
+REPLY = chief.ModelReply(
+    state=chief.ModelState.WAIT, placement=PLACEMENT, attempt=1, max_staged_per_worker=2, global_step=3, waiting_for="w"
+)
+AGREED = chief.AgreedModel(state=chief.ModelState.READY, model=MODEL, placement=PLACEMENT, global_step=3)
+TOKEN = chief.TokenReply(result=chief.TokenResult.TOKEN, step=5, commit=RESULT)
+
+Call = Callable[[GrpcChief], object]
+# Method, call, what the server receives, what it answers, what the caller gets, the wait that the call asks for.
+CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
+    ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec_chief.encode_register_request(REGISTER),
+     codec_chief.encode_registration(REGISTRATION), REGISTRATION, 0.0),
+    ("Heartbeat", lambda c: c.heartbeat(WORKER), pb.HeartbeatRequest(participant=codec_chief.encode_participant(WORKER)),
+     pb.HeartbeatResponse(finished=True), True, 0.0),
+    ("DeregisterWorker", lambda c: c.deregister_worker(WORKER, failure="x"),
+     pb.DeregisterWorkerRequest(participant=codec_chief.encode_participant(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
+    ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),
+     pb.RegisterModelRequest(participant=codec_chief.encode_participant(WORKER), model=codec_chief.encode_model(MODEL),
+                             max_wait=codec_chief.encode_max_wait(2.0)), codec_chief.encode_model_reply(REPLY), REPLY, 2.0),
+    ("CompleteInitialization", lambda c: c.complete_initialization(WORKER, attempt=3),
+     pb.CompleteInitializationRequest(participant=codec_chief.encode_participant(WORKER), attempt=3),
+     pb.CompleteInitializationResponse(), None, 0.0),
+    ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=codec_chief.encode_max_wait(20.0)),
+     codec_chief.encode_agreed_model(AGREED), AGREED, 20.0),
+    ("CommitPush", lambda c: c.commit_push(WORKER, COMMIT),
+     pb.CommitPushRequest(participant=codec_chief.encode_participant(WORKER), commit=codec_chief.encode_commit(COMMIT)),
+     pb.CommitPushResponse(result=codec_chief.encode_commit_result(RESULT)), RESULT, 0.0),
+    ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
+     pb.DequeueTokenRequest(participant=codec_chief.encode_participant(WORKER), local_step=4, request_id=7,
+                            max_wait=codec_chief.encode_max_wait(20.0), commit=codec_chief.encode_commit(COMMIT)),
+     codec_chief.encode_token_reply(TOKEN), TOKEN, 20.0),
+    ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
+     pb.DequeueTokenRequest(participant=codec_chief.encode_participant(WORKER), request_id=7, max_wait=codec_chief.encode_max_wait(0.5)),
+     codec_chief.encode_token_reply(TOKEN), TOKEN, 0.5),
+    ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
+     codec_status.encode_cluster_status(STATUS), STATUS, 0.0),
+    ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
+     pb.FinishTrainingResponse(global_step=12), 12, 0.0),
+]  # fmt: skip
+
+
+@dataclasses.dataclass
+class Tape:
+    """What the server shall answer, and what it was asked."""
+
+    answer: bytes = b""
+    request: bytes = b""
+    remaining_s: float = 0.0
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[tuple[GrpcChief, Tape]]:
+    tape = Tape()
+
+    async def serve(request: bytes, context: Any) -> bytes:
+        tape.request, tape.remaining_s = request, context.time_remaining()
+        return tape.answer
+
+    with serving_aio(unary(SERVICE, **{row[0]: serve for row in CALLS})) as address, contextlib.closing(GrpcChief(address)) as client:
+        yield client, tape
+
+
+@pytest.mark.parametrize(("method", "call", "request_", "answer", "expected", "max_wait_s"), CALLS, ids=[row[0] for row in CALLS])
+def test_call_travels_and_has_a_deadline_beyond_its_wait(
+    played: tuple[GrpcChief, Tape], method: str, call: Call, request_: Any, answer: Any, expected: object, max_wait_s: float
+) -> None:
+    client, tape = played
+    tape.answer = answer.SerializeToString()
+    assert call(client) == expected
+    assert type(request_).FromString(tape.request) == request_
+    assert max_wait_s + TIMEOUT_S / 2 < tape.remaining_s <= max_wait_s + TIMEOUT_S + 0.1
+
+
+def test_every_method_of_the_service_is_called_here() -> None:
+    assert {row[0] for row in CALLS} == {method.name for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods}
