@@ -39,10 +39,11 @@ def summary(runs: Sequence[RunFigures]) -> dict[str, object]:
     }
 
 
-def human_bytes(count: float) -> str:
-    """For example "4 KiB", "3.8 MiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
+def human_bytes(count: int) -> str:
+    """For example "4 KiB", "4 MB", "1.5 GiB"."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    if count and not count % 1_000_000:
+        size, units = count / 1_000_000, ["MB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.4g} {units[0]}"

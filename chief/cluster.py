@@ -1,5 +1,6 @@
 """The coordinator's state in one place, what it amounts to, and the status made of it. Decides nothing; `now` is an argument."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from chief.shard_table import ShardTable
 from chief.waiting_calls import WaitingCalls
 from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
 from ps_protocol.errors import InvalidSpec, TrainingFailed
+
+_TOLD_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Cluster:
     pending_finish: str = ""
     finish_calls: list[int] = field(default_factory=list)
     is_ended: bool = False
+    _told: tuple[float, int, int, str] = (-math.inf, 0, 0, "")
 
     @property
     def state(self) -> ClusterState:
@@ -75,6 +79,14 @@ class Cluster:
     def explain(self, now: float) -> str:
         """Says in words what the cluster waits for."""
         return explain(self._situation(), now=now)
+
+    def explain_to_many(self, now: float) -> str:
+        """As `explain`, up to a quarter of a second old: a thousand callers whose time is up get one explanation, not each their own."""
+        at, step, num_contributions, text = self._told
+        if now - at > _TOLD_S or (step, num_contributions) != (self.policy.step, self.policy.num_contributions):
+            text = self.explain(now)
+            self._told = now, self.policy.step, self.policy.num_contributions, text
+        return text
 
     def status(self, now: float, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""

@@ -237,12 +237,9 @@ class Coordinator:
 
     def _fire_timer(self, event: ev.TimerFired, now: float) -> Instructions:
         instructions: Instructions = []
-        waiting_for = ""
         for what, number in self._cluster.deadlines.pop_due(now):
             if what == "token":
-                # One explanation does for all that are due now; there may be thousands.
-                waiting_for = waiting_for or self._cluster.explain(now)
-                instructions += self._expire_token_call(number, waiting_for)
+                instructions += self._expire_token_call(number, now)
             elif what == "model":
                 instructions += self._models.expire(number, now)
             elif what == FINISH_KEY[0]:
@@ -252,12 +249,12 @@ class Coordinator:
                 instructions += self._lapse(member, now) if member is not None and member.is_live else []
         return instructions
 
-    def _expire_token_call(self, worker: int, waiting_for: str) -> Instructions:
+    def _expire_token_call(self, worker: int, now: float) -> Instructions:
         waiting = self._cluster.waiting.take_token_call(worker)
         if waiting is None:
             return []
         self._cluster.policy.forget_wish(worker)
-        return [ev.Reply(call=waiting.call, value=self._wait(waiting.commit, waiting_for))]
+        return [ev.Reply(call=waiting.call, value=self._wait(waiting.commit, self._cluster.explain_to_many(now)))]
 
     def _cancel_call(self, event: ev.CallCancelled, now: float) -> Instructions:
         worker = self._cluster.waiting.worker_of(event.call)

@@ -164,16 +164,28 @@ class InProcessChief:
     def _apply(self, steps: Sequence[ev.ApplyStep]) -> None:
         for step in steps:
             request = ApplyRequest(epoch=step.epoch, chief_incarnation=self._incarnation, step=step.step, contributors=step.contributors)
-            num_applied = 0
+            num_applied, interrupt = 0, None
             try:
                 for shard in self._shards:
-                    shard.apply_step(request)
+                    interrupt = _apply_whole(shard, request) or interrupt
                     num_applied += 1
             except PsError as error:
                 self._report(ev.ShardFailed(shard=num_applied, why=error.message))
-            except BaseException as error:
-                # A defect, or Ctrl-C halfway: the other threads must not wait for a step that nobody will finish.
+            except Exception as error:
+                # A defect: the other threads must not wait for a step that nobody will finish.
                 self._report(ev.ShardFailed(shard=num_applied, why=f"step {step.step} broke off: {error!r}"))
                 raise
             else:
                 self._report(ev.StepApplied(step=step.step))
+            if interrupt is not None:
+                raise interrupt
+
+
+def _apply_whole(shard: Shard, request: ApplyRequest) -> KeyboardInterrupt | None:
+    """Applies a step; a Ctrl-C meanwhile is returned, for after the step: half a step would be the end of training for all threads."""
+    try:
+        shard.apply_step(request)
+    except KeyboardInterrupt as interrupt:
+        shard.apply_step(request)
+        return interrupt
+    return None

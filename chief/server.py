@@ -23,6 +23,8 @@ from ps_protocol.listening import announce, check_address_is_free
 log = logging.getLogger(__name__)
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
+# Two for each of ten thousand workers; a caller that opens calls without end is refused.
+_MAX_CONCURRENT_RPCS = 20_000
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5
 
@@ -37,7 +39,7 @@ class ChiefServer:
         links = [GrpcShardLink(address, index=index, cluster=cluster) for index, address in enumerate(config.ps)]
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options())
+        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=_MAX_CONCURRENT_RPCS)
         self._health_updates: set[asyncio.Task[None]] = set()
 
     @property

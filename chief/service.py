@@ -5,24 +5,21 @@ All methods take bytes, so that what is no message at all is refused by us, with
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from chief import events as ev
 from chief.runner import Runner
 from ps_protocol import codec_chief as codec
 from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Registration, TokenReply
+from ps_protocol.codec import decode_message
 from ps_protocol.codec_status import encode_cluster_status
-from ps_protocol.errors import MalformedMessage
 from ps_protocol.status import answering_aio
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name
-
-Request = TypeVar("Request", bound=Message)
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -33,22 +30,22 @@ class ChiefService:
         self._runner = runner
 
     async def RegisterWorker(self, data: bytes) -> Message:
-        request = codec.decode_register_request(_decode(pb.RegisterWorkerRequest, data))
+        request = codec.decode_register_request(decode_message(pb.RegisterWorkerRequest, data))
         return codec.encode_registration(await self._runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request)))
 
     async def Heartbeat(self, data: bytes) -> Message:
-        participant = codec.decode_participant(_decode(pb.HeartbeatRequest, data))
+        participant = codec.decode_participant(decode_message(pb.HeartbeatRequest, data))
         finished = await self._runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=participant))
         return pb.HeartbeatResponse(finished=finished)
 
     async def DeregisterWorker(self, data: bytes) -> Message:
-        message = _decode(pb.DeregisterWorkerRequest, data)
+        message = decode_message(pb.DeregisterWorkerRequest, data)
         participant = codec.decode_participant(message)
         await self._runner.call(type(None), lambda call: ev.DeregisterWorker(call=call, participant=participant, failure=message.failure))
         return pb.DeregisterWorkerResponse()
 
     async def RegisterModel(self, data: bytes) -> Message:
-        message = _decode(pb.RegisterModelRequest, data)
+        message = decode_message(pb.RegisterModelRequest, data)
         participant, model, max_wait_s = (
             codec.decode_participant(message),
             codec.decode_model(message.model),
@@ -60,7 +57,7 @@ class ChiefService:
         return codec.encode_model_reply(reply)
 
     async def CompleteInitialization(self, data: bytes) -> Message:
-        message = _decode(pb.CompleteInitializationRequest, data)
+        message = decode_message(pb.CompleteInitializationRequest, data)
         participant = codec.decode_participant(message)
         await self._runner.call(
             type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=message.attempt)
@@ -68,17 +65,17 @@ class ChiefService:
         return pb.CompleteInitializationResponse()
 
     async def GetModel(self, data: bytes) -> Message:
-        max_wait_s = codec.decode_max_wait(_decode(pb.GetModelRequest, data))
+        max_wait_s = codec.decode_max_wait(decode_message(pb.GetModelRequest, data))
         return codec.encode_agreed_model(await self._runner.call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s)))
 
     async def CommitPush(self, data: bytes) -> Message:
-        message = _decode(pb.CommitPushRequest, data)
+        message = decode_message(pb.CommitPushRequest, data)
         participant, commit = codec.decode_participant(message), codec.decode_commit(message.commit)
         result = await self._runner.call(CommitResult, lambda call: ev.CommitPush(call=call, participant=participant, commit=commit))
         return pb.CommitPushResponse(result=codec.encode_commit_result(result))
 
     async def DequeueToken(self, data: bytes) -> Message:
-        message = _decode(pb.DequeueTokenRequest, data)
+        message = decode_message(pb.DequeueTokenRequest, data)
         event = ev.DequeueToken(
             call=0,
             participant=codec.decode_participant(message),
@@ -90,11 +87,11 @@ class ChiefService:
         return codec.encode_token_reply(await self._runner.call(TokenReply, lambda call: replace(event, call=call)))
 
     async def GetClusterStatus(self, data: bytes) -> Message:
-        message = _decode(pb.GetClusterStatusRequest, data)
+        message = decode_message(pb.GetClusterStatusRequest, data)
         return encode_cluster_status(self._runner.status(max_ledger_entries=message.max_ledger_entries))
 
     async def FinishTraining(self, data: bytes) -> Message:
-        reason = _decode(pb.FinishTrainingRequest, data).reason
+        reason = decode_message(pb.FinishTrainingRequest, data).reason
         step = await self._runner.call(int, lambda call: ev.FinishTraining(call=call, reason=reason))
         return pb.FinishTrainingResponse(global_step=step)
 
@@ -113,11 +110,3 @@ def _answered(method: Callable[[bytes], Awaitable[Message]]) -> Callable[[bytes,
             return (await method(data)).SerializeToString()
 
     return answer
-
-
-def _decode(message_type: type[Request], data: bytes) -> Request:
-    try:
-        return message_type.FromString(data)
-    except DecodeError:
-        name = message_type.DESCRIPTOR.name
-        raise MalformedMessage(f"{len(data)} bytes are not a {name}; send what the .proto describes") from None

@@ -11,7 +11,7 @@ from lockstep.demo_display import Display, open_display
 from lockstep.demo_files import DemoFiles
 from lockstep.demo_observer import DemoObserver, Trained
 from lockstep.demo_progress import Progress
-from lockstep.digits_examples import ExamplesMissing, load_examples
+from lockstep.digits_examples import ExamplesMissing
 from lockstep.process import describe_end
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
 from lockstep.up import end_roles
@@ -20,15 +20,15 @@ from lockstep.watch import ClusterWatch
 WANTED_ACCURACY = 0.95
 _POLL_S = 0.1
 _LEASE_S = 5.0
-# All workers have ended, so training is over or never will be: the observer needs one more look.
-_LAST_LOOK_S = 10.0
+# The last look at the variables, and the end of the last worker, belong together: either may come a moment later.
+_LAST_LOOK_S = 2.0
 # Seven processes share the machine's processors; the threads of NumPy's matrix products would only wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `demo`."""
-    parser.add_argument("--steps", type=int, default=600, metavar="N", help="steps to train (default 600)")
+    parser.add_argument("--steps", type=int, default=400, metavar="N", help="steps to train (default 400)")
     parser.add_argument("--workers", type=int, default=3, metavar="M", help="workers (default 3)")
     parser.add_argument("--ps", type=int, default=2, metavar="N", help="parameter servers (default 2)")
     parser.add_argument("--backup-workers", type=int, default=1, metavar="B", help="a step does not wait for the slowest B (default 1)")
@@ -76,20 +76,26 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
 
 
 def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:
-    train, test = load_examples()
     start = time.monotonic()
     needs = f"a step needs {spec.replicas_to_aggregate} contributions" + (f", {spec.num_backups} in reserve" if spec.num_backups else "")
-    display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
     with Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
+        display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
+        if spec.num_backups:
+            display.say("try it: kill -9 the process of a worker, from another terminal; training goes on")
+        examples_path = supervisor.directory / "digits.npz"
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
-        cluster.start_roles(environment=_ONE_THREAD)
-        command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s)]
-        cluster.start_workers(command, environment=_ONE_THREAD)
-        observer = DemoObserver(cluster.chief_address, cluster=cluster.name, num_workers=spec.num_workers, train=train, test=test)
+        watch = ClusterWatch(cluster, say=display.say)
+        observer = DemoObserver(num_workers=spec.num_workers, examples_path=examples_path)
         observer.start()
         try:
-            watch = ClusterWatch(cluster, say=display.say)
-            trained = _watch(cluster, supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
+            cluster.start_roles(environment=_ONE_THREAD)
+            while not observer.has_examples:
+                watch.see(supervisor.poll(timeout_s=_POLL_S))
+                _check(observer, files=files)
+            command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s), "--examples", str(examples_path)]
+            cluster.start_workers(command, environment=_ONE_THREAD)
+            observer.connect(cluster.chief_address, cluster=cluster.name)
+            trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         finally:
             observer.stop(timeout_s=0.2)
         end_roles(cluster, supervisor=supervisor, watch=watch)
@@ -100,28 +106,33 @@ def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Di
     return trained, _summary(trained.progress, seconds=seconds, failed=failed)
 
 
-def _watch(
-    cluster: LocalCluster, *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display
-) -> Trained:
+def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:
     """Shows the training until it is finished and all workers have ended."""
     seen: Progress | None = None
-    workers_ended_at: float | None = None
-    while observer.trained is None or watch.has_running_workers:
+    last_look_ends_at: float | None = None
+    while True:
         watch.see(supervisor.poll(timeout_s=_POLL_S))
         if observer.progress is not seen and observer.progress is not None:
             seen = observer.progress
             files.add_metrics(seen)
         display.show(seen, supervisor.processes)
-        if observer.error is not None:
-            raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
-        if not watch.has_running_workers and observer.trained is None:
-            workers_ended_at = workers_ended_at or time.monotonic()
-            if time.monotonic() > workers_ended_at + _LAST_LOOK_S:
+        if observer.trained is not None and not watch.has_running_workers:
+            return observer.trained
+        _check(observer, files=files)
+        # Half of the end has come: the other half is due. A worker that began so late that all was over has nobody left to ask.
+        if observer.trained is not None or not watch.has_running_workers:
+            last_look_ends_at = last_look_ends_at or time.monotonic() + _LAST_LOOK_S
+            if time.monotonic() > last_look_ends_at:
+                if observer.trained is not None:
+                    return observer.trained
                 raise LaunchFailed(f"all workers have ended, but training is not finished; logs: {files.logs}")
-    if observer.progress is not seen and observer.progress is not None:
-        files.add_metrics(observer.progress)
-        display.show(observer.progress, supervisor.processes)
-    return observer.trained
+
+
+def _check(observer: DemoObserver, *, files: DemoFiles) -> None:
+    if isinstance(observer.error, ExamplesMissing):
+        raise observer.error
+    if observer.error is not None:
+        raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
 
 
 def _summary(progress: Progress, *, seconds: float, failed: Mapping[str, str]) -> str:

@@ -14,8 +14,6 @@ from lockstep.demo_display import process_state
 from lockstep.demo_progress import Progress, WorkerProgress
 from lockstep.process import Process
 
-_HINT = "try it: kill -9 the process of one worker, in another terminal; a step needs two, so training goes on"
-
 
 class LiveDisplay:
     """A table that is drawn anew in place."""
@@ -39,7 +37,7 @@ class LiveDisplay:
     def show(self, progress: Progress | None, processes: Sequence[Process]) -> None:
         """Draws the table."""
         headline = self._headline(progress) if progress else Text("waiting for the first worker to give the model its first values …")
-        self._live.update(Group(headline, Text(), _process_table(progress, processes), Text(_HINT, style="dim")), refresh=True)
+        self._live.update(Group(headline, Text(), _process_table(progress, processes)), refresh=True)
 
     def _headline(self, progress: Progress) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -59,7 +57,7 @@ class LiveDisplay:
 
 def _process_table(progress: Progress | None, processes: Sequence[Process]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading, justify in (("process", "left"), ("pid", "right"), ("state", "left"), ("contributions", "right"), ("late", "right")):
+    for heading, justify in (("process", "left"), ("pid", "right"), ("state", "left"), ("contributions", "right"), ("dropped", "right")):
         table.add_column(heading, justify="right" if justify == "right" else "left", header_style="dim")
     workers = {f"worker {worker.index}": worker for worker in progress.workers} if progress else {}
     for process in processes:

@@ -1,14 +1,16 @@
 """Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing."""
 
+import queue
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 import worker_client
 from lockstep.demo_progress import Progress, ProgressMeter
-from lockstep.digits_examples import Examples
+from lockstep.digits_examples import Examples, ExamplesMissing, load_examples, save_examples
 from lockstep.digits_model import evaluate
 from ps_protocol.chief import ClusterState
 from ps_protocol.errors import PsError
@@ -27,38 +29,47 @@ class Trained:
 
 
 class DemoObserver:
-    """Call `start()`; then `progress`, `trained` and `error` are filled in as things happen. They may be read from any thread."""
+    """Call `start()`, later `connect()`; then the attributes are filled in as things happen. Any thread may read them."""
 
-    def __init__(self, chief_address: str, *, cluster: str, num_workers: int, train: Examples, test: Examples) -> None:
+    def __init__(self, *, num_workers: int, examples_path: Path) -> None:
         self.progress: Progress | None = None
         self.trained: Trained | None = None
-        self.error: PsError | None = None
-        self._address = chief_address
-        self._cluster = cluster
-        self._train = train
-        self._test = test
+        self.error: PsError | ExamplesMissing | None = None
+        self.has_examples = False
+        self._examples_path = examples_path
+        self._target: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._meter = ProgressMeter(num_workers=num_workers)
         self._has_to_stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begins to load the examples, which takes a second, and to write them to `examples_path` for the workers; then `has_examples`."""
         self._thread.start()
+
+    def connect(self, chief_address: str, *, cluster: str) -> None:
+        """Begins to watch a cluster."""
+        self._target.put((chief_address, cluster))
 
     def stop(self, *, timeout_s: float) -> None:
         """Leaves the cluster; waits for that at most `timeout_s`."""
         self._has_to_stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._target.put(None)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            with worker_client.observe(self._address, cluster=self._cluster, timeout_s=_CONNECT_TIMEOUT_S) as observer:
-                self._watch(observer)
-        except PsError as error:
+            train, test = load_examples()
+            save_examples(train, test, path=self._examples_path)
+            self.has_examples = True
+            target = self._target.get()
+            if target is not None:
+                address, cluster = target
+                with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S) as observer:
+                    self._watch(observer, train=train, test=test)
+        except (PsError, ExamplesMissing) as error:
             self.error = error
 
-    def _watch(self, observer: "worker_client.Observer") -> None:
+    def _watch(self, observer: worker_client.Observer, *, train: Examples, test: Examples) -> None:
         while observer.status().state in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL):
             if self._has_to_stop.wait(_PERIOD_S):
                 return
@@ -68,8 +79,8 @@ class DemoObserver:
             status = observer.status()
             variables = observer.read()
             progress = self._meter.measure(
-                train=evaluate(variables, self._train.images, self._train.labels),
-                test=evaluate(variables, self._test.images, self._test.labels),
+                train=evaluate(variables, train.images, train.labels),
+                test=evaluate(variables, test.images, test.labels),
                 step=observer.step or 0,
                 status=status,
                 elapsed_s=time.monotonic() - start,

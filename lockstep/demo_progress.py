@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from lockstep.digits_model import Evaluation
-from ps_protocol.chief import ClusterStatus, ParticipantKind
+from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind
 
 _RATE_WINDOW_S = 3.0
 
@@ -56,7 +56,7 @@ class ProgressMeter:
             steps_per_s=(last_step - first_step) / (last_s - first_s) if last_s > first_s else 0.0,
             num_stale=status.num_stale,
             num_late=status.num_late,
-            waiting_for=status.waiting_for,
+            waiting_for=status.waiting_for if status.state is ClusterState.TRAINING else "",
             workers=tuple(
                 WorkerProgress(
                     index=index,

@@ -16,8 +16,8 @@ from lockstep.watch import ClusterWatch
 
 _EXIT_USAGE = 2
 _POLL_S = 1.0
-# All workers are gone: the chief ends the roles as soon as the last lease is over. One who left without a word need not be waited for.
-_ROLES_END_S = 3.0
+# All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
+_ROLES_END_S = 1.5
 _FINISH_TIMEOUT_S = 2.0
 
 
@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lockstep up --ps N --workers M [options] -- python train.py …"
     parser.epilog = (
         "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
-        " worker_client.connect() reads. Exit code: 0 if training finished, else that of the first worker that failed."
+        " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
+        " Exit code: 0 if training finished, else that of the first worker that failed."
     )
     parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
     parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
@@ -74,8 +75,9 @@ def _command(words: list[str]) -> list[str]:
         raise LaunchFailed(
             f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE
         )
-    # After all else, so that `python` is found when this command is run from an environment that is not activated.
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    if command[0] in ("python", "python3"):
+        # The one that surely has worker_client: PATH may well lead to another, when this command's environment is not activated.
+        command[0] = sys.executable
     if shutil.which(command[0]) is None:
         raise LaunchFailed(f"cannot start the workers: there is no program {command[0]!r} (looked in PATH)", exit_code=_EXIT_USAGE)
     return command

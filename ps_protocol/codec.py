@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from ps_protocol.errors import InvalidSpec, MalformedMessage, PsError
 from ps_protocol.layout import VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
+from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, check_optimizer_name
 from ps_protocol.shard import PushId
 from ps_protocol.tensors import DataType, VariableSpec
 from ps_protocol.v1 import tensor_pb2 as pb
@@ -23,6 +23,15 @@ _DATA_TYPES: dict[int, DataType] = {pb.DATA_TYPE_FLOAT32: DataType.FLOAT32, pb.D
 Choice = TypeVar("Choice", bound=enum.Enum)
 Encoded = TypeVar("Encoded")
 Decoded = TypeVar("Decoded")
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
+    """Returns the message that came as bytes; raises MalformedMessage if they are none."""
+    try:
+        return message_type.FromString(data)
+    except DecodeError:
+        raise MalformedMessage(f"{len(data)} bytes are not a {message_type.DESCRIPTOR.name}; send what the .proto describes") from None
 
 
 def require(message: Message, field: str) -> None:
@@ -96,6 +105,8 @@ def encode_optimizer(optimizer: OptimizerSpec) -> pb.OptimizerSpec:
 
 def decode_optimizer(message: pb.OptimizerSpec) -> OptimizerSpec:
     """Decodes and checks an optimizer with its learning rate."""
+    # First: an unknown optimizer explains whatever else may look odd.
+    check_optimizer_name(message.name)
     require(message, "learning_rate")
     rate = message.learning_rate
     schedule = Schedule(name=rate.name, arguments=dict(rate.arguments), boundaries=tuple(rate.boundaries), values=tuple(rate.values))

@@ -18,7 +18,6 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.errors import MalformedMessage
 from ps_protocol.model import ModelSpec, PlacedSlice, Placement, PlacementPolicy
 from ps_protocol.v1 import chief_service_pb2 as pb
 
@@ -194,8 +193,6 @@ def encode_commit(commit: PushCommit) -> pb.PushCommit:
 def decode_commit(message: pb.PushCommit) -> PushCommit:
     """Decodes a contribution to be counted."""
     codec.require(message, "push_id")
-    if message.step < 0:
-        raise MalformedMessage(f"commit: step {message.step}, want >= 0")
     return PushCommit(push_id=codec.decode_push_id(message.push_id), step=message.step, staged=message.staged)
 
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ps_protocol.channel import FRAME_BYTES
+from ps_protocol.codec import decode_message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.segments import Segments, SegmentWriter
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -69,7 +70,7 @@ def parse(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMess
     if span is None:
         return _parse_slowly(message, message_type)
     offset, begin = span
-    header = _from_string(message[:start], message_type) if start else None
+    header = decode_message(message_type, message[:start]) if start else None
     frame = Frame(offset, memoryview(message)[begin:]) if begin >= 0 else None
     return (header if header is not None and _has_header(header) else None), frame
 
@@ -87,17 +88,10 @@ def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], w
 
 
 def _parse_slowly(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMessage | None, Frame | None]:
-    parsed = _from_string(message, message_type)
+    parsed = decode_message(message_type, message)
     frame = Frame(parsed.frame.offset, parsed.frame.data) if parsed.HasField("frame") else None
     parsed.ClearField("frame")
     return (parsed if _has_header(parsed) else None), frame
-
-
-def _from_string(message: bytes, message_type: type[StreamMessage]) -> StreamMessage:
-    try:
-        return message_type.FromString(message)
-    except DecodeError:
-        raise MalformedMessage(f"{len(message)} bytes are not a {_name(message_type)}; send what the .proto describes") from None
 
 
 def _name(message_type: type[StreamMessage]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ps_protocol.codec import decode_message
 from ps_protocol.codec_handshake import decode_handshake_request, encode_handshake_reply
 from ps_protocol.handshake import Identity, answer
 from ps_protocol.status import answering, answering_aio
@@ -17,9 +18,9 @@ SERVICE = "ps_protocol.v1.HandshakeService"
 def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
     """Returns the service for `server.add_generic_rpc_handlers((handler,))`; `epoch` is asked at each call, and must not block."""
 
-    def handshake(request: pb.HandshakeRequest, context: grpc.ServicerContext) -> pb.HandshakeResponse:
+    def handshake(data: bytes, context: grpc.ServicerContext) -> pb.HandshakeResponse:
         with answering(context, server_name=identity.name):
-            return encode_handshake_reply(answer(decode_handshake_request(request), identity=identity, epoch=epoch()))
+            return _answer(data, identity=identity, epoch=epoch())
 
     return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
 
@@ -27,14 +28,18 @@ def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.G
 def handshake_handler_aio(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
     """Returns the service for the `add_generic_rpc_handlers` of a server of `grpc.aio`."""
 
-    async def handshake(request: pb.HandshakeRequest, context: grpc.aio.ServicerContext[object, object]) -> pb.HandshakeResponse:
+    async def handshake(data: bytes, context: grpc.aio.ServicerContext[object, object]) -> pb.HandshakeResponse:
         async with answering_aio(context, server_name=identity.name):
-            return encode_handshake_reply(answer(decode_handshake_request(request), identity=identity, epoch=epoch()))
+            return _answer(data, identity=identity, epoch=epoch())
 
     return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
 
 
-def _method(handshake: Callable[..., Any]) -> "grpc.RpcMethodHandler[pb.HandshakeRequest, pb.HandshakeResponse]":
-    return grpc.unary_unary_rpc_method_handler(
-        handshake, request_deserializer=pb.HandshakeRequest.FromString, response_serializer=pb.HandshakeResponse.SerializeToString
-    )
+def _answer(data: bytes, *, identity: Identity, epoch: int) -> pb.HandshakeResponse:
+    request = decode_handshake_request(decode_message(pb.HandshakeRequest, data))
+    return encode_handshake_reply(answer(request, identity=identity, epoch=epoch))
+
+
+def _method(handshake: Callable[..., Any]) -> "grpc.RpcMethodHandler[bytes, pb.HandshakeResponse]":
+    # Takes bytes, so that what is no message at all is refused by us, with a reason.
+    return grpc.unary_unary_rpc_method_handler(handshake, response_serializer=pb.HandshakeResponse.SerializeToString)

@@ -98,8 +98,7 @@ class OptimizerSpec:
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise InvalidSpec(f"optimizer {self.name!r}; want {_known(self.name, OPTIMIZERS)}")
+        check_optimizer_name(self.name)
         domains = OPTIMIZERS[self.name]
         for key, value in self.hyperparameters.items():
             if key not in domains:
@@ -116,6 +115,12 @@ class OptimizerSpec:
     def hyperparameter(self, name: str) -> float:
         """Returns a hyper-parameter, or its default."""
         return self.hyperparameters[name] if name in self.hyperparameters else OPTIMIZERS[self.name][name][0]
+
+
+def check_optimizer_name(name: str) -> None:
+    """Raises InvalidSpec unless the servers have an optimizer of this name."""
+    if name not in OPTIMIZERS:
+        raise InvalidSpec(f"optimizer {name!r}; want {_known(name, OPTIMIZERS)}")
 
 
 def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:

@@ -17,19 +17,29 @@ Message = TypeVar("Message")
 
 
 class _Stream:
-    """One stream under way, and when a message last came or went."""
+    """One stream under way, and since when it has waited for its peer; None while the server itself is at work."""
 
     def __init__(self, context: grpc.ServicerContext, name: str) -> None:
         self.context = context
         self.name = name
-        self.moved = time.monotonic()
+        self.waiting_since: float | None = None
 
-    def watched(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yields the messages, noting when each comes or goes."""
-        for message in messages:
-            self.moved = time.monotonic()
+    def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
+        """Yields what the peer sends."""
+        while True:
+            self.waiting_since = time.monotonic()
+            message = next(messages, None)
+            self.waiting_since = None
+            if message is None:
+                return
             yield message
-            self.moved = time.monotonic()
+
+    def outgoing(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yields what the peer is sent; gRPC asks for the next message when the peer has made room for it."""
+        for message in messages:
+            self.waiting_since = time.monotonic()
+            yield message
+            self.waiting_since = None
 
 
 class IdleStreams:
@@ -44,6 +54,11 @@ class IdleStreams:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-streams", daemon=True)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams under way."""
+        return len(self._streams)
 
     def start(self) -> None:
         """Begins to watch."""
@@ -71,7 +86,7 @@ class IdleStreams:
         while not self._stopping.wait(self._limit_s / 4):
             now = time.monotonic()
             with self._lock:
-                idle = [stream for stream in self._streams if now - stream.moved > self._limit_s]
+                idle = [stream for stream in self._streams if now - (stream.waiting_since or now) > self._limit_s]
             for stream in idle:
-                log.warning("stream cut rpc=%s peer=%s idle_s=%.0f", stream.name, stream.context.peer(), now - stream.moved)
+                log.warning("stream cut rpc=%s peer=%s idle_s>%.3g", stream.name, stream.context.peer(), self._limit_s)
                 stream.context.cancel()

@@ -27,7 +27,7 @@ MAX_THREADS = 128
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued.
 MAX_CONCURRENT_RPCS = 8_192
 # How long calls under way may still take when the process ends.
-GRACE_S = 1.5
+GRACE_S = 1.0
 
 
 class ParameterServer:

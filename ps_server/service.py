@@ -5,24 +5,23 @@ All methods take and give bytes. The tensor streams are framed by hand, and what
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
 from ps_protocol.channel import FRAME_BYTES
+from ps_protocol.codec import decode_message
 from ps_protocol.errors import MalformedMessage, TruncatedStream
 from ps_protocol.framing import Frame, StreamMessage, encode_frame, parse
 from ps_protocol.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.idle_streams import IdleStreams
 from ps_server.store import ParameterStore
-from ps_server.transactions import Reading
+from ps_server.transactions import Creation, Push, Reading
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
-
-Request = TypeVar("Request", bound=Message)
 
 
 class ParameterService:
@@ -35,57 +34,57 @@ class ParameterService:
 
     def AdoptShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            message = _decode(pb.AdoptShardRequest, request)
+            message = decode_message(pb.AdoptShardRequest, request)
             adoption = self._store.adopt(epoch=message.epoch, chief_incarnation=message.chief_incarnation)
             return codec.encode_adoption(adoption).SerializeToString()
 
     def CreateVariables(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="CreateVariables") as stream:
-            messages = stream.watched(requests)
+            messages = stream.incoming(requests)
             header, frame = _first(messages, pb.CreateVariablesRequest)
             with self._store.open_creation(codec.decode_shard_spec(header.spec)) as creation:
-                _feed(creation.write, frame, messages, pb.CreateVariablesRequest)
+                _feed(creation, frame, messages, pb.CreateVariablesRequest)
                 return pb.CreateVariablesResponse(created=creation.finish()).SerializeToString()
 
     def ReadVariables(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadVariables") as stream:
-            message = _decode(pb.ReadVariablesRequest, request)
+            message = decode_message(pb.ReadVariablesRequest, request)
             step = message.step if message.HasField("step") else None
             reading = self._store.open_variables(epoch=message.epoch, step=step, layout_hash=message.layout_hash)
-            yield from stream.watched(_content(pb.ReadVariablesResponse(step=reading.step), reading))
+            yield from stream.outgoing(_content(pb.ReadVariablesResponse(step=reading.step), reading))
 
     def PushGradients(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="PushGradients") as stream:
-            messages = stream.watched(requests)
+            messages = stream.incoming(requests)
             header, frame = _first(messages, pb.PushGradientsRequest)
             with self._store.open_push(codec.decode_push_header(header.header)) as push:
-                _feed(push.write, frame, messages, pb.PushGradientsRequest)
+                _feed(push, frame, messages, pb.PushGradientsRequest)
                 return codec.encode_push_reply(push.finish()).SerializeToString()
 
     def ApplyStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            reply = self._store.apply_step(codec.decode_apply_request(_decode(pb.ApplyStepRequest, request)))
+            reply = self._store.apply_step(codec.decode_apply_request(decode_message(pb.ApplyStepRequest, request)))
             return codec.encode_apply_reply(reply).SerializeToString()
 
     def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            names = self._store.list_slots(epoch=_decode(pb.ListSlotsRequest, request).epoch)
+            names = self._store.list_slots(epoch=decode_message(pb.ListSlotsRequest, request).epoch)
             return pb.ListSlotsResponse(names=names).SerializeToString()
 
     def ReadSlot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadSlot") as stream:
-            message = _decode(pb.ReadSlotRequest, request)
+            message = decode_message(pb.ReadSlotRequest, request)
             reading = self._store.open_slot(message.name, epoch=message.epoch, layout_hash=message.layout_hash)
-            yield from stream.watched(_content(pb.ReadSlotResponse(step=reading.step), reading))
+            yield from stream.outgoing(_content(pb.ReadSlotResponse(step=reading.step), reading))
 
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            _decode(pb.GetShardStatusRequest, request)
+            decode_message(pb.GetShardStatusRequest, request)
             return codec.encode_shard_status(self._store.status()).SerializeToString()
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            message = _decode(pb.ShutdownShardRequest, request)
+            message = decode_message(pb.ShutdownShardRequest, request)
             self._store.shutdown(epoch=message.epoch, reason=message.reason)
             return pb.ShutdownShardResponse().SerializeToString()
 
@@ -106,14 +105,6 @@ def parameter_service_handler(service: ParameterService) -> grpc.GenericRpcHandl
     )
 
 
-def _decode(message_type: type[Request], data: bytes) -> Request:
-    try:
-        return message_type.FromString(data)
-    except DecodeError:
-        name = message_type.DESCRIPTOR.name
-        raise MalformedMessage(f"{len(data)} bytes are not a {name}; send what the .proto describes") from None
-
-
 def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tuple[StreamMessage, Frame | None]:
     name = message_type.DESCRIPTOR.name
     message = next(messages, None)
@@ -125,18 +116,17 @@ def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tupl
     return header, frame
 
 
-def _feed(
-    write: Callable[[int, bytes | memoryview], bool], frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]
-) -> None:
-    """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is left unread."""
-    if frame is not None and not write(frame.offset, frame.data):
-        return
-    for message in messages:
+def _feed(target: Push | Creation, frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]) -> None:
+    """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
+    while True:
+        if target.is_settled or (frame is not None and not target.write(frame.offset, frame.data)):
+            return
+        message = next(messages, None)
+        if message is None:
+            return
         header, frame = parse(message, message_type)
         if header is not None:
             raise MalformedMessage(f"{message_type.DESCRIPTOR.name}: a header came again in the middle of the stream; send it first only")
-        if frame is not None and not write(frame.offset, frame.data):
-            return
 
 
 def _content(header: Message, reading: Reading) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.waiting import wait_until
 
@@ -16,6 +17,12 @@ from tests.waiting import wait_until
 MARK = "LOCKSTEP_TEST_MARK"
 # Core tests start nothing, and the whole folder runs in less time than it takes to look at every process.
 _FOLDERS_WITHOUT_PROCESSES = {"core"}
+
+
+def pytest_configure() -> None:
+    # On a busy machine a single example may take long, and is right all the same; every test has its time limit anyway.
+    settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+    settings.load_profile("lockstep")
 
 
 @pytest.fixture(scope="session", autouse=True)

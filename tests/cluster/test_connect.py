@@ -38,8 +38,8 @@ def closed_port() -> int:
 def test_absent_chief_is_named_after_two_seconds_and_given_up_at_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     address, start_s = f"127.0.0.1:{closed_port()}", time.monotonic()
     with pytest.raises(Unavailable, match=f"cannot reach the chief at {address}: connection refused; is it started"):
-        worker_client.connect(address, timeout_s=3)
-    assert time.monotonic() - start_s < 4
+        worker_client.connect(address, timeout_s=5)
+    assert time.monotonic() - start_s < 6
     assert any(address in record.getMessage() for record in caplog.records)
 
 
@@ -155,6 +155,7 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
         address = announced(chief, socket_dir / "chief.address")
         observer = worker_client.observe(address, timeout_s=20)
         stack.callback(observer.close)
+        stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
     if phase == "joining":
         # It waits for a parameter server that does not take the first values.
         os.kill(ps.pid, signal.SIGSTOP)

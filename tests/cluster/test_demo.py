@@ -21,6 +21,9 @@ from lockstep.demo_progress import Progress, ProgressMeter, WorkerProgress
 from lockstep.digits_examples import MISSING, load_examples
 from lockstep.digits_model import Evaluation, evaluate, initial_values, loss_and_gradients
 
+# Enough where it does not matter what is trained.
+SMALL = ("--ps", "1", "--workers", "2", "--backup-workers", "0")
+
 PROGRESS = Progress(
     step=120,
     elapsed_s=3.0,
@@ -219,7 +222,7 @@ def test_the_demo_learns_to_the_end_and_leaves_its_files(tmp_path: Path) -> None
     _, test = load_examples()
     with np.load(output / "model.npz") as variables:
         assert evaluate(variables, test.images, test.labels).accuracy == summary["test_accuracy"]
-    rows = list(csv.DictReader((output / "metrics.csv").open()))
+    rows = list(csv.DictReader((output / "metrics.csv").read_text().splitlines()))
     assert int(rows[-1]["step"]) == 400 and float(rows[-1]["test_accuracy"]) == pytest.approx(summary["test_accuracy"], abs=1e-6)
     assert {path.name for path in (output / "logs").iterdir()} == {
         "ps-0.log",
@@ -231,7 +234,7 @@ def test_the_demo_learns_to_the_end_and_leaves_its_files(tmp_path: Path) -> None
 
 
 def test_a_worker_that_is_killed_does_not_keep_the_demo_from_its_end(tmp_path: Path) -> None:
-    with demo("--steps", "400", "--pace", "0.01", "--output", str(tmp_path)) as process:
+    with demo("--steps", "250", "--pace", "0.01", "--output", str(tmp_path)) as process:
         lines = read_until(process, is_last=is_past(1))
         os.kill(pids(lines)["worker 1"], signal.SIGKILL)
         stdout, stderr = process.communicate(timeout=50)
@@ -243,30 +246,30 @@ def test_a_worker_that_is_killed_does_not_keep_the_demo_from_its_end(tmp_path: P
 
 
 def test_when_too_many_workers_die_the_demo_says_so_and_fails(tmp_path: Path) -> None:
-    with demo("--output", str(tmp_path)) as process:
+    with demo(*SMALL, "--output", str(tmp_path)) as process:
         workers = pids(read_until(process, is_last=is_past(1)))
-        os.kill(workers["worker 0"], signal.SIGKILL)
-        read_until(process, is_last=lambda line: "training goes on" in line)
-        os.kill(workers["worker 2"], signal.SIGKILL)
+        os.kill(workers["worker 1"], signal.SIGKILL)
         begin = time.monotonic()
         _, stderr = process.communicate(timeout=20)
     assert time.monotonic() - begin < 3.0
     assert process.returncode == 1
-    assert "ending all: 1 of 3 workers left, a step needs 2" in stderr
+    assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", stderr)
+    assert "ending all: 1 of 2 workers left, a step needs 2" in stderr
 
 
 def test_a_parameter_server_that_dies_is_told(tmp_path: Path) -> None:
-    with demo("--output", str(tmp_path)) as process:
+    with demo(*SMALL, "--output", str(tmp_path)) as process:
         lines = read_until(process, is_last=is_past(1))
-        os.kill(pids(lines)["ps 1"], signal.SIGKILL)
+        os.kill(pids(lines)["ps 0"], signal.SIGKILL)
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert re.search(r"ps 1 \(pid \d+\) failed: killed by SIGKILL", stderr)
+    assert re.search(r"ps 0 \(pid \d+\) failed: killed by SIGKILL", stderr)
 
 
-def test_ctrl_c_ends_the_demo_within_two_seconds(tmp_path: Path) -> None:
-    with demo("--output", str(tmp_path)) as process:
-        read_until(process, is_last=is_past(1))
+@pytest.mark.parametrize("phase", ["starting", "training"])
+def test_ctrl_c_ends_the_demo_within_two_seconds(tmp_path: Path, phase: str) -> None:
+    with demo(*SMALL, "--output", str(tmp_path)) as process:
+        read_until(process, is_last=is_past(1) if phase == "training" else lambda line: line.startswith("starting"))
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=20)
@@ -275,8 +278,14 @@ def test_ctrl_c_ends_the_demo_within_two_seconds(tmp_path: Path) -> None:
     assert "ended by SIGINT" in stderr and "Traceback" not in stderr
 
 
+def test_a_worker_that_comes_when_all_is_over_is_not_waited_for(tmp_path: Path) -> None:
+    with demo("--ps", "1", "--workers", "3", "--backup-workers", "2", "--steps", "3", "--pace", "0", "--output", str(tmp_path)) as process:
+        stdout, _ = process.communicate(timeout=20)
+    assert "finished: 3 steps" in stdout
+
+
 def test_too_few_steps_to_learn_are_told(tmp_path: Path) -> None:
-    with demo("--steps", "3", "--pace", "0", "--output", str(tmp_path)) as process:
+    with demo(*SMALL, "--steps", "3", "--pace", "0", "--output", str(tmp_path)) as process:
         _, stderr = process.communicate(timeout=40)
     assert process.returncode == 1
     assert re.search(r"test accuracy 0\.\d+ after 3 steps, want 0.95: train longer \(--steps\)", stderr)

@@ -55,4 +55,5 @@ def test_every_rpc_is_served(role: str, method: MethodDescriptor, addresses: dic
             list(call(iter([NO_MESSAGE]), timeout=20))
     error = caught.value
     assert isinstance(error, grpc.Call)
-    assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL), error.details()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+    assert ("ps-reason", "MALFORMED_MESSAGE") in error.trailing_metadata()

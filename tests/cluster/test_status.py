@@ -243,6 +243,27 @@ def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
     assert lockstep("health").returncode == 2
 
 
+@pytest.mark.parametrize("role", [["ps", "--index", "0"], ["chief", "--ps", "127.0.0.1:1"]])
+def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        begin = time.monotonic()
+        result = lockstep(*role, "--address", address)
+        assert time.monotonic() - begin < 2.5
+    assert result.returncode == 2
+    assert f"cannot listen at {address}: another process listens there" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
+    announce = tmp_path / "address"
+    command = [sys.executable, "-m", "lockstep", "ps", "--index", "0", "--announce", str(announce)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(announce.exists, what="it serves")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5.0) == 0
+
+
 def test_every_command_explains_itself() -> None:
     from lockstep.__main__ import _COMMANDS
 

@@ -64,13 +64,17 @@ MIXED = layout_of(
 class Trainer:
     """Does to one shard what chief and workers do, with push ids that count up."""
 
-    def __init__(self, shard: Shard, layout: Layout = MIXED, *, optimizer: str = "sgd", hyperparameters: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, shard: Shard, layout: Layout = MIXED, *, optimizer: str = "sgd", hyperparameters: Mapping[str, float] | None = None
+    ) -> None:
         self.shard = shard
         self.layout = layout
         self.optimizer = OptimizerSpec(name=optimizer, hyperparameters=hyperparameters or {}, learning_rate=constant(0.5))
         self._sequences: dict[tuple[int, int], int] = {}
 
-    def spec(self, *, layout: Layout | None = None, epoch: int = EPOCH, shard: int = 0, attempt: int = 1, max_staged: int = 2, step: int = 0) -> ShardSpec:
+    def spec(
+        self, layout: Layout | None = None, /, *, epoch: int = EPOCH, shard: int = 0, attempt: int = 1, max_staged: int = 2, step: int = 0
+    ) -> ShardSpec:
         """The shard's part of the model."""
         return ShardSpec(
             epoch=epoch,
@@ -105,12 +109,19 @@ class Trainer:
         self.adopt()
         return self.shard.create_variables(self.spec(**changes), Segments([self.arena(value)]))
 
-    def header(self, worker: int = 0, *, step: int = 0, incarnation: int = 1, sequence: int | None = None, epoch: int = EPOCH) -> PushHeader:
+    def header(
+        self, worker: int = 0, *, step: int = 0, incarnation: int = 1, sequence: int | None = None, epoch: int = EPOCH
+    ) -> PushHeader:
         """A header; with the worker's next sequence number unless one is given."""
-        key = worker, incarnation
-        self._sequences[key] = sequence if sequence is not None else self._sequences.get(key, 0) + 1
-        push_id = PushId(worker=worker, incarnation=incarnation, sequence=self._sequences[key])
+        if sequence is None:
+            sequence = self.last_sequence(worker, incarnation=incarnation) + 1
+            self._sequences[worker, incarnation] = sequence
+        push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
         return PushHeader(epoch=epoch, push_id=push_id, step=step, layout_hash=self.layout.hash)
+
+    def last_sequence(self, worker: int = 0, *, incarnation: int = 1) -> int:
+        """The sequence number given last; 0 if there is none."""
+        return self._sequences.get((worker, incarnation), 0)
 
     def push(self, header: PushHeader, gradients: Array | None = None) -> PushReply:
         """Pushes; ones, unless gradients are given."""

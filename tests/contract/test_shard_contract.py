@@ -1,5 +1,6 @@
 """What every `Shard` does, whatever carries it: one suite for the in-process shard and for real servers over gRPC."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_earlier_chief_cannot_apply(trainer: Trainer) -> None:
 def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) -> None:
     trainer.create()
     shard, into = trainer.shard, Segments([trainer.arena()])
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: shard.create_variables(trainer.spec(epoch=epoch), into),
         lambda: trainer.read(epoch=epoch),
         lambda: trainer.push(trainer.header(epoch=epoch)),
@@ -150,9 +151,9 @@ def test_other_variables_are_refused_by_name(trainer: Trainer) -> None:
     trainer.create()
     other = layout_of(*MIXED.slices[:1], variable("bias", (4,)), *MIXED.slices[2:])
     with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, asked for is variable 'bias' with shape \(4,\)"):
-        trainer.shard.create_variables(trainer.spec(layout=other), Segments([aligned_bytes(other.nbytes)]))
+        trainer.shard.create_variables(trainer.spec(other), Segments([aligned_bytes(other.nbytes)]))
     with pytest.raises(VariableExists, match="5 slices exist, asked for are 4"):
-        trainer.shard.create_variables(trainer.spec(layout=Layout(MIXED.slices[:4])), Segments([]))
+        trainer.shard.create_variables(trainer.spec(Layout(MIXED.slices[:4])), Segments([]))
 
 
 def test_other_optimizer_is_refused(trainer: Trainer) -> None:
@@ -179,7 +180,7 @@ def test_values_of_another_length_create_nothing(trainer: Trainer, num_bytes: in
 
 def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
     trainer.adopt()
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: trainer.read(),
         lambda: trainer.push(trainer.header()),
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1)),

@@ -20,6 +20,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.segments import Segments
 from ps_protocol.shard import ApplyRequest, PushHeader, PushReply, PushResult, Shard, ShardSpec
+from ps_server.in_process_shard import InProcessShard
 from ps_server.shard_model import ShardModel
 from ps_server.store import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable
@@ -33,7 +34,8 @@ class _Fixture:
     def __init__(self) -> None:
         self.store = ParameterStore(index=0, process_incarnation=1)
         self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
-        self.words = Trainer(_NoShard())
+        # Only makes specifications and headers; its own shard is not used.
+        self.words = Trainer(InProcessShard(index=0))
         self.bytes = self.words.arena(1.0).tobytes()
 
     def create(self, **changes: int) -> bool:
@@ -54,10 +56,6 @@ class _Fixture:
 
     def request(self, header: PushHeader) -> ApplyRequest:
         return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=header.step, contributors=(header.push_id,))
-
-
-class _NoShard(Shard):
-    """Stands where a trainer only makes specifications and headers."""
 
 
 @pytest.fixture
@@ -193,7 +191,7 @@ def test_copy_that_was_overwritten_meanwhile_is_told(created: _Fixture) -> None:
 
 def test_slot_that_changed_meanwhile_is_told() -> None:
     fixture = _Fixture()
-    fixture.words = Trainer(_NoShard(), optimizer="momentum")
+    fixture.words = Trainer(InProcessShard(index=0), optimizer="momentum")
     fixture.create()
     reading = fixture.store.open_slot("momentum", epoch=EPOCH, layout_hash=MIXED.hash)
     header = fixture.header()

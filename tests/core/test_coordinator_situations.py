@@ -2,7 +2,8 @@
 
 import pytest
 
-from ps_protocol.chief import ClusterState, PushOutcome, TokenResult
+from chief.explain import Situation
+from ps_protocol.chief import ClusterState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
@@ -200,3 +201,22 @@ def test_a_thousand_waiting_workers_are_all_released_by_one_event() -> None:
         calls.append(worker.ask())
     driver.apply()
     assert all(worker.answer(call).result is TokenResult.TOKEN for worker, call in zip(workers, calls, strict=True))
+
+
+def test_a_thousand_callers_whose_time_is_up_do_not_cost_a_thousand_explanations(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(total_num_replicas=1000, lease_s=1000.0)
+    workers = driver.train(*range(1000))
+    for worker in workers[1:]:
+        worker.push()
+        worker.ask(max_wait_s=2.0)
+        driver.pass_time(0.0001)
+    explained = []
+
+    def explain(situation: Situation, *, now: float) -> str:
+        explained.append(now)
+        return "worker 0"
+
+    monkeypatch.setattr("chief.cluster.explain", explain)
+    driver.pass_time(3.0)
+    replies = [reply for reply in driver.answers.values() if isinstance(reply, TokenReply) and reply.result is TokenResult.WAIT]
+    assert (len(replies), {reply.waiting_for for reply in replies}, len(explained)) == (999, {"worker 0"}, 1)

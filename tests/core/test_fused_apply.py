@@ -1,5 +1,6 @@
 """Mean and optimizer in blocks: the same numbers as for the whole at once, whatever the block."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,6 +80,21 @@ def test_nonfinite_elements_of_the_mean_are_counted() -> None:
     step = StepMemory(value=memory[0], out=memory[1], slots=memory[2:], gradients=[first, second])
     assert fused.run(step, learning_rate=1e300) == 3
     assert fused.run(StepMemory(value=memory[0], out=memory[1], slots=memory[2:], gradients=[memory[0]]), learning_rate=0.1) == 0
+
+
+def test_step_allocates_no_memory_for_tensors() -> None:
+    layout = _layout(1 << 18)
+    fused = FusedApply(layout, make_optimizer(OptimizerSpec(name="adam", learning_rate=constant(0.1))))
+    memory = [aligned_bytes(layout.nbytes) for _ in range(6)]
+    step = StepMemory(value=memory[0], out=memory[1], slots=memory[2:4], gradients=memory[4:])
+    fused.run(step, learning_rate=0.1)
+    tracemalloc.start()
+    try:
+        fused.run(step, learning_rate=0.1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16_384
 
 
 def test_empty_layout_has_nothing_to_do() -> None:

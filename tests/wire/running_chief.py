@@ -1,4 +1,4 @@
-"""A real chief on an event loop in a thread, real parameter servers beside it, and workers that speak to both. For wire tests of the chief."""
+"""A real chief on an event loop in a thread, real parameter servers beside it, and workers that speak to both."""
 
 import asyncio
 import contextlib
@@ -154,3 +154,12 @@ class Worker:
         )
         self.local_step = max(self.local_step, reply.step)
         return reply
+
+
+@contextlib.contextmanager
+def client_of(chief: RunningChief) -> Iterator[GrpcChief]:
+    client = chief.client()
+    try:
+        yield client
+    finally:
+        client.close()

@@ -1,4 +1,4 @@
-"""Claims about GrpcChief: every call says who asks, has a deadline beyond its wait, and returns values. The server is a tiny one on asyncio."""
+"""Claims about GrpcChief, against a tiny server: every call says who asks, has a deadline beyond its wait, and returns values."""
 
 import contextlib
 import dataclasses
@@ -84,7 +84,7 @@ def test_call_travels_and_has_a_deadline_beyond_its_wait(
     tape.answer = answer.SerializeToString()
     assert call(client) == expected
     assert type(request_).FromString(tape.request) == request_
-    assert max_wait_s + TIMEOUT_S / 2 < tape.remaining_s <= max_wait_s + TIMEOUT_S + 0.1
+    assert max_wait_s + TIMEOUT_S / 2 < tape.remaining_s <= max_wait_s + TIMEOUT_S + 1.0
 
 
 def test_every_method_of_the_service_is_called_here() -> None:

@@ -108,7 +108,13 @@ REFUSED: list[tuple[Callable[[Any], Any], Any, type[errors.PsError], str]] = [
     (codec_chief.decode_model, changed(codec_chief.encode_model(MODEL), placement=None), errors.MalformedMessage, "placement is missing"),
     (codec_chief.decode_model, changed(codec_chief.encode_model(MODEL), variables=None), errors.InvalidSpec, "no variables"),
     (codec_chief.decode_commit, chief_service_pb2.PushCommit(), errors.MalformedMessage, "push_id is missing"),
-    (codec_chief.decode_commit, changed(codec_chief.encode_commit(COMMIT), step=-1), errors.MalformedMessage, "step -1, want >= 0"),
+    (
+        codec_chief.decode_commit,
+        changed(codec_chief.encode_commit(COMMIT), push_id=tensor_pb2.PushId()),
+        errors.MalformedMessage,
+        "sequence 0",
+    ),
+    (codec.decode_optimizer, tensor_pb2.OptimizerSpec(name="adamm"), errors.InvalidSpec, "optimizer 'adamm'; want .* did you mean 'adam'"),
     (codec_handshake.decode_handshake_request, handshake_service_pb2.HandshakeRequest(), errors.MalformedMessage, "version is missing"),
 ]
 
