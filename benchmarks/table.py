@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from benchmarks.figures import human_bytes
 from benchmarks.step import measure
@@ -9,8 +10,7 @@ from benchmarks.workload import Workload
 
 # total bytes, variables, steps to measure
 SIZES = ((4 << 10, 4, 200), (1 << 20, 8, 100), (4_000_000, 1000, 50), (4_000_000, 1, 50), (64 << 20, 16, 15))
-_CPU, _PEAK = ("CPU ms/step: ps", "worker", "chief"), ("peak MiB: ps", "worker", "chief")
-_COLUMNS = ("size", "variables", "transport", "median ms", "p90 ms", *_CPU, *_PEAK)
+_ROLES = {"grpc": ("ps", "worker", "chief"), "local": ("process",)}
 
 
 def main() -> int:
@@ -22,8 +22,11 @@ def main() -> int:
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     parser.add_argument("--transport", choices=("grpc", "local"), default="grpc")
     options = parser.parse_args()
-    _print_row(_COLUMNS)
-    _print_row(["---"] * len(_COLUMNS))
+    roles = _ROLES[options.transport]
+    columns = ["size", "variables", "transport", "median ms", "p90 ms"]
+    columns += [f"{role}: CPU ms/step" for role in roles] + [f"{role}: peak MiB" for role in roles]
+    _print_row(columns)
+    _print_row(["---"] * len(columns))
     medians = {}
     for total_bytes, num_variables, num_steps in SIZES:
         workload = Workload(
@@ -31,17 +34,16 @@ def main() -> int:
         )
         report = measure(workload, transport=options.transport, is_tcp=not options.unix, repeat=options.repeat)
         medians[total_bytes, num_variables] = report["median_ms"]
-        cpu = {role: f"{seconds * 1e3:.2f}" for role, seconds in report["cpu_s_per_step"].items()}
-        rss = {role: f"{count / (1 << 20):.0f}" for role, count in report["peak_rss_bytes"].items()}
-        roles = ("ps", "worker", "chief") if options.transport == "grpc" else ("process",)
-        shown = [*(cpu[role] for role in roles), *[""] * (3 - len(roles)), *(rss[role] for role in roles), *[""] * (3 - len(roles))]
-        name = f"{report['transport']} {report.get('sockets', '')}".strip()
-        _print_row([human_bytes(total_bytes), str(num_variables), name, f"{report['median_ms']:.2f}", f"{report['p90_ms']:.2f}", *shown])
+        cpu_ms = [f"{report['cpu_s_per_step'][role] * 1e3:.2f}" for role in roles]
+        peak_mib = [f"{report['peak_rss_bytes'][role] / (1 << 20):.0f}" for role in roles]
+        transport = f"{report['transport']} {report.get('sockets', '')}".strip()
+        times = [f"{report['median_ms']:.2f}", f"{report['p90_ms']:.2f}"]
+        _print_row([human_bytes(total_bytes), str(num_variables), transport, *times, *cpu_ms, *peak_mib])
     print(f"\n4 MB in 1000 variables costs {medians[4_000_000, 1000] / medians[4_000_000, 1]:.2f} times what it costs in 1 variable.")
     return 0
 
 
-def _print_row(cells: "list[str] | tuple[str, ...]") -> None:
+def _print_row(cells: Sequence[str]) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="A parameter server for any training loop.")
+    parser.add_argument("--version", action="version", version=_version() if command == "--version" else "", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (words, prepare) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
@@ -36,6 +37,15 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for name, (_, words) in ROLES.items():
         commands.add_parser(name, help=words, add_help=False)
     return parser
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"lockstep-ps {metadata.version('lockstep-ps')}"
+    except metadata.PackageNotFoundError:
+        return "lockstep-ps, a source tree that is not installed"
 
 
 def _prepare_demo(parser: argparse.ArgumentParser) -> None:

@@ -82,19 +82,12 @@ def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Di
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_backups:
             display.say("try it: kill -9 the process of a worker, from another terminal; training goes on")
-        examples_path = supervisor.directory / "digits.npz"
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
         watch = ClusterWatch(cluster, say=display.say)
-        observer = DemoObserver(num_workers=spec.num_workers, examples_path=examples_path)
+        observer = DemoObserver(num_workers=spec.num_workers, digits_path=supervisor.directory / "digits")
         observer.start()
         try:
-            cluster.start_roles(environment=_ONE_THREAD)
-            while not observer.has_examples:
-                watch.see(supervisor.poll(timeout_s=_POLL_S))
-                _check(observer, files=files)
-            command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s), "--examples", str(examples_path)]
-            cluster.start_workers(command, environment=_ONE_THREAD)
-            observer.connect(cluster.chief_address, cluster=cluster.name)
+            _start(cluster, pace_s, supervisor=supervisor, observer=observer, watch=watch, files=files)
             trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         finally:
             observer.stop(timeout_s=0.2)
@@ -104,6 +97,18 @@ def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Di
     files.write_model(trained.variables)
     files.write_summary(trained.progress, num_steps=spec.max_steps or 0, seconds=seconds, ended_on_the_way=failed)
     return trained, _summary(trained.progress, seconds=seconds, failed=failed)
+
+
+def _start(
+    cluster: LocalCluster, pace_s: float, *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles
+) -> None:
+    cluster.start_roles(environment=_ONE_THREAD)
+    while not observer.has_examples:
+        watch.see(supervisor.poll(timeout_s=_POLL_S))
+        _check(observer, files=files)
+    command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s), "--digits", str(observer.digits_path)]
+    cluster.start_workers(command, environment=_ONE_THREAD)
+    observer.connect(cluster.chief_address, cluster=cluster.name)
 
 
 def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:

@@ -10,7 +10,7 @@ import numpy as np
 
 import worker_client
 from lockstep.demo_progress import Progress, ProgressMeter
-from lockstep.digits_examples import Examples, ExamplesMissing, load_examples, save_examples
+from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, save_digits, split
 from lockstep.digits_model import evaluate
 from ps_protocol.chief import ClusterState
 from ps_protocol.errors import PsError
@@ -31,19 +31,19 @@ class Trained:
 class DemoObserver:
     """Call `start()`, later `connect()`; then the attributes are filled in as things happen. Any thread may read them."""
 
-    def __init__(self, *, num_workers: int, examples_path: Path) -> None:
+    def __init__(self, *, num_workers: int, digits_path: Path) -> None:
         self.progress: Progress | None = None
         self.trained: Trained | None = None
         self.error: PsError | ExamplesMissing | None = None
         self.has_examples = False
-        self._examples_path = examples_path
+        self.digits_path = digits_path
         self._target: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._meter = ProgressMeter(num_workers=num_workers)
         self._has_to_stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
 
     def start(self) -> None:
-        """Begins to load the examples, which takes a second, and to write them to `examples_path` for the workers; then `has_examples`."""
+        """Begins to load the examples, which takes a second, and to write them to `digits_path` for the workers; then `has_examples`."""
         self._thread.start()
 
     def connect(self, chief_address: str, *, cluster: str) -> None:
@@ -58,8 +58,9 @@ class DemoObserver:
 
     def _run(self) -> None:
         try:
-            train, test = load_examples()
-            save_examples(train, test, path=self._examples_path)
+            rows = load_digits()
+            save_digits(rows, path=self.digits_path)
+            train, test = split(rows)
             self.has_examples = True
             target = self._target.get()
             if target is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import worker_client
-from lockstep.digits_examples import Examples, ExamplesMissing, load_examples, read_examples
+from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, read_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
 from ps_protocol.errors import PsError
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     arguments = _parser().parse_args(argv)
     try:
-        examples, test = read_examples(arguments.examples) if arguments.examples else load_examples()
+        examples, test = split(read_digits(arguments.digits) if arguments.digits else load_digits())
         with worker_client.connect() as session:
             part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
             print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pace", type=float, default=0.0, metavar="S", help="seconds a batch takes at least, as with a larger model (default 0)"
     )
-    parser.add_argument("--examples", type=Path, metavar="FILE", help="read them from this file (default: from scikit-learn)")
+    parser.add_argument("--digits", type=Path, metavar="FILE", help="read them from this file (default: from scikit-learn)")
     return parser
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from lockstep.demo_display import PlainDisplay, progress_line
 from lockstep.demo_progress import Progress, ProgressMeter, WorkerProgress
-from lockstep.digits_examples import MISSING, load_examples
+from lockstep.digits_examples import MISSING, load_digits, read_digits, save_digits, split
 from lockstep.digits_model import Evaluation, evaluate, initial_values, loss_and_gradients
 
 # Enough where it does not matter what is trained.
@@ -98,7 +98,7 @@ def test_a_model_that_is_sure_and_wrong_has_a_finite_loss() -> None:
 
 
 def test_one_process_alone_learns_the_digits() -> None:
-    train, test = load_examples()
+    train, test = split(load_digits())
     variables = initial_values(seed=7)
     velocities = {name: np.zeros_like(value) for name, value in variables.items()}
     gradients = {name: np.zeros_like(value) for name, value in variables.items()}
@@ -112,7 +112,7 @@ def test_one_process_alone_learns_the_digits() -> None:
 
 
 def test_workers_have_parts_of_the_training_examples_and_none_of_the_test_examples() -> None:
-    train, test = load_examples()
+    train, test = split(load_digits())
     parts = [train.part(index, num_parts=3) for index in range(3)]
     assert sum(len(part.labels) for part in parts) == len(train.labels)
     rows = [{row.tobytes() for row in examples.images} for examples in (*parts, test)]
@@ -120,8 +120,17 @@ def test_workers_have_parts_of_the_training_examples_and_none_of_the_test_exampl
     assert [len(train.labels), len(test.labels)] == [1437, 360]
 
 
+def test_the_digits_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
+    rows = load_digits()
+    save_digits(rows, path=tmp_path / "digits")
+    assert np.array_equal(read_digits(tmp_path / "digits"), rows)
+    train, test = split(rows)
+    assert train.images.dtype == np.float32 and train.images.min() == 0.0 and train.images.max() == 1.0
+    assert sorted(set(test.labels)) == list(range(10))
+
+
 def test_a_worker_that_is_replaced_draws_the_same_batches() -> None:
-    part = load_examples()[0].part(1, num_parts=3)
+    part = split(load_digits())[0].part(1, num_parts=3)
     one, again, other = (part.batch(32, worker=worker, step=5) for worker in (1, 1, 2))
     assert np.array_equal(one.images, again.images) and np.array_equal(one.labels, again.labels)
     assert not np.array_equal(one.images, other.images)
@@ -219,7 +228,7 @@ def test_the_demo_learns_to_the_end_and_leaves_its_files(tmp_path: Path) -> None
     summary = json.loads((output / "summary.json").read_text())
     assert summary["steps"] == 400 and summary["test_accuracy"] >= 0.95 and summary["workers_that_failed"] == {}
     assert sum(summary["accepted_by_worker"].values()) == 800
-    _, test = load_examples()
+    _, test = split(load_digits())
     with np.load(output / "model.npz") as variables:
         assert evaluate(variables, test.images, test.labels).accuracy == summary["test_accuracy"]
     rows = list(csv.DictReader((output / "metrics.csv").read_text().splitlines()))

@@ -165,7 +165,7 @@ def test_an_address_where_nobody_ever_answers_is_told_within_two_seconds() -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
         result = lockstep("status", "--chief", f"127.0.0.1:{silent.getsockname()[1]}")
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 3.0  # two, and Python's own start and end on a busy machine
     assert result.returncode == 1
     assert "no chief answers" in result.stderr
 
@@ -274,5 +274,6 @@ def test_every_command_explains_itself() -> None:
         parser = argparse.ArgumentParser()
         prepare(parser)
         assert "default" in parser.format_help() or name in ("status", "finish", "health")
+    assert lockstep("--version").stdout.startswith("lockstep-ps")
     assert lockstep("nonsense").returncode == 2
     assert lockstep().returncode == 2
