@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,7 @@ from ps_protocol import retry
 from ps_protocol.chief import Chief, ParticipantKind, RegisterRequest, Registration
 from ps_protocol.errors import WorkerIndexTaken
 from ps_protocol.shard import Shard
+from ps_protocol.silence import SilenceWatch
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +29,27 @@ class ClusterLink:
     """The chief, and how to reach a shard by its index and address; `timeout_s` is how long a server that does not answer is waited for.
 
     `open_shard` returns once the shard has answered. `is_in_process`: nothing can be cut off or die alone, so no lease need be kept.
+    `watch` speaks for calls that hang; None in process.
     """
 
     chief: Chief
     open_shard: Callable[[int, str], Shard]
     is_in_process: bool
     timeout_s: float
+    watch: SilenceWatch | None = None
 
-    def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None) -> Result:
-        """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less."""
-        limit_s = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
-        return retry.call(lambda _: question(self.chief), what=f"the chief: {what}", timeout_s=limit_s)
+    def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None, expected_s: float = 0.0) -> Result:
+        """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less.
+
+        `expected_s` is how long the chief may rightly be silent.
+        """
+        limit_s, subject = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s), f"the chief: {what}"
+        with self.watching(subject, expected_s=expected_s):
+            return retry.call(lambda _: question(self.chief), what=subject, timeout_s=limit_s)
+
+    def watching(self, what: str, *, expected_s: float = 0.0) -> AbstractContextManager[None]:
+        """Has the enclosed call spoken for while it hangs."""
+        return nullcontext() if self.watch is None else self.watch.expecting(what, expected_s=expected_s)
 
 
 def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:

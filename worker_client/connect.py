@@ -12,6 +12,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import HandshakeReply
 from ps_protocol.shard import Shard
 from ps_protocol.shard_client import GrpcShard
+from ps_protocol.silence import SilenceWatch
 from ps_protocol.tf_config import parse_tf_config
 from worker_client.cluster_link import ClusterLink, register
 from worker_client.observer import Observer
@@ -93,18 +94,22 @@ def _check_index(index: object) -> None:
 def _enter(target: Target, *, kind: ParticipantKind, timeout_s: float, takeover: bool) -> tuple[ClusterLink, Registration]:
     if not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
-    client = GrpcChief(target.chief, cluster=target.cluster)
+    client, watch = GrpcChief(target.chief, cluster=target.cluster), SilenceWatch()
     try:
-        reply = retry.call(client.handshake, what=f"the chief at {target.chief}", timeout_s=timeout_s)
+        what = f"the chief at {target.chief}"
+        with watch.expecting(what):
+            reply = retry.call(client.handshake, what=what, timeout_s=timeout_s)
         _warn(target.chief, reply)
         cluster = reply.identity.cluster
 
         def open_shard(index: int, address: str) -> Shard:
-            return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s)
+            with watch.expecting(f"ps {index} at {address}"):
+                return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s)
 
-        link = ClusterLink(chief=client, open_shard=open_shard, is_in_process=False, timeout_s=timeout_s)
+        link = ClusterLink(chief=client, open_shard=open_shard, is_in_process=False, timeout_s=timeout_s, watch=watch)
         return link, register(link, kind=kind, index=target.worker_index, takeover=takeover)
     except BaseException:
+        watch.close()
         client.close()
         raise
 

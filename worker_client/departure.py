@@ -42,6 +42,8 @@ def leave(link: ClusterLink, participant: Participant, *, heartbeat: Heartbeat |
     finally:
         if shards is not None:
             shards.close()
+        if link.watch is not None:
+            link.watch.close()
         run_bounded([link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
 

@@ -79,7 +79,9 @@ def join_model(
 
 
 def _agree(model: ModelSpec, *, link: ClusterLink, participant: Participant, max_wait_s: float) -> ModelReply:
-    return link.ask(lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s), what="agree on the model")
+    return link.ask(
+        lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s), what="agree on the model", expected_s=max_wait_s
+    )
 
 
 def _filled(variables: ModelMemory, values: Mapping[str, Array]) -> ModelMemory:

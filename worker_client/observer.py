@@ -91,7 +91,7 @@ class Observer:
         return self._variables, self._shards
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
-        return self._link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model")
+        return self._link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
 
     def _fetch(self, shards: ShardGroup, variables: ModelMemory, step: int) -> None:
         if self._held_step != step:

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from ps_protocol.errors import DeadlineExceeded
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +15,8 @@ class Patience:
     """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
 
     def __init__(self, what: str, *, timeout_s: float | None) -> None:
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds >= 0, or None for no limit")
         self._what = what
         self._start_s = time.monotonic()
         self._deadline_s = None if timeout_s is None else self._start_s + timeout_s

@@ -28,6 +28,7 @@ class ShardGroup:
     """
 
     def __init__(self, link: ClusterLink, registration: Registration) -> None:
+        self._link = link
         self._timeout_s = link.timeout_s
         self._epoch = registration.participant.epoch
         self._addresses = registration.shard_addresses
@@ -102,7 +103,7 @@ class ShardGroup:
 
     def slot_names(self) -> list[str]:
         """Returns the names of the optimizer's slots, sorted."""
-        names = self._call(0, "list the slots", lambda _: self._shards[0].list_slots(epoch=self._epoch), timeout_s=self._timeout_s)
+        names = self._call(0, "list the slots", lambda _: self._shards[0].list_slots(epoch=self._epoch))
         return list(names)
 
     def close(self) -> None:
@@ -114,10 +115,12 @@ class ShardGroup:
 
     def _on_all(self, what: str, call: Callable[[int, Shard, float], Result], *, memory: ModelMemory) -> list[Result]:
         def calling(index: int, shard: Shard) -> Callable[[], Result]:
-            timeout_s = self._timeout_s + memory.segments[index].nbytes / SLOWEST_BYTES_PER_S
-            return lambda: self._call(index, what, lambda left_s: call(index, shard, left_s), timeout_s=timeout_s)
+            transfer_s = memory.segments[index].nbytes / SLOWEST_BYTES_PER_S
+            return lambda: self._call(index, what, lambda left_s: call(index, shard, left_s), transfer_s=transfer_s)
 
         return self._fan_out.run([calling(index, shard) for index, shard in enumerate(self._shards)])
 
-    def _call(self, index: int, what: str, call: Callable[[float], Result], *, timeout_s: float) -> Result:
-        return retry.call(call, what=f"ps {index} at {self._addresses[index]}: {what}", timeout_s=timeout_s, stop=self._closed)
+    def _call(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
+        subject = f"ps {index} at {self._addresses[index]}: {what}"
+        with self._link.watching(subject, expected_s=transfer_s):
+            return retry.call(call, what=subject, timeout_s=self._timeout_s + transfer_s, stop=self._closed)

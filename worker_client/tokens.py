@@ -47,4 +47,5 @@ class TokenWaiter:
             ),
             what=f"a token after step {local_step}",
             timeout_s=patience.left_s(),
+            expected_s=max_wait_s,
         )

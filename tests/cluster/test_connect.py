@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -177,3 +178,23 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
     if observer is not None:
         status = observer.status()
         assert [participant.failure for participant in status.participants if participant.state == "left"] == ["KeyboardInterrupt"]
+
+
+def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
+    stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    os.kill(ps.pid, signal.SIGSTOP)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    results: list[object] = []
+    pushing = threading.Thread(target=lambda: results.append(session.push({"w": np.ones(3)})), daemon=True)
+    pushing.start()
+    wait_until(lambda: any("no answer yet from ps 0" in record.getMessage() for record in caplog.records), what="the notice")
+    assert not results
+    os.kill(ps.pid, signal.SIGCONT)
+    pushing.join(20)
+    assert session.wait(20)
+    assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))

@@ -10,6 +10,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
 from worker_client.connect import Target, resolve
+from worker_client.patience import Patience
 
 TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
 LOCKSTEP = {"LOCKSTEP_CHIEF": "l:1", "LOCKSTEP_WORKER_INDEX": "5", "LOCKSTEP_CLUSTER": "job-a"}
@@ -103,3 +104,9 @@ def test_hyperparameter_out_of_its_range_is_refused_where_it_is_written(make: An
 def test_public_surface_is_what_is_named() -> None:
     assert all(hasattr(worker_client, name) for name in worker_client.__all__)
     assert isinstance(worker_client.sgd(0.1), OptimizerSpec)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0])
+def test_a_time_limit_that_is_none_is_refused(timeout_s: float) -> None:
+    with pytest.raises(InvalidSpec, match="timeout_s: got"):
+        Patience("worker 0", timeout_s=timeout_s)
