@@ -135,8 +135,11 @@ class Worker:
         self.sequence += 1
         return PushId(worker=self.index, incarnation=self.participant.incarnation, sequence=self.sequence)
 
+    def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, staged: bool = True) -> PushCommit:
+        return PushCommit(push_id=push_id or self.next_push(), step=self.local_step if step is None else step, staged=staged)
+
     def commit(self, step: int | None = None, *, push_id: PushId | None = None, staged: bool = True) -> CommitResult:
-        commit = PushCommit(push_id=push_id or self.next_push(), step=self.local_step if step is None else step, staged=staged)
+        commit = self.next_commit(step, push_id=push_id, staged=staged)
         call = self.driver.call()
         self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))
         result = self.driver.answers[call]

@@ -1,0 +1,36 @@
+"""What a chief may be told of workers, contributions and leases."""
+
+import pytest
+
+from chief.coordination import CoordinationConfig
+from ps_protocol.chief import (
+    PushOutcome,
+)
+from ps_protocol.errors import (
+    InvalidSpec,
+)
+
+ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
+
+
+@pytest.mark.parametrize("name", ["replicas_to_aggregate", "total_num_replicas", "max_steps"])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "got 0, want >= 1"), (-3, "got -3, want >= 1"), (1.5, "got 1.5, want an"), (True, "got True")]
+)
+def test_counts_that_make_no_sense_are_refused_by_name(name: str, value: object, text: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"{name}: {text}"):
+        CoordinationConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("r", "t", "required", "extras"), [(None, None, 1, 0), (None, 3, 3, 0), (2, None, 2, 0), (3, 1, 3, 2), (2, 3, 2, 0)]
+)
+def test_counts_left_out_follow_from_each_other(r: int | None, t: int | None, required: int, extras: int) -> None:
+    config = CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t)
+    assert (config.num_required, config.num_extras) == (required, extras)
+
+
+@pytest.mark.parametrize("lease_s", [0, -1, float("nan")])
+def test_a_lease_that_makes_no_sense_is_refused(lease_s: float) -> None:
+    with pytest.raises(InvalidSpec, match="lease: got"):
+        CoordinationConfig(lease_s=lease_s)
