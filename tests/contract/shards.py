@@ -150,3 +150,8 @@ class Trainer:
         """The step and one slot."""
         memory = aligned_bytes(self.layout.nbytes)
         return self.shard.read_slot(name, Segments([memory]), epoch=EPOCH, layout_hash=self.layout.hash), memory
+
+
+def views(layout: Layout, memory: Array) -> dict[str, Array]:
+    """The slices of a shard's memory by the names of their variables."""
+    return {piece.variable.name: layout.view(memory, index) for index, piece in enumerate(layout.slices)}
