@@ -76,9 +76,9 @@ class Cluster:
         """A member has called: its lease runs anew."""
         self.deadlines.set((member.kind.name, member.index), self.membership.touch(member, now=now))
 
-    def explain(self, now: float) -> str:
-        """Says in words what the cluster waits for."""
-        return explain(self._situation(), now=now)
+    def explain(self, now: float, *, asking: int | None = None) -> str:
+        """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
+        return explain(self._situation(asking), now=now)
 
     def explain_to_many(self, now: float) -> str:
         """As `explain`, up to a quarter of a second old: a thousand callers whose time is up get one explanation, not each their own."""
@@ -112,7 +112,7 @@ class Cluster:
             num_late=self.ledger.num_late,
         )
 
-    def _situation(self) -> Situation:
+    def _situation(self, asking: int | None = None) -> Situation:
         return Situation(
             state=self.state,
             reason=self.failure or self.finish_reason,
@@ -122,7 +122,7 @@ class Cluster:
             shards=self.shards,
             ledger=self.ledger,
             total_num_replicas=self.config.total_num_replicas,
-            waiting=self.waiting,
+            waiting=self.waiting.token_workers if asking is None else self.waiting.token_workers | {asking},
         )
 
 

@@ -172,7 +172,7 @@ class Coordinator:
             return [*instructions, ev.Reply(call=event.call, value=TokenReply(result=TokenResult.TOKEN, step=step, commit=commit))]
         if not slice_s(event.max_wait_s):
             cluster.policy.forget_wish(member.index)
-            return [*instructions, ev.Reply(call=event.call, value=self._wait(commit, cluster.explain(now)))]
+            return [*instructions, ev.Reply(call=event.call, value=self._wait(commit, cluster.explain(now, asking=member.index)))]
         cluster.waiting.add_token_call(
             TokenCall(call=event.call, worker=member.index, commit=commit), until=now + slice_s(event.max_wait_s)
         )
@@ -250,11 +250,13 @@ class Coordinator:
         return instructions
 
     def _expire_token_call(self, worker: int, now: float) -> Instructions:
-        waiting = self._cluster.waiting.take_token_call(worker)
-        if waiting is None:
+        if worker not in self._cluster.waiting:
             return []
+        # Explained while it still waits: it may be the very one that should have contributed first.
+        waiting_for = self._cluster.explain_to_many(now)
+        waiting = self._cluster.waiting.take_token_call(worker)
         self._cluster.policy.forget_wish(worker)
-        return [ev.Reply(call=waiting.call, value=self._wait(waiting.commit, self._cluster.explain_to_many(now)))]
+        return [ev.Reply(call=waiting.call, value=self._wait(waiting.commit, waiting_for))] if waiting is not None else []
 
     def _cancel_call(self, event: ev.CallCancelled, now: float) -> Instructions:
         worker = self._cluster.waiting.worker_of(event.call)

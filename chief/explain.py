@@ -8,7 +8,7 @@ from chief.membership import Member, Membership, MemberState
 from chief.model_registry import ModelRegistry
 from chief.policy import Policy
 from chief.shard_table import ShardTable
-from chief.wording import listed, seconds
+from chief.wording import lease_end, listed, seconds
 from ps_protocol.chief import ClusterState, ParticipantKind
 
 # A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
@@ -48,7 +48,7 @@ def is_waiting(situation: Situation, *, now: float) -> bool:
         return situation.membership.num_live > 0
     if situation.state is not ClusterState.TRAINING:
         return True
-    if situation.ledger.step_age_s(now) >= _PATIENCE_S or situation.shards.explain_unreachable(now):
+    if situation.ledger.step_age_s(now) >= _PATIENCE_S or situation.shards.unreachable_since is not None:
         return True
     policy = situation.policy
     able = policy.num_free_tokens + sum(1 for member in situation.membership.workers() if member.is_live and _owes(policy, member.index))
@@ -60,30 +60,57 @@ def _explain_end(situation: Situation, now: float) -> str:
     return f"{situation.reason}; waiting for {listed(live)} to leave" if live else situation.reason
 
 
+def _explain_outage(situation: Situation, now: float) -> str:
+    """Names the parameter servers that do not answer, as the beginning of a text; empty if all do."""
+    unreachable = situation.shards.explain_unreachable(now)
+    if not unreachable:
+        return ""
+    which = "it" if len(unreachable) == 1 else "one of them"
+    what_then = "its variables are lost and the cluster must be started again" if situation.registry.model else "start it again"
+    return f"{listed(unreachable)}; if {which} is gone {what_then}; "
+
+
 def _explain_model(situation: Situation, now: float) -> str:
     registry, membership = situation.registry, situation.membership
-    unreachable = situation.shards.explain_unreachable(now)
-    suffix = f"; {unreachable}" if unreachable else ""
+    outage = _explain_outage(situation, now)
     if registry.initializer is not None:
         member = membership.find(ParticipantKind.WORKER, registry.initializer[0])
         who = f"{member.name} ({_sign_of_life(member, now)})" if member else f"worker {registry.initializer[0]}"
-        return f"{who} is initialising the model (attempt {registry.attempt}){suffix}"
+        return f"{outage}{who} is initialising the model (attempt {registry.attempt})"
     if registry.model is not None:
-        return f"the worker that was initialising the model is gone; the next worker that asks takes over{suffix}"
+        return f"{outage}the worker that was initialising the model is gone; the next worker that asks takes over"
     if not membership.num_live_workers:
-        return f"no worker has joined yet; start one{suffix}"
-    return f"none of the {membership.num_live_workers} live workers has registered a model yet{suffix}"
+        return f"{outage}no worker has joined yet; start one"
+    return f"{outage}none of the {membership.num_live_workers} live workers has registered a model yet"
 
 
 def _explain_step(situation: Situation, now: float) -> str:
-    policy, unreachable = situation.policy, situation.shards.explain_unreachable(now)
+    policy, outage = situation.policy, _explain_outage(situation, now)
     if policy.is_complete:
-        return f"{unreachable}; step {policy.step} waits" if unreachable else f"step {policy.step} is being applied"
-    text = f"step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions"
+        return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
     missing = list(_missing(situation, now))
-    if missing:
-        text += f"; missing: {listed(missing)}"
-    return f"{text}; {_advice(situation)}" + (f"; {unreachable}" if unreachable else "")
+    parts = [
+        f"{outage}step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions",
+        "" if outage else _explain_idle(situation),
+        f"missing: {listed(missing)}" if missing else "",
+        "" if outage else _advice(situation),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _explain_idle(situation: Situation) -> str:
+    """Names the workers that wait for a token that they get only once they have pushed; empty if there are none."""
+    idle = [f"worker {member.index}" for member in situation.membership.workers() if _is_idle(situation, member)]
+    if not idle:
+        return ""
+    step = situation.policy.step
+    if len(idle) == 1:
+        return f"{idle[0]} waits for a token but has not pushed for step {step}; it must push first"
+    return f"{listed(idle)} wait for a token but have not pushed for step {step}; they must push first"
+
+
+def _is_idle(situation: Situation, member: Member) -> bool:
+    return member.is_live and member.index in situation.waiting and not situation.policy.has_contributed(member.index)
 
 
 def _owes(policy: Policy, worker: int) -> bool:
@@ -91,30 +118,29 @@ def _owes(policy: Policy, worker: int) -> bool:
 
 
 def _missing(situation: Situation, now: float) -> Iterator[str]:
-    """Those that the step could still use: who is gone, who never came, then the living, the most silent first."""
+    """Those that the step could still use: who is gone, who never came, then the living, the most silent first.
+
+    While a parameter server does not answer, the living cannot contribute, and who has gone since has perhaps given up because of it.
+    """
     policy, workers = situation.policy, {member.index: member for member in situation.membership.workers()}
-    places = situation.total_num_replicas or 0
+    places, outage_since = situation.total_num_replicas or 0, situation.shards.unreachable_since
     owing = sorted((member for member in workers.values() if _owes(policy, member.index)), key=lambda member: member.last_seen)
     for member in owing:
         # With any number of workers allowed, one that left in peace need not come back.
-        if not member.is_live and (places or member.state is MemberState.LAPSED or member.failure):
+        is_missed = not member.is_live and (places or member.state is MemberState.LAPSED or member.failure)
+        if is_missed and (outage_since is None or member.last_seen < outage_since):
             yield f"worker {member.index} ({_sign_of_life(member, now)})"
     yield from (f"worker {index} (never joined)" for index in range(places) if index not in workers)
     for member in owing:
-        if member.is_live:
-            yield f"worker {member.index} ({_sign_of_life(member, now)}{_token_words(situation, member)})"
-
-
-def _token_words(situation: Situation, member: Member) -> str:
-    if situation.policy.holds_token(member.index):
-        return ", has a token for one more contribution"
-    return ", waits for a token but has not contributed" if member.index in situation.waiting else ""
+        if member.is_live and outage_since is None and not _is_idle(situation, member):
+            token = ", has a token for one more contribution" if policy.holds_token(member.index) else ""
+            yield f"worker {member.index} ({_sign_of_life(member, now)}{token})"
 
 
 def _sign_of_life(member: Member, now: float) -> str:
     seen = f"last seen {seconds(now - member.last_seen)} ago {member.where}"
     if member.is_live:
-        return f"{seen}, lease ends in {seconds(member.last_seen + member.lease_s - now)}"
+        return seen + lease_end(member.last_seen + member.lease_s - now)
     if member.state is MemberState.LAPSED:
         return f"{seen}, lease ended {seconds(now - member.ended_at)} ago"
     how = (
@@ -133,11 +159,10 @@ def _advice(situation: Situation) -> str:
     if lacking <= 0:
         if not owing:
             return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"
-        return (
-            "if it does not come back start a replacement with the same index"
-            if len(owing) == 1
-            else "those that do not come back need replacements with the same index"
-        )
+        num_busy = sum(1 for member in owing if not _is_idle(situation, member))
+        if num_busy > 1:
+            return "those that do not come back need replacements with the same index"
+        return "if it does not come back start a replacement with the same index" if num_busy else ""
     if total is None:
         return f"{lacking} more worker(s) needed than are live: start them"
     is_replaceable = any(not member.is_live and _owes(policy, member.index) for member in workers.values())

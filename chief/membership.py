@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from chief.coordination import MAX_PARTICIPANTS, CoordinationConfig
 from chief.push_outcomes import PushOutcomes
-from chief.wording import name_of, printable, seconds
+from chief.wording import lease_end, name_of, printable, seconds
 from ps_protocol.chief import Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
 from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, Superseded, WorkerIndexOutOfRange, WorkerIndexTaken
 
@@ -209,8 +209,12 @@ class Membership:
             if index not in members or _is_free(members[index], now):
                 return index
         left_s = min(member.last_seen + member.lease_s for member in members.values()) - now
-        text = f"{places} of {places} {kind.name.lower()} places taken; the next lease ends in {seconds(left_s)} if its holder is gone"
-        raise ClusterFull(f"{text}. Wait for that, or name an index and take it over", facts={"lease_left_s": f"{left_s:.3f}"})
+        text = f"{places} of {places} {kind.name.lower()} places taken"
+        if lease_end(left_s):
+            text += f"; the next lease ends in {seconds(left_s)} if its holder is gone. Wait for that, or name an index and take it over"
+        else:
+            text += ". Close one of them first, or name an index and take it over"
+        raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
 
 
 def superseded_error(incarnation: int, *, by: Member) -> Superseded:
@@ -232,8 +236,8 @@ def _is_free(member: Member, now: float) -> bool:
 def _taken(holder: Member, now: float) -> WorkerIndexTaken:
     seen_ago_s, lease_left_s = now - holder.last_seen, holder.last_seen + holder.lease_s - now
     return WorkerIndexTaken(
-        f"{holder.name} is already running {holder.where} (seen {seconds(seen_ago_s)} ago, lease ends in {seconds(lease_left_s)})."
-        " Use another index or --takeover (takeover=True)",
+        f"{holder.name} is already running {holder.where} (seen {seconds(seen_ago_s)} ago{lease_end(lease_left_s)});"
+        " use another index, or connect(takeover=True)",
         facts={
             "worker": str(holder.index),
             "host": holder.host,

@@ -74,9 +74,14 @@ class ShardTable:
         count = f"{len(missing)} of {len(self._records)}"
         return f"{count} parameter servers not reached yet: {listed(missing)}; start them or check their addresses"
 
-    def explain_unreachable(self, now: float) -> str:
-        """Says which shards do not answer; empty if all do."""
-        return listed([_words(record, now) for record in self._records if not record.is_reachable])
+    def explain_unreachable(self, now: float) -> list[str]:
+        """Says of each shard that does not answer that it does not."""
+        return [_silence(record, now) for record in self._records if not record.is_reachable]
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """Since when some shard has not answered; None if all do."""
+        return min((record.unreachable_since for record in self._records if not record.is_reachable), default=None)
 
     def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ShardLink, ...]:
         """Returns all shards; `step` is the step that all have applied, None before there are variables."""
@@ -94,4 +99,12 @@ class ShardTable:
 
 
 def _words(record: ShardRecord, now: float) -> str:
-    return f"{record.name} unreachable for {seconds(now - record.unreachable_since)}" + (f" ({record.why})" if record.why else "")
+    return f"{record.name} unreachable for {seconds(now - record.unreachable_since)}{_cause(record)}"
+
+
+def _silence(record: ShardRecord, now: float) -> str:
+    return f"{record.name} does not answer since {seconds(now - record.unreachable_since)}{_cause(record)}"
+
+
+def _cause(record: ShardRecord) -> str:
+    return f" ({record.why})" if record.why else ""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from ps_protocol.chief import ParticipantKind
 
 _MAX_TEXT = 300
+# A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
+_MAX_LEASE_S = 86_400.0
 
 
 def name_of(kind: ParticipantKind, index: int) -> str:
@@ -15,6 +17,11 @@ def name_of(kind: ParticipantKind, index: int) -> str:
 def seconds(value: float) -> str:
     """Returns a duration as a person would say it: one decimal, and none from a minute on."""
     return f"{value:.0f} s" if value >= 60 else f"{max(0.0, value):.1f} s"
+
+
+def lease_end(left_s: float) -> str:
+    """Returns for example ", lease ends in 6.9 s"; empty if that is more than a day away."""
+    return f", lease ends in {seconds(left_s)}" if left_s <= _MAX_LEASE_S else ""
 
 
 def printable(text: str) -> str:

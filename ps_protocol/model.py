@@ -1,15 +1,17 @@
 """A model as all workers must present it: variables, optimizer, placement policy. Knows no address and no value."""
 
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.layout import VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.optimizer_spec import OPTIMIZERS, SCHEDULES, OptimizerSpec, Schedule
 from ps_protocol.tensors import MAX_VARIABLES, VariableSpec
 
 STRATEGIES = ("greedy_bytes", "round_robin")
 DEFAULT_SPLIT_BYTES = 64 << 20
+_MAX_SPLIT_BYTES = (1 << 64) - 1  # a uint64 on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +22,13 @@ class PlacementPolicy:
     split_bytes: int = DEFAULT_SPLIT_BYTES
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise InvalidSpec(f"placement strategy {self.strategy!r}; want one of {', '.join(STRATEGIES)}")
-        if self.split_bytes < 0:
-            raise InvalidSpec(f"split_bytes: got {self.split_bytes}, want >= 0 (0: never split)")
+        if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
+            raise InvalidSpec(f"placement strategy {reprlib.repr(self.strategy)}; want one of {', '.join(STRATEGIES)}")
+        # Not isinstance: a bool is an int, but no size.
+        if type(self.split_bytes) is not int or self.split_bytes < 0:
+            raise InvalidSpec(f"split_bytes: got {reprlib.repr(self.split_bytes)}, want a whole number >= 0 (an int; 0: never split)")
+        if self.split_bytes > _MAX_SPLIT_BYTES:
+            raise InvalidSpec("split_bytes: got more than 2^64 - 1; want 0 to never split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class ModelSpec:
             seen.add(variable.name)
 
     def differences(self, other: "ModelSpec") -> list[str]:
-        """Says in words how `other` differs from this model, variable by variable; empty if it does not."""
+        """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
         return list(self._differences(other))
 
     def _differences(self, other: "ModelSpec") -> Iterator[str]:
@@ -73,9 +78,56 @@ class ModelSpec:
         for name in theirs:
             if name not in mine:
                 yield f"variable {name!r} is not in the cluster's model"
-        if self.optimizer != other.optimizer:
-            yield f"optimizer is {other.optimizer}, the cluster's is {self.optimizer}"
-        if self.placement != other.placement:
-            yield f"placement is {other.placement}, the cluster's is {self.placement}"
+        yield from _optimizer_differences(self.optimizer, other.optimizer)
+        yield from _field_differences("placement", _placement_fields(self.placement), _placement_fields(other.placement))
         if list(mine) != list(theirs) and mine.keys() == theirs.keys():
             yield "the variables come in another order"
+
+
+def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterator[str]:
+    if mine.name != theirs.name:
+        yield f"optimizer is {theirs.name!r}, the cluster's is {mine.name!r}"
+        return
+    defaults = {name: default for name, (default, _) in OPTIMIZERS[mine.name].items()}
+    is_same_schedule = mine.learning_rate.name == theirs.learning_rate.name
+    my_fields, their_fields = (
+        (_schedule_fields(spec.learning_rate) if is_same_schedule else {"learning_rate": _schedule_words(spec.learning_rate)})
+        | _numbers(spec.hyperparameters, defaults)
+        for spec in (mine, theirs)
+    )
+    yield from _field_differences(f"optimizer {mine.name!r}", my_fields, their_fields)
+
+
+def _field_differences(what: str, mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
+    """Both have the same fields."""
+    for name, value in mine.items():
+        if theirs[name] != value:
+            yield f"{what}: {name} is {theirs[name]}, the cluster's is {value}"
+
+
+def _schedule_fields(schedule: Schedule) -> dict[str, str]:
+    if schedule.name == "constant":
+        return {"learning_rate": _schedule_words(schedule)}
+    return {f"learning_rate's {name}": value for name, value in _schedule_arguments(schedule).items()}
+
+
+def _schedule_words(schedule: Schedule) -> str:
+    arguments = _schedule_arguments(schedule)
+    if schedule.name == "constant":
+        return arguments["value"]
+    return f"{schedule.name} ({', '.join(f'{name} {value}' for name, value in arguments.items())})"
+
+
+def _schedule_arguments(schedule: Schedule) -> dict[str, str]:
+    if schedule.name == "piecewise_constant":
+        return {"boundaries": str(list(schedule.boundaries)), "values": str(list(schedule.values))}
+    required, optional = SCHEDULES[schedule.name]
+    return _numbers(schedule.arguments, dict.fromkeys(required, 0.0) | optional)
+
+
+def _numbers(given: Mapping[str, float], defaults: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(float(given[name])) if name in given else f"{default!r} by default" for name, default in defaults.items()}
+
+
+def _placement_fields(placement: PlacementPolicy) -> dict[str, str]:
+    return {"strategy": repr(placement.strategy), "split_bytes": str(placement.split_bytes)}

@@ -58,7 +58,35 @@ def test_a_worker_that_waits_without_having_contributed_is_told_apart() -> None:
     first, second = driver.train(0, 1)
     first.push()
     second.ask()
-    assert "waits for a token but has not contributed" in words(driver)
+    assert words(driver) == "step 0 has 1 of 2 contributions; worker 1 waits for a token but has not pushed for step 0; it must push first"
+
+
+def test_whoever_waits_before_it_has_pushed_is_told_so_itself() -> None:
+    driver = Driver(total_num_replicas=1, lease_s=1e9)
+    (worker,) = driver.train(0)
+    for max_wait_s in (0.0, 2.0):
+        call = worker.ask(max_wait_s=max_wait_s)
+        driver.pass_time(max_wait_s)
+        assert worker.answer(call).waiting_for == (
+            "step 0 has 0 of 1 contributions; worker 0 waits for a token but has not pushed for step 0; it must push first"
+        )
+
+
+def test_those_that_must_push_first_are_told_apart_from_those_that_compute() -> None:
+    driver = Driver(total_num_replicas=4, lease_s=10.0)
+    workers = driver.train(0, 1, 2)
+    for worker in workers[:2]:
+        worker.ask()
+    text = words(driver)
+    assert "worker 0, worker 1 wait for a token but have not pushed for step 0; they must push first; missing: worker 3 (never" in text
+    assert text.endswith("worker 2 (last seen 0.0 s ago on host-b pid 912, lease ends in 10.0 s); start the missing workers")
+
+
+def test_a_lease_that_does_not_end_is_not_mentioned() -> None:
+    driver = Driver(total_num_replicas=2, lease_s=1e9)
+    first, _ = driver.train(0, 1)
+    first.push()
+    assert "missing: worker 1 (last seen 0.0 s ago on host-b pid 912);" in words(driver)
 
 
 def test_a_token_that_nobody_has_taken_is_mentioned() -> None:
@@ -110,9 +138,52 @@ def test_a_step_that_an_unreachable_shard_holds_up_says_so() -> None:
     assert words(driver) == "step 0 is being applied"
     driver.send(ev.ShardUnreachable(shard=1, why=""))
     driver.pass_time(4.0)
-    assert words(driver) == "ps 1 at host-p:5001 unreachable for 4.0 s; step 0 waits"
+    assert words(driver) == (
+        "ps 1 at host-p:5001 has not answered for 4.0 s;"
+        " if it is gone its variables are lost and the cluster must be started again; step 0 waits"
+    )
     driver.send(ev.ShardSeen(shard=1, process_incarnation=7))
     assert words(driver) == "step 0 is being applied"
+
+
+def test_while_a_shard_is_unreachable_it_is_the_cause_and_no_live_worker_is_blamed() -> None:
+    driver = Driver(num_shards=2, total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    first.push()
+    second.ask()
+    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    driver.pass_time(4.0)
+    cause = (
+        "ps 1 at host-p:5001 has not answered for 4.0 s (connection refused);"
+        " if it is gone its variables are lost and the cluster must be started again"
+    )
+    assert words(driver) == f"{cause}; step 0 has 1 of 2 contributions"
+    second.leave(failure="Unavailable: ps 1")
+    assert words(driver) == f"{cause}; step 0 has 1 of 2 contributions", "it gave up because of the shard"
+    driver.send(ev.ShardSeen(shard=1, process_incarnation=7))
+    assert "missing: worker 1 (failed 0.0 s ago: Unavailable: ps 1; on host-b pid 912); start a replacement" in words(driver)
+
+
+def test_a_worker_that_was_gone_before_the_shard_is_still_named_after_it() -> None:
+    driver = Driver(num_shards=2, total_num_replicas=2)
+    _, second = driver.train(0, 1)
+    second.leave(failure="boom")
+    driver.pass_time(1.0)
+    for shard in (0, 1):
+        driver.send(ev.ShardUnreachable(shard=shard, why=""))
+    assert words(driver) == (
+        "ps 0 at host-p:5000 has not answered for 0.0 s, ps 1 at host-p:5001 has not answered for 0.0 s; if one of them is gone its"
+        " variables are lost and the cluster must be started again; step 0 has 0 of 2 contributions;"
+        " missing: worker 1 (failed 1.0 s ago: boom; on host-b pid 912)"
+    )
+
+
+def test_a_shard_that_is_gone_before_there_are_variables_needs_only_be_started_again() -> None:
+    driver = Driver()
+    driver.send(ev.ShardUnreachable(shard=0, why=""))
+    assert words(driver) == (
+        "ps 0 at host-p:5000 has not answered for 0.0 s; if it is gone start it again; no worker has joined yet; start one"
+    )
 
 
 def test_after_the_end_it_says_who_has_not_left() -> None:

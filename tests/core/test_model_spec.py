@@ -1,0 +1,89 @@
+"""What a placement policy may be, and how the optimizers and placements of two models are told apart in words."""
+
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
+from ps_protocol.tensors import DataType, VariableSpec
+
+SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
+
+
+def differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> list[str]:
+    variables = (VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(3,)),)
+    first, second = (ModelSpec(variables=variables, optimizer=optimizer, placement=PlacementPolicy()) for optimizer in (mine, theirs))
+    return first.differences(second)
+
+
+def momentum(**hyperparameters: float) -> OptimizerSpec:
+    return OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters=hyperparameters)
+
+
+def decaying(**arguments: float) -> OptimizerSpec:
+    return OptimizerSpec(
+        name="sgd", learning_rate=Schedule(name="exponential_decay", arguments={"initial": 0.1, "decay_rate": 0.5, **arguments})
+    )
+
+
+def piecewise(*values: float) -> OptimizerSpec:
+    return OptimizerSpec(name="sgd", learning_rate=Schedule(name="piecewise_constant", boundaries=(10.0,), values=values))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (SGD, OptimizerSpec(name="sgd", learning_rate=constant(0.2)), ["optimizer 'sgd': learning_rate is 0.2, the cluster's is 0.1"]),
+        (SGD, momentum(), ["optimizer is 'momentum', the cluster's is 'sgd'"]),
+        (
+            momentum(momentum=0.9),
+            momentum(momentum=0.5, use_nesterov=1),
+            [
+                "optimizer 'momentum': momentum is 0.5, the cluster's is 0.9",
+                "optimizer 'momentum': use_nesterov is 1.0, the cluster's is 0.0 by default",
+            ],
+        ),
+        (momentum(), momentum(momentum=0.9), ["optimizer 'momentum': momentum is 0.9, the cluster's is 0.9 by default"]),
+        (
+            decaying(decay_steps=10),
+            decaying(decay_steps=20),
+            ["optimizer 'sgd': learning_rate's decay_steps is 20.0, the cluster's is 10.0"],
+        ),
+        (
+            SGD,
+            decaying(decay_steps=10),
+            [
+                "optimizer 'sgd': learning_rate is exponential_decay"
+                " (initial 0.1, decay_steps 10.0, decay_rate 0.5, staircase 0.0 by default), the cluster's is 0.1"
+            ],
+        ),
+        (piecewise(0.2, 0.1), piecewise(0.2, 0.3), ["optimizer 'sgd': learning_rate's values is [0.2, 0.3], the cluster's is [0.2, 0.1]"]),
+        (SGD, SGD, []),
+    ],
+)
+def test_optimizers_are_told_apart_field_by_field(mine: OptimizerSpec, theirs: OptimizerSpec, words: list[str]) -> None:
+    assert differences(mine, theirs) == words
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, float("nan"), float("inf"), "64", None, -1, [64]])
+def test_a_threshold_that_is_no_size_is_refused_in_words(value: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"split_bytes: got .*, want a whole number >= 0"):
+        PlacementPolicy(split_bytes=value)
+
+
+def test_a_threshold_that_no_message_can_carry_is_refused_in_words() -> None:
+    with pytest.raises(InvalidSpec, match=r"split_bytes: got more than 2\^64 - 1"):
+        PlacementPolicy(split_bytes=1 << 64)
+
+
+@pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
+def test_any_size_is_a_threshold(value: int) -> None:
+    assert PlacementPolicy(split_bytes=value).split_bytes == value
+
+
+@pytest.mark.parametrize("value", [None, 0, True, b"greedy_bytes", ["greedy_bytes"], {}, "", "greedy"])
+def test_a_strategy_that_is_not_the_name_of_one_is_refused_in_words(value: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"placement strategy .*; want one of greedy_bytes, round_robin"):
+        PlacementPolicy(strategy=value)
