@@ -103,7 +103,7 @@ def _words(record: ShardRecord, now: float) -> str:
 
 
 def _silence(record: ShardRecord, now: float) -> str:
-    return f"{record.name} does not answer since {seconds(now - record.unreachable_since)}{_cause(record)}"
+    return f"{record.name} has not answered for {seconds(now - record.unreachable_since)}{_cause(record)}"
 
 
 def _cause(record: ShardRecord) -> str:
