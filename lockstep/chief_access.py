@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ps_protocol.chief import ClusterState
 from ps_protocol.chief_client import GrpcChief
-from ps_protocol.errors import DeadlineExceeded, PsError, Unavailable
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, Unavailable
 
 # A person waits for the answer: an absent chief must be told within two seconds.
 CONNECT_TIMEOUT_S = 1.5
@@ -34,7 +35,10 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
     if not arguments.chief:
         text = "which chief? give --chief ADDRESS or set LOCKSTEP_CHIEF; `lockstep up` prints the address when it starts a cluster"
         raise ChiefAbsent(text, exit_code=2)
-    chief = GrpcChief(arguments.chief, cluster=arguments.cluster)
+    try:
+        chief = GrpcChief(arguments.chief, cluster=arguments.cluster)
+    except InvalidSpec as error:
+        raise ChiefAbsent(error.message, exit_code=2) from error
     try:
         chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
         yield chief
@@ -45,12 +49,15 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
         chief.close()
 
 
-def finish(address: str, *, cluster: str, reason: str, timeout_s: float) -> None:
-    """Has the chief finish training if it still can; a chief that is gone needs no telling."""
+def finish(address: str, *, cluster: str, reason: str, timeout_s: float) -> bool:
+    """Has the chief finish training if it still can; a chief that is gone needs no telling. Returns False if no training had begun."""
     chief = GrpcChief(address, cluster=cluster)
+    has_begun = True
     try:
         with suppress(PsError):
             chief.handshake(timeout_s=timeout_s)
+            has_begun = chief.status().state not in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
             chief.finish(reason=reason)
     finally:
         chief.close()
+    return has_begun

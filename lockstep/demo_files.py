@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.demo_progress import Progress
-from lockstep.supervision import LaunchFailed
+from lockstep.supervision import LaunchFailed, make_directory
 from ps_protocol.tensors import Array
 
 _NAMES = ("metrics.csv", "model.npz", "summary.json")
@@ -21,8 +21,9 @@ class DemoFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.logs = directory / "logs"
+        for path in (directory, self.logs):
+            make_directory(path, flag="--output")
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
             for path in (*(directory / name for name in _NAMES), *self.logs.glob("*.log")):
                 path.unlink(missing_ok=True)
         except OSError as error:

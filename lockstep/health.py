@@ -24,8 +24,15 @@ def run_health(arguments: argparse.Namespace) -> int:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    from ps_protocol.addresses import parse_address
     from ps_protocol.channel import open_channel
+    from ps_protocol.errors import InvalidSpec
 
+    try:
+        parse_address(arguments.address)
+    except InvalidSpec as error:
+        print(f"lockstep health: {error.message}", file=sys.stderr)
+        return 2
     answers = health_pb2.HealthCheckResponse
     with open_channel(arguments.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

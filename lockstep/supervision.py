@@ -4,6 +4,7 @@ Every process leads a process group. A guardian (`guardian.py`) kills all groups
 one loop: `poll` must be called again and again, from the main thread.
 """
 
+import errno
 import os
 import secrets
 import selectors
@@ -186,6 +187,16 @@ class Supervisor:
 def has_ended(processes: Sequence[Process]) -> bool:
     """Whether none of them runs any more."""
     return not any(process.is_running for process in processes)
+
+
+def make_directory(path: Path, *, flag: str) -> None:
+    """Makes a directory with its parents, unless it is there; LaunchFailed if it cannot be written to. `flag` is what chose it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise LaunchFailed(f"cannot write to {path}: {error.strerror}; choose another {flag}", exit_code=2) from error
 
 
 def _show_nothing(name: str, line: str) -> None:

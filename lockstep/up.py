@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import queue
 import shutil
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from lockstep.cluster import ClusterSpec, LocalCluster
 from lockstep.output import PrefixedOutput
 from lockstep.process import describe_end
-from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
+from lockstep.supervision import Interrupted, LaunchFailed, Supervisor, make_directory
 from lockstep.watch import ClusterWatch
 
 _EXIT_USAGE = 2
@@ -19,6 +20,8 @@ _POLL_S = 1.0
 # All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
 _ROLES_END_S = 1.5
 _FINISH_TIMEOUT_S = 2.0
+# A busy machine may take a while to ask the chief.
+_ANSWER_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
         " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
-        " Exit code: 0 if training finished, else that of the first worker that failed."
+        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on."
     )
     parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
     parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
@@ -53,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             is_tcp=arguments.tcp,
         )
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        for path in (run_dir, run_dir / "logs"):
+            make_directory(path, flag="--run-dir")
         with Supervisor(log_directory=run_dir / "logs", show_line=output.line) as supervisor:
             cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
             return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=run_dir / "logs")
@@ -94,25 +99,40 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     )
     cluster.start_workers(command)
     watch = ClusterWatch(cluster, say=output.failure)
-    while watch.has_running_workers:
+    from lockstep.last_workers import LastWorkers  # NumPy takes its time to import, and a broken one is the roles' to tell of
+
+    last = LastWorkers(cluster, say=output.failure)
+    while watch.has_running_workers and not last.is_patience_over:
         watch.see(supervisor.poll(timeout_s=_POLL_S))
-    end_roles(cluster, supervisor=supervisor, watch=watch)
+        last.see()
+    has_trained = end_roles(cluster, supervisor=supervisor, watch=watch)
+    if last.failure:
+        raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
-    output.note("training finished" + (f"; failed on the way, within the backups: {failed}" if failed else ""))
+    end = "training finished" if has_trained else "all workers ended without any having joined a training"
+    output.note(end + (f"; failed on the way, within the backups: {failed}" if failed else ""))
     return 0
 
 
-def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> None:
-    """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left."""
-    deadline = time.monotonic() + _ROLES_END_S
+def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> bool:
+    """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left.
+
+    Returns whether there was a training to finish.
+    """
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # In a thread, since only this one can see signals and pass output on. A chief that has ended by itself has trained.
+    asking = threading.Thread(target=lambda: answers.put(_finish(cluster)), daemon=True)
+    begin = time.monotonic()
     if cluster.chief.is_running:
-        # In a thread, since only this one can see signals and pass output on.
-        threading.Thread(target=_finish, args=(cluster,), daemon=True).start()
-    while any(role.is_running for role in cluster.roles) and (left_s := deadline - time.monotonic()) > 0:
-        watch.see(supervisor.poll(timeout_s=left_s))
+        asking.start()
+    while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
+        asking.is_alive() or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
+    ):
+        watch.see(supervisor.poll(timeout_s=0.05))
+    return answers.empty() or answers.get()
 
 
-def _finish(cluster: LocalCluster) -> None:
+def _finish(cluster: LocalCluster) -> bool:
     from lockstep.chief_access import finish  # grpc takes its time to import, and is needed only here
 
-    finish(cluster.chief_address, cluster=cluster.name, reason="all workers have ended", timeout_s=_FINISH_TIMEOUT_S)
+    return finish(cluster.chief_address, cluster=cluster.name, reason="all workers have ended", timeout_s=_FINISH_TIMEOUT_S)

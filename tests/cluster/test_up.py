@@ -6,71 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.cluster.launching import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 from tests.waiting import wait_until
 
-# Contributes until the cluster says that training is finished, or for as many steps as its first argument says.
-TRAIN = """
-import sys
-import numpy as np
-import worker_client
-from worker_client import PushOutcome
-num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else None
-with worker_client.connect() as session:
-    session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
-    while not session.is_finished and (num_steps is None or session.local_step < num_steps):
-        session.step({"w": np.ones(4)})
-        print("step", session.local_step, flush=True)
-    print("value", session.read()["w"][0], flush=True)
-"""
-# Says so, then waits to be killed.
-IDLE = "import threading; print('idle', flush=True); threading.Event().wait(300)"
 FAMILY = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n{TRAIN}"
-
-
-@contextmanager
-def up(*arguments: str, worker: str, run_dir: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    script = run_dir.parent / "train.py"
-    script.write_text(worker)
-    command, rest = list(arguments), []
-    if "--" in command:
-        command, rest = command[: command.index("--")], command[command.index("--") + 1 :]
-    full = [sys.executable, "-m", "lockstep", "up", *command, "--run-dir", str(run_dir), "--", sys.executable, str(script), *rest]
-    with subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run_up(*arguments: str, worker: str, run_dir: Path, **environment: str) -> tuple[int, str]:
-    with up(*arguments, worker=worker, run_dir=run_dir, **environment) as process:
-        out, _ = process.communicate(timeout=50)
-        return process.returncode, out
-
-
-def read_until(process: "subprocess.Popen[str]", text: str, *, times: int = 1) -> list[str]:
-    assert process.stdout is not None
-    lines: list[str] = []
-    while sum(text in line for line in lines) < times:
-        line = process.stdout.readline()
-        assert line, "it ended early:\n" + "\n".join(lines)
-        lines.append(line.rstrip("\n"))
-    return lines
-
-
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def are_gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
 
 
 def socket_directory(lines: list[str]) -> Path:
@@ -104,10 +47,20 @@ def test_workers_that_stop_by_themselves_end_the_training(tmp_path: Path) -> Non
     assert time.monotonic() - begin < 20.0
 
 
-def test_workers_that_never_join_end_it_too(tmp_path: Path) -> None:
+def test_workers_that_never_join_end_it_too_but_no_training_is_claimed(tmp_path: Path) -> None:
     code, out = run_up("--workers", "2", worker="print('nothing to do')", run_dir=tmp_path / "run")
     assert code == 0, out
+    assert "[lockstep] all workers ended without any having joined a training" in out
+    assert "training finished" not in out
     assert "[worker 1] nothing to do" in out
+
+
+@pytest.mark.parametrize("command", [["up", "--run-dir", "/dev/null/x", "--", "true"], ["demo", "--output", "/dev/null/x"]])
+def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str]) -> None:
+    result = subprocess.run([sys.executable, "-m", "lockstep", *command], capture_output=True, text=True, timeout=20)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "cannot write to /dev/null/x: Not a directory" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_each_worker_is_told_its_place(tmp_path: Path) -> None:
