@@ -64,7 +64,7 @@ def _coordination(flags: argparse.Namespace, environment: Mapping[str, str], tas
     required = _integer("--replicas-to-aggregate", flags.replicas_to_aggregate, "LOCKSTEP_REPLICAS_TO_AGGREGATE", environment)
     lease_s = _number("--lease", flags.lease, "LOCKSTEP_LEASE_S", environment)
     return CoordinationConfig(
-        cluster=flags.cluster or environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
+        cluster=flags.cluster if flags.cluster is not None else environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
         replicas_to_aggregate=required,
         # A cluster that lists its workers has so many.
         total_num_replicas=total if total is not None or task is None else len(task.workers) or None,

@@ -59,9 +59,9 @@ class ChiefServer:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
-        log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
+        log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
 
     async def wait(self) -> int:
         """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""

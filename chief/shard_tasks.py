@@ -14,7 +14,7 @@ from chief.adoption import next_chief_incarnation
 from chief.shard_links import ShardLink
 from chief.wording import seconds
 from ps_protocol.backoff import delays_s
-from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, ShuttingDown, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
 from ps_protocol.shard import ApplyRequest, ShardStatus
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class ShardTasks:
                 silent_since = None
 
     async def shut_down_all(self, *, reason: str, within_s: float) -> None:
-        """Ends the shards that this chief adopted; gives up on those that do not answer in time, saying so."""
+        """Ends the shards that this chief adopted, also restarted ones; gives up on those that do not answer in time, saying so."""
 
         async def shut_down(index: int) -> None:
             try:
@@ -153,7 +153,13 @@ class ShardTasks:
 
     async def _shut_down(self, index: int, reason: str) -> None:
         link = self._links[index]
-        await link.shutdown(epoch=self._epoch, reason=reason, timeout_s=_CONTROL_TIMEOUT_S)
+        try:
+            await link.shutdown(epoch=self._epoch, reason=reason, timeout_s=_CONTROL_TIMEOUT_S)
+        except EpochMismatch as error:
+            # Restarted since this chief adopted it: nobody's, and empty, so of no use to anybody who is left.
+            if error.facts.get("epoch") != "0":
+                raise
+            await link.shutdown(epoch=0, reason=reason, timeout_s=_CONTROL_TIMEOUT_S)
 
     def _cause(self, index: int, error: PsError) -> str:
         # Whoever is told knows already which shard cannot be reached.

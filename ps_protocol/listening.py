@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import stat
 from pathlib import Path
 
 from ps_protocol.addresses import Address, parse_address
@@ -45,6 +46,8 @@ def announce(path: Path, *, address: str) -> None:
 
 
 def _check_unix(address: Address) -> None:
+    if os.path.exists(address.path) and not stat.S_ISSOCK(os.stat(address.path).st_mode):
+        raise OSError(errno.ENOTSOCK, "")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -78,6 +81,7 @@ def _words(error: OSError) -> str:
         errno.EADDRINUSE: "another process listens there; choose another address, or port 0 for any free one",
         errno.EADDRNOTAVAIL: "it is no address of this machine; check the host",
         errno.EACCES: "permission denied; choose a port above 1023, or a directory of yours",
+        errno.ENOTSOCK: "a file that is not a socket is there; choose another path",
         errno.ENOENT: "its directory does not exist; make it",
     }
     return known.get(error.errno or 0, error.strerror or str(error))

@@ -35,6 +35,8 @@ class ParameterServerConfig:
             raise InvalidSpec(f"--index: got {self.index}, want an integer from 0")
         parse_address(self.address, is_bind=True)
         check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network)
+        if not self.cluster:
+            raise InvalidSpec("--cluster: the name is empty; give one, or leave the flag out")
         try:
             check_name(self.cluster)
         except InvalidSpec as error:
@@ -55,7 +57,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
     return ParameterServerConfig(
         index=index if index is not None else task.task_index if task else 0,
         address=address or DEFAULT_ADDRESS,
-        cluster=flags.cluster or environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
+        cluster=flags.cluster if flags.cluster is not None else environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
         announce=flags.announce,
         max_memory_bytes=_integer("--max-memory-bytes", flags.max_memory_bytes, "LOCKSTEP_MAX_MEMORY_BYTES", environment),
         allow_insecure_network=flags.allow_insecure_network or _truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),

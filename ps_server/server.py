@@ -1,8 +1,10 @@
 """One parameter server as a gRPC server in this process: listening, health, and an orderly end. Knows no tensor."""
 
+import contextlib
 import dataclasses
 import logging
 import queue
+import time
 from concurrent import futures
 
 import grpc
@@ -14,6 +16,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
 from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
+from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
 from ps_server.config import ParameterServerConfig, machine_memory_bytes
 from ps_server.idle_streams import IdleStreams
 from ps_server.in_process_shard import new_process_incarnation
@@ -47,6 +50,7 @@ class ParameterServer:
             on_shutdown=self._ending.put,
         )
         self._idle_streams = IdleStreams()
+        self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
         self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
@@ -64,7 +68,9 @@ class ParameterServer:
             index=self._config.index,
             process_incarnation=self._store.process_incarnation,
         )
-        service = ParameterService(self._store, idle_streams=self._idle_streams)
+        service = ParameterService(
+            self._store, idle_streams=self._idle_streams, on_chief_call=lambda: self._chief_silence.heard(time.monotonic())
+        )
         self._server.add_generic_rpc_handlers(
             (parameter_service_handler(service), handshake_handler(identity, epoch=lambda: self._store.epoch))
         )
@@ -74,13 +80,21 @@ class ParameterServer:
         self._server.start()
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
+        log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
 
     def wait(self) -> str:
-        """Returns, with the reason, when somebody has asked the server to end: `request_stop`, or the chief by an RPC. Then call `stop`."""
-        return self._ending.get()
+        """Returns, with the reason, when somebody has asked the server to end: `request_stop`, or the chief by an RPC. Then call `stop`.
+
+        Warns meanwhile of a chief that is not heard.
+        """
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ending.get(timeout=LOOK_INTERVAL_S)
+            warning = self._chief_silence.look(time.monotonic(), is_adopted=self._store.epoch > 0, address=self._address)
+            if warning:
+                log.warning("%s", warning)
 
     def request_stop(self, reason: str) -> None:
         """Wakes `wait`. May be called from any thread, and by a signal handler."""

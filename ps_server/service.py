@@ -25,16 +25,18 @@ SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
 
 
 class ParameterService:
-    """Serves one store. Thread-safe."""
+    """Serves one store. Thread-safe. `on_chief_call` is told of each call that only a chief makes; it must not block."""
 
-    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams) -> None:
+    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
         self._store = store
         self._idle_streams = idle_streams
+        self._on_chief_call = on_chief_call
         self._name = f"ps {store.index}"
 
     def AdoptShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.AdoptShardRequest, request)
+            self._on_chief_call()
             adoption = self._store.adopt(epoch=message.epoch, chief_incarnation=message.chief_incarnation)
             return codec.encode_adoption(adoption).SerializeToString()
 
@@ -63,7 +65,9 @@ class ParameterService:
 
     def ApplyStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            reply = self._store.apply_step(codec.decode_apply_request(decode_message(pb.ApplyStepRequest, request)))
+            message = codec.decode_apply_request(decode_message(pb.ApplyStepRequest, request))
+            self._on_chief_call()
+            reply = self._store.apply_step(message)
             return codec.encode_apply_reply(reply).SerializeToString()
 
     def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -80,6 +84,7 @@ class ParameterService:
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             decode_message(pb.GetShardStatusRequest, request)
+            self._on_chief_call()
             return codec.encode_shard_status(self._store.status()).SerializeToString()
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:

@@ -46,6 +46,7 @@ def _refusal(*arguments: str) -> str:
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1 and lines[0].startswith("ps_server: "), result.stderr
+    assert " ready " not in result.stderr
     return lines[0]
 
 
@@ -122,17 +123,27 @@ def test_socket_file_of_a_killed_server_is_replaced(tmp_path: Path, socket_dir: 
             assert shard.status().shard == 0
 
 
+def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
+    path = socket_dir / "notes"
+    path.write_text("mine")
+    assert _refusal("--address", f"unix:{path}") == (
+        f"ps_server: cannot listen at unix:{path}: a file that is not a socket is there; choose another path"
+    )
+    assert path.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--address", "192.0.2.1:5000"], "there is neither encryption nor a password"),
         (["--address", "192.0.2.1:5000", "--allow-insecure-network"], "it is no address of this machine; check the host"),
         (["--address", "no-such-host.invalid:5000", "--allow-insecure-network"], "the name is unknown; check the host"),
+        (["--address", "unix:/etc/passwd"], "a file that is not a socket is there"),
         (["--address", "unix:/no/such/directory/ps"], "its directory does not exist; make it"),
         (["--announce", "/no/such/directory/announced"], "cannot write --announce /no/such/directory/announced: No such file or directory"),
         (["--index", "x"], "--index: got 'x', want a whole number from 0"),
     ],
-    ids=["network", "foreign address", "unknown name", "no directory", "no directory to announce in", "index"],
+    ids=["network", "foreign address", "unknown name", "not a socket", "no directory", "no directory to announce in", "index"],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(arguments: list[str], said: str) -> None:
     assert said in _refusal(*arguments)

@@ -78,6 +78,7 @@ def test_a_lease_that_is_none_is_refused(value: str) -> None:
         (["--ps", "a:1", "--address", "0.0.0.0:0"], "--allow-insecure-network"),
         (["--ps", "a:1", "--what"], "--what"),
         (["--ps", "a:1", "--cluster", " job"], "cluster name"),
+        (["--ps", "a:1", "--cluster", ""], "cluster name: got ''"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> None:

@@ -67,6 +67,8 @@ def test_tf_config_of_another_task_is_not_ours() -> None:
         ("--index", {}, "expected one argument"),
         ("--index 0", {"LOCKSTEP_ALLOW_INSECURE_NETWORK": "maybe"}, "LOCKSTEP_ALLOW_INSECURE_NETWORK: got 'maybe', want 1 or 0"),
         ("--index 0", {"LOCKSTEP_CLUSTER": "a\nb"}, "--cluster: name 'a\\nb': has a control character"),
+        ("--index 0 --cluster=", {}, "--cluster: the name is empty; give one, or leave the flag out"),
+        ("--index 0 --cluster=", {"LOCKSTEP_CLUSTER": "job-b"}, "--cluster: the name is empty"),
         ("--index 0", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
     ],
 )

@@ -1,6 +1,7 @@
 """Claims about the handshake over the wire, with both kinds of server."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -14,6 +15,7 @@ from ps_protocol.handshake_client import handshake
 from ps_protocol.handshake_servicer import handshake_handler, handshake_handler_aio
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.version import PROTOCOL_VERSION
+from tests.wire.raw_shard import HANDSHAKE, RawShard
 from tests.wire.servers import serving, serving_aio, unary, unused_address
 
 PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=1, process_incarnation=7)
@@ -68,6 +70,17 @@ def test_wrong_index_role_and_cluster_are_told_with_the_address(serve: Serve) ->
             assert caught.value.message.startswith(words)
             assert caught.value.facts["index"] == "1"
             client.close()
+
+
+def test_garbage_is_refused_with_a_reason_and_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), serve(PS) as address, RawShard(address) as raw:
+        for garbage in (b"\xff\xff", b"GET / HTTP/1.1\r\n\r\n"):
+            refused = raw.call("", garbage, path=HANDSHAKE)
+            assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+            assert "bytes are not a HandshakeRequest" in refused.text
+        # The server goes on.
+        assert raw.handshake().code is grpc.StatusCode.OK
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
 
 
 def test_server_of_another_kind_is_recognised() -> None:

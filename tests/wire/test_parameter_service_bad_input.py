@@ -418,7 +418,7 @@ def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
 def test_idle_streams_are_cut() -> None:
     store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    handler = parameter_service_handler(ParameterService(store, idle_streams=idle_streams))
+    handler = parameter_service_handler(ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None))
     layout = layout_of(variable("w", (1 << 24,)))
     with serving(handler) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
         trainer = Trainer(shard, layout)

@@ -1,0 +1,52 @@
+"""When a parameter server says that it hears no chief. The clock is a number."""
+
+from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
+
+
+def _looks(silence: ChiefSilence, start: int, end: int, *, is_adopted: bool) -> dict[int, str]:
+    """Looks at every second from `start` up to `end`; returns what was said when."""
+    assert LOOK_INTERVAL_S == 1.0
+    said = {now: silence.look(float(now), is_adopted=is_adopted, address="host-p:5000") for now in range(start, end)}
+    return {now: words for now, words in said.items() if words}
+
+
+def test_a_server_that_no_chief_has_adopted_says_so_after_ten_seconds_and_then_once_a_minute() -> None:
+    said = _looks(ChiefSilence(now=0.0), 1, 140, is_adopted=False)
+    assert list(said) == [10, 70, 130]
+    assert said[10] == "no chief has adopted this parameter server for 10 s; is the chief started with --ps naming host-p:5000?"
+
+
+def test_a_chief_that_falls_silent_is_told_after_ten_seconds_and_then_once_a_minute() -> None:
+    silence = ChiefSilence(now=0.0)
+    silence.heard(3.0)
+    said = _looks(silence, 1, 80, is_adopted=True)
+    assert list(said) == [13, 73]
+    assert said[73] == (
+        "the chief has been silent for 70 s; if it is gone, its job cannot go on: end this process and start the cluster again"
+    )
+
+
+def test_a_chief_that_calls_is_not_silent() -> None:
+    silence = ChiefSilence(now=0.0)
+    for now in range(1, 200):
+        assert not silence.look(float(now), is_adopted=True, address="host-p:5000")
+        silence.heard(float(now))
+
+
+def test_a_second_silence_is_told_anew() -> None:
+    silence = ChiefSilence(now=0.0)
+    assert list(_looks(silence, 1, 20, is_adopted=True)) == [10]
+    silence.heard(20.0)
+    assert list(_looks(silence, 20, 40, is_adopted=True)) == [30]
+
+
+def test_calls_of_others_do_not_make_it_adopted() -> None:
+    silence = ChiefSilence(now=0.0)
+    silence.heard(5.0)
+    assert list(_looks(silence, 1, 20, is_adopted=False)) == [10]
+
+
+def test_a_server_that_stood_still_hears_its_chief_before_it_complains() -> None:
+    silence = ChiefSilence(now=0.0)
+    assert not _looks(silence, 1, 5, is_adopted=True)
+    assert list(_looks(silence, 100, 120, is_adopted=True)) == [110]
