@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ps_protocol.retry import FIRST_NOTICE_S, NOTICE_INTERVAL_S
+
 log = logging.getLogger(__name__)
 
-FIRST_NOTICE_S = 2.0
-NOTICE_INTERVAL_S = 10.0
 _LOOK_INTERVAL_S = 0.5
 
 
