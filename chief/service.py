@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 from chief import events as ev
 from chief.runner import Runner
 from ps_protocol import codec_chief as codec
-from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Registration, TokenReply
-from ps_protocol.codec import decode_message
+from ps_protocol import codec_model, codec_settings
+from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Registration, SettingsReply, TokenReply
+from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_status import encode_cluster_status
 from ps_protocol.status import answering_aio
 from ps_protocol.v1 import chief_service_pb2 as pb
@@ -46,15 +47,14 @@ class ChiefService:
 
     async def RegisterModel(self, data: bytes) -> Message:
         message = decode_message(pb.RegisterModelRequest, data)
-        participant, model, max_wait_s = (
-            codec.decode_participant(message),
-            codec.decode_model(message.model),
-            codec.decode_max_wait(message),
+        event = ev.RegisterModel(
+            call=0,
+            participant=codec.decode_participant(message),
+            model=codec_model.decode_model(message.model),
+            max_wait_s=codec.decode_max_wait(message),
+            may_initialize=not message.joins_only,
         )
-        reply = await self._runner.call(
-            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=max_wait_s)
-        )
-        return codec.encode_model_reply(reply)
+        return codec_model.encode_model_reply(await self._runner.call(ModelReply, lambda call: replace(event, call=call)))
 
     async def CompleteInitialization(self, data: bytes) -> Message:
         message = decode_message(pb.CompleteInitializationRequest, data)
@@ -66,7 +66,8 @@ class ChiefService:
 
     async def GetModel(self, data: bytes) -> Message:
         max_wait_s = codec.decode_max_wait(decode_message(pb.GetModelRequest, data))
-        return codec.encode_agreed_model(await self._runner.call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s)))
+        agreed = await self._runner.call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s))
+        return codec_model.encode_agreed_model(agreed)
 
     async def CommitPush(self, data: bytes) -> Message:
         message = decode_message(pb.CommitPushRequest, data)
@@ -90,10 +91,28 @@ class ChiefService:
         message = decode_message(pb.GetClusterStatusRequest, data)
         return encode_cluster_status(self._runner.status(max_ledger_entries=message.max_ledger_entries))
 
+    async def SetPolicy(self, data: bytes) -> Message:
+        message = decode_message(pb.SetPolicyRequest, data)
+        require(message, "policy")
+        policy, max_wait_s = codec_settings.decode_policy(message.policy), codec.decode_max_wait(message)
+        event = ev.SetPolicy(call=0, policy=policy, request_id=message.request_id, max_wait_s=max_wait_s)
+        return pb.SetPolicyResponse(settings=await self._change(event))
+
+    async def SetHyperparameters(self, data: bytes) -> Message:
+        message = decode_message(pb.SetHyperparametersRequest, data)
+        change, max_wait_s = codec_settings.decode_hyperparameter_change(message), codec.decode_max_wait(message)
+        event = ev.SetHyperparameters(call=0, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
+        return pb.SetHyperparametersResponse(settings=await self._change(event))
+
     async def FinishTraining(self, data: bytes) -> Message:
         reason = decode_message(pb.FinishTrainingRequest, data).reason
         step = await self._runner.call(int, lambda call: ev.FinishTraining(call=call, reason=reason))
         return pb.FinishTrainingResponse(global_step=step)
+
+    async def _change(self, event: ev.SetPolicy | ev.SetHyperparameters) -> pb.SettingsState | None:
+        reply = await self._runner.call(object, lambda call: replace(event, call=call))
+        assert reply is None or isinstance(reply, SettingsReply)
+        return codec_settings.encode_settings_reply(reply)
 
 
 def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:

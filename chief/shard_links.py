@@ -1,5 +1,6 @@
 """The parameter servers behind gRPC, for asyncio: what a chief asks of them. Makes one attempt a call; repeating is the caller's."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -7,11 +8,12 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
+from ps_protocol import codec_shard_status
 from ps_protocol.channel import open_aio_channel
 from ps_protocol.codec_handshake import decode_handshake_reply, encode_handshake_request
 from ps_protocol.errors import ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
 from ps_protocol.handshake import HandshakeReply, HandshakeRequest, Role, name_of
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardStatus
+from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardSettings, ShardStatus
 from ps_protocol.status import rebuild
 from ps_protocol.v1 import handshake_service_pb2, parameter_service_pb2
 from ps_protocol.version import PROTOCOL_VERSION, check_versions
@@ -38,6 +40,12 @@ class ShardLink(Protocol):
 
     async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean, slice by slice."""
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
@@ -82,13 +90,25 @@ class GrpcShardLink:
         """Returns step, memory and counters."""
         request, path = pb.GetShardStatusRequest(), f"/{_SERVICE}/GetShardStatus"
         answer = await self._call(path, request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
-        return codec.decode_shard_status(answer)
+        return codec_shard_status.decode_shard_status(answer)
 
     async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
         request, path = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation), f"/{_SERVICE}/AdoptShard"
         answer = await self._call(path, request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
         return codec.decode_adoption(answer)
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+        message, path = codec.encode_settings(settings), f"/{_SERVICE}/ConfigureShard"
+        await self._call(path, message, pb.ConfigureShardResponse, timeout_s=timeout_s, awaited="its new settings")
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean, slice by slice."""
+        message, path = pb.PrepareStepRequest(apply=codec.encode_apply_request(request)), f"/{_SERVICE}/PrepareStep"
+        awaited = f"the norms of step {request.step}"
+        answer = await self._call(path, message, pb.PrepareStepResponse, timeout_s=timeout_s, awaited=awaited)
+        return tuple(answer.sums)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""

@@ -1,14 +1,18 @@
 """The seam to the chief: what workers and observers ask of it, whatever carries it. Knows words and numbers; no transport, no tensor."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import ModelSpec, Placement
+from ps_protocol.optimizer_spec import Schedule
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import PushId
 
 MAX_WAIT_SLICE_S = 20.0
+DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
 
 
@@ -75,6 +79,7 @@ class ModelReply:
     max_staged_per_worker: int
     global_step: int
     waiting_for: str = ""
+    policy: PolicySpec = DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +103,28 @@ class PushOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushCommit:
-    """A contribution to be counted; `staged` is False if a shard dropped it as stale."""
+    """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it."""
 
     push_id: PushId
     step: int
     staged: bool
+    is_applied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had."""
+    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
+
+    `applied_step`: the step that the contribution is a part of, if it is accepted: the variables of the step after it have it. `staleness`:
+    how many steps older the variables were that it was computed from. `weight`: what its gradients are multiplied with.
+    """
 
     outcome: PushOutcome
     global_step: int
     first_outcome: PushOutcome | None = None
+    applied_step: int | None = None
+    staleness: int = 0
+    weight: float = 1.0
 
 
 class TokenResult(enum.Enum):
@@ -124,12 +137,19 @@ class TokenResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReply:
-    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for."""
+    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for.
+
+    `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
+    `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`.
+    """
 
     result: TokenResult
     step: int
     commit: CommitResult | None = None
     waiting_for: str = ""
+    global_step: int = 0
+    reads_latest: bool = False
+    settings_version: int = 0
 
 
 class ClusterState(enum.Enum):
@@ -207,6 +227,29 @@ class ClusterStatus:
     num_accepted: int
     num_stale: int
     num_late: int
+    hyperparameters_version: int = 0
+    optimizer: str = ""
+    max_observed_staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperparameterChange:
+    """New values for one optimizer of the model: the model's own, or (`variable` not empty) that of this variable.
+
+    `learning_rate` None leaves it. What is not named stays as it is.
+    """
+
+    variable: str = ""
+    learning_rate: Schedule | None = None
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsReply:
+    """The version of the settings that a change has made, and the step from which on it holds."""
+
+    version: int
+    step: int
 
 
 class Chief(Protocol):
@@ -224,8 +267,11 @@ class Chief(Protocol):
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Ends the lease."""
 
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float) -> ModelReply:
-        """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch."""
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
+        """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch.
+
+        Without `may_initialize` the caller is never told to INITIALIZE, and its model does not become the agreed one.
+        """
 
     def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
         """Tells that the shards hold their initial values. Raises NotInitializer."""
@@ -243,6 +289,18 @@ class Chief(Protocol):
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
+
+    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes how workers are coordinated, at the next moment when no step is being applied; None if that has not come in time.
+
+        Contributions counted and not applied go over to the new policy. Idempotent per `request_id`. Raises InvalidSpec.
+        """
+
+    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes an optimizer, at the next moment when no step is being applied; None if that has not come in time.
+
+        Idempotent per `request_id`. Raises InvalidSpec, VariableNotFound, NotInitialized.
+        """
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""

@@ -3,16 +3,19 @@
 from google.protobuf.message import Message
 
 from ps_protocol import codec_chief as codec
+from ps_protocol import codec_model, codec_settings
 from ps_protocol.chief import (
     MAX_WAIT_SLICE_S,
     AgreedModel,
     ClusterStatus,
     CommitResult,
+    HyperparameterChange,
     ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
     Registration,
+    SettingsReply,
     TokenReply,
 )
 from ps_protocol.codec_status import decode_cluster_status
@@ -20,6 +23,7 @@ from ps_protocol.connection import Connection, Response
 from ps_protocol.handshake import HandshakeReply, Role, name_of
 from ps_protocol.handshake_client import handshake
 from ps_protocol.model import ModelSpec
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE = "ps_protocol.v1.ChiefService"
@@ -56,13 +60,16 @@ class GrpcChief:
         message = pb.DeregisterWorkerRequest(participant=codec.encode_participant(participant), failure=failure)
         self._call("DeregisterWorker", message, pb.DeregisterWorkerResponse, "the lease to be ended")
 
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float) -> ModelReply:
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
         """Agrees on the model; blocks at most `max_wait_s` (and 20 s)."""
         message = pb.RegisterModelRequest(
-            participant=codec.encode_participant(participant), model=codec.encode_model(model), max_wait=codec.encode_max_wait(max_wait_s)
+            participant=codec.encode_participant(participant),
+            model=codec_model.encode_model(model),
+            max_wait=codec.encode_max_wait(max_wait_s),
+            joins_only=not may_initialize,
         )
         answer = self._call("RegisterModel", message, pb.RegisterModelResponse, "the model to be agreed on", max_wait_s=max_wait_s)
-        return codec.decode_model_reply(answer)
+        return codec_model.decode_model_reply(answer)
 
     def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
         """Tells that the shards hold their initial values."""
@@ -72,7 +79,7 @@ class GrpcChief:
     def get_model(self, *, max_wait_s: float) -> AgreedModel:
         """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
         message = pb.GetModelRequest(max_wait=codec.encode_max_wait(max_wait_s))
-        return codec.decode_agreed_model(self._call("GetModel", message, pb.GetModelResponse, "the model", max_wait_s=max_wait_s))
+        return codec_model.decode_agreed_model(self._call("GetModel", message, pb.GetModelResponse, "the model", max_wait_s=max_wait_s))
 
     def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
         """Counts a contribution. Never waits for others."""
@@ -97,6 +104,22 @@ class GrpcChief:
         """Returns the cluster's status."""
         message = pb.GetClusterStatusRequest(max_ledger_entries=max_ledger_entries)
         return decode_cluster_status(self._call("GetClusterStatus", message, pb.GetClusterStatusResponse, "the status"))
+
+    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes how workers are coordinated; None if the moment has not come within `max_wait_s` (and 20 s)."""
+        message = pb.SetPolicyRequest(
+            policy=codec_settings.encode_policy(policy), request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s)
+        )
+        answer = self._call("SetPolicy", message, pb.SetPolicyResponse, f"the policy {policy.text}", max_wait_s=max_wait_s)
+        return codec_settings.decode_settings_reply(answer)
+
+    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes an optimizer; None if the moment has not come within `max_wait_s` (and 20 s)."""
+        message = codec_settings.encode_hyperparameter_change(change)
+        message.request_id = request_id
+        message.max_wait.CopyFrom(codec.encode_max_wait(max_wait_s))
+        answer = self._call("SetHyperparameters", message, pb.SetHyperparametersResponse, "the optimizer's change", max_wait_s=max_wait_s)
+        return codec_settings.decode_settings_reply(answer)
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""

@@ -1,7 +1,8 @@
-"""Protobuf to checked values and back, for what both services speak of: specs, slices, optimizers, push ids, durations. Knows no RPC.
+"""Protobuf to checked values and back, for what all services speak of: element types, push ids, durations, choices. Knows no RPC.
 
 `encode_…` makes a message of a value; `decode_…` checks a message that came from anywhere and raises MalformedMessage, InvalidSpec or
-LimitExceeded with the place in its text. What is particular to one service is in `codec_shard` and `codec_chief`.
+LimitExceeded with the place in its text. What a model is made of is in `codec_variables`, and what is particular to one service in
+`codec_shard`, `codec_chief` and so on.
 """
 
 import enum
@@ -12,13 +13,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from ps_protocol.errors import InvalidSpec, MalformedMessage, PsError
-from ps_protocol.layout import VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, check_optimizer_name
 from ps_protocol.shard import PushId
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.tensors import DataType
 from ps_protocol.v1 import tensor_pb2 as pb
+from ps_protocol.variable_options import SparseMean
 
-_DATA_TYPES: dict[int, DataType] = {pb.DATA_TYPE_FLOAT32: DataType.FLOAT32, pb.DATA_TYPE_FLOAT64: DataType.FLOAT64}
+_DATA_TYPES: dict[int, DataType] = {pb.DataType.Value(f"DATA_TYPE_{data_type.name}"): data_type for data_type in DataType}
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 Encoded = TypeVar("Encoded")
@@ -71,46 +71,28 @@ def decode_duration(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def encode_variable(variable: VariableSpec) -> pb.VariableSpec:
-    """Encodes the specification of one variable."""
-    return pb.VariableSpec(name=variable.name, data_type=f"DATA_TYPE_{variable.data_type.name}", shape=variable.shape)
+def encode_data_type(data_type: DataType) -> str:
+    """Encodes an element type, as a message's constructor takes it."""
+    return f"DATA_TYPE_{data_type.name}"
 
 
-def decode_variable(message: pb.VariableSpec) -> VariableSpec:
-    """Decodes and checks the specification of one variable."""
-    data_type = _DATA_TYPES.get(message.data_type)
+def decode_data_type(value: int, *, what: str) -> DataType:
+    """Returns the element type; raises InvalidSpec naming `what` if there is none, or none that this server knows."""
+    data_type = _DATA_TYPES.get(value)
     if data_type is None:
         known = ", ".join(data_type.value for data_type in DataType)
-        raise InvalidSpec(f"variable {message.name!r}: dtype {message.data_type} unknown; want one of {known}")
-    return VariableSpec(name=message.name, data_type=data_type, shape=tuple(message.shape))
+        raise InvalidSpec(f"{what}: dtype {value} unknown; want one of {known}")
+    return data_type
 
 
-def encode_slice(piece: VariableSlice) -> pb.VariableSlice:
-    """Encodes some rows of a variable."""
-    return pb.VariableSlice(variable=encode_variable(piece.variable), start=piece.start, stop=piece.stop)
+def encode_sparse_mean(sparse_mean: SparseMean) -> str:
+    """Encodes what the rows of a sparse gradient are divided by, as a message's constructor takes it."""
+    return f"SPARSE_MEAN_{sparse_mean.name}"
 
 
-def decode_slice(message: pb.VariableSlice) -> VariableSlice:
-    """Decodes and checks some rows of a variable."""
-    require(message, "variable")
-    return VariableSlice(variable=decode_variable(message.variable), start=message.start, stop=message.stop)
-
-
-def encode_optimizer(optimizer: OptimizerSpec) -> pb.OptimizerSpec:
-    """Encodes an optimizer with its learning rate."""
-    rate = optimizer.learning_rate
-    schedule = pb.LearningRateSchedule(name=rate.name, arguments=rate.arguments, boundaries=rate.boundaries, values=rate.values)
-    return pb.OptimizerSpec(name=optimizer.name, hyperparameters=optimizer.hyperparameters, learning_rate=schedule)
-
-
-def decode_optimizer(message: pb.OptimizerSpec) -> OptimizerSpec:
-    """Decodes and checks an optimizer with its learning rate."""
-    # First: an unknown optimizer explains whatever else may look odd.
-    check_optimizer_name(message.name)
-    require(message, "learning_rate")
-    rate = message.learning_rate
-    schedule = Schedule(name=rate.name, arguments=dict(rate.arguments), boundaries=tuple(rate.boundaries), values=tuple(rate.values))
-    return OptimizerSpec(name=message.name, hyperparameters=dict(message.hyperparameters), learning_rate=schedule)
+def decode_sparse_mean(value: int) -> SparseMean:
+    """Returns what the rows of a sparse gradient are divided by; PER_INDEX if it was left out."""
+    return decode_choice(SparseMean, value or SparseMean.PER_INDEX.value, field="sparse_mean")
 
 
 def encode_push_id(push_id: PushId) -> pb.PushId:

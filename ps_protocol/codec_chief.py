@@ -1,14 +1,14 @@
-"""Protobuf to checked values and back, for the chief's calls. Knows messages; no RPC. The cluster's status is in `codec_status`."""
+"""Protobuf to checked values and back, for the chief's calls. Knows messages; no RPC.
+
+The model is in `codec_model`, the settings in `codec_settings`, the cluster's status in `codec_status`.
+"""
 
 from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol import codec
 from ps_protocol.chief import (
     MAX_WAIT_SLICE_S,
-    AgreedModel,
     CommitResult,
-    ModelReply,
-    ModelState,
     Participant,
     ParticipantKind,
     PushCommit,
@@ -18,11 +18,12 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.model import ModelSpec, PlacedSlice, Placement, PlacementPolicy
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 
-def decode_max_wait(message: pb.RegisterModelRequest | pb.GetModelRequest | pb.DequeueTokenRequest) -> float:
+def decode_max_wait(
+    message: pb.RegisterModelRequest | pb.GetModelRequest | pb.DequeueTokenRequest | pb.SetPolicyRequest | pb.SetHyperparametersRequest,
+) -> float:
     """Returns how many seconds the call may block: 20 if the field was left out, and never more."""
     if not message.HasField("max_wait"):
         return MAX_WAIT_SLICE_S
@@ -108,105 +109,44 @@ def decode_registration(message: pb.RegisterWorkerResponse, *, kind: Participant
     )
 
 
-def encode_model(model: ModelSpec) -> pb.ModelSpec:
-    """Encodes a model."""
-    return pb.ModelSpec(
-        variables=[codec.encode_variable(variable) for variable in model.variables],
-        optimizer=codec.encode_optimizer(model.optimizer),
-        placement=pb.PlacementPolicy(strategy=model.placement.strategy, split_bytes=model.placement.split_bytes),
-    )
-
-
-def decode_model(message: pb.ModelSpec) -> ModelSpec:
-    """Decodes and checks a model."""
-    codec.require(message, "optimizer")
-    codec.require(message, "placement")
-    return ModelSpec(
-        variables=codec.decode_each(message.variables, codec.decode_variable, field="variables"),
-        optimizer=codec.decode_optimizer(message.optimizer),
-        placement=PlacementPolicy(strategy=message.placement.strategy, split_bytes=message.placement.split_bytes),
-    )
-
-
-def _encode_placed(placed: PlacedSlice) -> pb.PlacedSlice:
-    return pb.PlacedSlice(slice=codec.encode_slice(placed.slice), shard=placed.shard)
-
-
-def _decode_placed(message: pb.PlacedSlice) -> PlacedSlice:
-    codec.require(message, "slice")
-    return PlacedSlice(slice=codec.decode_slice(message.slice), shard=message.shard)
-
-
-def _decode_placement(message: pb.RegisterModelResponse | pb.GetModelResponse) -> Placement:
-    return codec.decode_each(message.placement, _decode_placed, field="placement")
-
-
-def encode_model_reply(reply: ModelReply) -> pb.RegisterModelResponse:
-    """Encodes what a worker shall do about the model."""
-    return pb.RegisterModelResponse(
-        state=f"MODEL_STATE_{reply.state.name}",
-        placement=[_encode_placed(placed) for placed in reply.placement],
-        attempt=reply.attempt,
-        max_staged_per_worker=reply.max_staged_per_worker,
-        global_step=reply.global_step,
-        waiting_for=reply.waiting_for,
-    )
-
-
-def decode_model_reply(message: pb.RegisterModelResponse) -> ModelReply:
-    """Decodes what a worker shall do about the model."""
-    return ModelReply(
-        state=codec.decode_choice(ModelState, message.state, field="state"),
-        placement=_decode_placement(message),
-        attempt=message.attempt,
-        max_staged_per_worker=message.max_staged_per_worker,
-        global_step=message.global_step,
-        waiting_for=message.waiting_for,
-    )
-
-
-def encode_agreed_model(agreed: AgreedModel) -> pb.GetModelResponse:
-    """Encodes the agreed model."""
-    return pb.GetModelResponse(
-        state=f"MODEL_STATE_{agreed.state.name}",
-        model=None if agreed.model is None else encode_model(agreed.model),
-        placement=[_encode_placed(placed) for placed in agreed.placement],
-        global_step=agreed.global_step,
-    )
-
-
-def decode_agreed_model(message: pb.GetModelResponse) -> AgreedModel:
-    """Decodes the agreed model."""
-    return AgreedModel(
-        state=codec.decode_choice(ModelState, message.state, field="state"),
-        model=decode_model(message.model) if message.HasField("model") else None,
-        placement=_decode_placement(message),
-        global_step=message.global_step,
-    )
-
-
 def encode_commit(commit: PushCommit) -> pb.PushCommit:
     """Encodes a contribution to be counted."""
-    return pb.PushCommit(push_id=codec.encode_push_id(commit.push_id), step=commit.step, staged=commit.staged)
+    return pb.PushCommit(push_id=codec.encode_push_id(commit.push_id), step=commit.step, staged=commit.staged, is_applied=commit.is_applied)
 
 
 def decode_commit(message: pb.PushCommit) -> PushCommit:
     """Decodes a contribution to be counted."""
     codec.require(message, "push_id")
-    return PushCommit(push_id=codec.decode_push_id(message.push_id), step=message.step, staged=message.staged)
+    push_id = codec.decode_push_id(message.push_id)
+    return PushCommit(push_id=push_id, step=message.step, staged=message.staged, is_applied=message.is_applied)
 
 
 def encode_commit_result(result: CommitResult) -> pb.CommitResult:
     """Encodes what became of a commit."""
     first = None if result.first_outcome is None else f"PUSH_OUTCOME_{result.first_outcome.name}"
-    return pb.CommitResult(outcome=f"PUSH_OUTCOME_{result.outcome.name}", first_outcome=first, global_step=result.global_step)
+    return pb.CommitResult(
+        outcome=f"PUSH_OUTCOME_{result.outcome.name}",
+        first_outcome=first,
+        global_step=result.global_step,
+        applied_step=result.applied_step,
+        staleness=result.staleness,
+        weight=result.weight,
+    )
 
 
 def decode_commit_result(message: pb.CommitResult) -> CommitResult:
     """Decodes what became of a commit."""
     first = codec.decode_choice(PushOutcome, message.first_outcome, field="first_outcome") if message.first_outcome else None
     outcome = codec.decode_choice(PushOutcome, message.outcome, field="outcome")
-    return CommitResult(outcome=outcome, first_outcome=first, global_step=message.global_step)
+    return CommitResult(
+        outcome=outcome,
+        first_outcome=first,
+        global_step=message.global_step,
+        applied_step=message.applied_step if message.HasField("applied_step") else None,
+        staleness=message.staleness,
+        # No weight is 0: whoever sends none means the ordinary one.
+        weight=message.weight or 1.0,
+    )
 
 
 def encode_token_reply(reply: TokenReply) -> pb.DequeueTokenResponse:
@@ -216,6 +156,9 @@ def encode_token_reply(reply: TokenReply) -> pb.DequeueTokenResponse:
         step=reply.step,
         commit=None if reply.commit is None else encode_commit_result(reply.commit),
         waiting_for=reply.waiting_for,
+        global_step=reply.global_step,
+        reads_latest=reply.reads_latest,
+        settings_version=reply.settings_version,
     )
 
 
@@ -226,4 +169,7 @@ def decode_token_reply(message: pb.DequeueTokenResponse) -> TokenReply:
         step=message.step,
         commit=decode_commit_result(message.commit) if message.HasField("commit") else None,
         waiting_for=message.waiting_for,
+        global_step=message.global_step,
+        reads_latest=message.reads_latest,
+        settings_version=message.settings_version,
     )

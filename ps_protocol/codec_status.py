@@ -26,6 +26,9 @@ def encode_cluster_status(status: ClusterStatus) -> pb.GetClusterStatusResponse:
         num_accepted=status.num_accepted,
         num_stale=status.num_stale,
         num_late=status.num_late,
+        hyperparameters_version=status.hyperparameters_version,
+        optimizer=status.optimizer,
+        max_observed_staleness=status.max_observed_staleness,
     )
 
 
@@ -50,6 +53,9 @@ def decode_cluster_status(message: pb.GetClusterStatusResponse) -> ClusterStatus
         num_accepted=message.num_accepted,
         num_stale=message.num_stale,
         num_late=message.num_late,
+        hyperparameters_version=message.hyperparameters_version,
+        optimizer=message.optimizer,
+        max_observed_staleness=message.max_observed_staleness,
     )
 
 

@@ -78,6 +78,21 @@ class Connection:
             block.watch(call)
             return consume(call)
 
+    def stream_both(
+        self, method: str, messages: Iterable[bytes], consume: Callable[[Iterator[bytes]], Result], *, timeout_s: float, awaited: str
+    ) -> Result:
+        """Sends framed messages, at least one, and returns what `consume` makes of the raw messages of the answer, which come meanwhile."""
+        rest = iter(messages)
+        head = list(itertools.islice(rest, 2))
+        with translating(self.target, awaited=awaited, timeout_s=timeout_s), CancellingOnInterrupt() as block:
+            if len(head) == 1:
+                # As in stream_up: no feeding thread for one message.
+                call = self._callable(self.channel.unary_stream, method, None, None)(head[0], timeout=timeout_s)
+            else:
+                call = self._callable(self.channel.stream_stream, method, None, None)(itertools.chain(head, rest), timeout=timeout_s)
+            block.watch(call)
+            return consume(call)
+
     def close(self) -> None:
         """Ends calls under way with Cancelled and closes the channel. Idempotent."""
         self.channel.close()

@@ -1,9 +1,9 @@
 """The typed errors of the system, each with a stable reason. Knows no grpc; `status.py` maps them to the wire and back.
 
 PsError
-├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush           wrong whatever the state
+├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush, IndexOutOfRange    wrong whatever the state
 ├── MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
-├── VariableNotFound, SlotNotFound, VariableExists, ModelMismatch
+├── VariableNotFound, SlotNotFound, AccumulatorNotFound, VariableExists, AccumulatorExists, ModelMismatch
 ├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
 ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
 ├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
@@ -50,6 +50,12 @@ class IncompletePush(PsError):
     reason = "INCOMPLETE_PUSH"
 
 
+class IndexOutOfRange(PsError):
+    """A row that the variable does not have."""
+
+    reason = "INDEX_OUT_OF_RANGE"
+
+
 class MalformedMessage(PsError):
     """A message is not what its place in the protocol asks for."""
 
@@ -84,6 +90,18 @@ class SlotNotFound(PsError):
     """The optimizer has no slot of this name."""
 
     reason = "SLOT_NOT_FOUND"
+
+
+class AccumulatorNotFound(PsError):
+    """There is no named accumulator of this name."""
+
+    reason = "ACCUMULATOR_NOT_FOUND"
+
+
+class AccumulatorExists(PsError):
+    """A named accumulator of this name exists with another specification."""
+
+    reason = "ACCUMULATOR_EXISTS"
 
 
 class VariableExists(PsError):

@@ -1,8 +1,9 @@
 """The messages of the tensor streams, framed by hand so that a payload is copied once. Knows bytes and offsets; no tensor, no RPC.
 
-Four streams carry an arena: CreateVariables and PushGradients upwards, ReadVariables and ReadSlot downwards. Their messages look alike:
+Streams carry an arena (CreateVariables and PushGradients upwards, ReadVariables and ReadSlot downwards), rows (ReadRows, both ways) or the
+gradients of a named accumulator (ApplyGradient, TakeGradient). Their messages look alike:
 
-    field 1: a header (spec, push header or step), in the first message only
+    field 1: a header (specification, push header, step …), in the first message only
     field 2: ArenaFrame {field 1: offset (left out if 0), field 2: data}
 
 The methods are called with identity serialisers; what is sent and received is real protobuf in either direction. `encode_frame` joins the
@@ -20,9 +21,20 @@ from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.codec import decode_message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.segments import Segments, SegmentWriter
+from ps_protocol.v1 import accumulator_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 
-StreamMessage = TypeVar("StreamMessage", pb.CreateVariablesRequest, pb.PushGradientsRequest, pb.ReadVariablesResponse, pb.ReadSlotResponse)
+StreamMessage = TypeVar(
+    "StreamMessage",
+    pb.CreateVariablesRequest,
+    pb.PushGradientsRequest,
+    pb.ReadVariablesResponse,
+    pb.ReadSlotResponse,
+    pb.ReadRowsRequest,
+    pb.ReadRowsResponse,
+    accumulator_service_pb2.ApplyGradientRequest,
+    accumulator_service_pb2.TakeGradientResponse,
+)
 
 _VARINT_FIELD_1 = 0x08
 _BYTES_FIELD_1 = 0x0A

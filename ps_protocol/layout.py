@@ -1,7 +1,7 @@
 """Where each variable of a shard lies in its arena, and the name (hash) of that arrangement. Knows offsets; holds no bytes.
 
-A shard's memory is one run of bytes: first the float32 arena, then the float64 one; each slice begins at a multiple of 64 bytes, and
-the padding between is zero. Everything that travels or is stored per shard (values, gradients, slots) has this one arrangement.
+A shard's dense variables lie in one run of bytes: by element type, and then by the optimizer that updates them; each slice begins at a
+multiple of 64 bytes, and the padding between is zero. Values, gradients and slots, on the wire and in memory, have this one arrangement.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.tensors import Array, DataType, VariableSpec
 
 ALIGNMENT = 64
@@ -19,66 +20,99 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSlice:
-    """Rows `start` to `stop` (along axis 0) of one variable; a scalar has one row."""
+    """The part `start` to `stop` along `axis` of one variable; the other axes are whole. A scalar has one row."""
 
     variable: VariableSpec
     start: int
     stop: int
+    axis: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop <= self.variable.num_rows:
-            rows = f"rows {self.start} to {self.stop}, want rows within 0 to {self.variable.num_rows}"
+        if not 0 <= self.axis < max(1, len(self.variable.shape)):
+            raise InvalidSpec(f"variable {self.variable.name!r}: shape {self.variable.shape} has no axis {self.axis}")
+        if not 0 <= self.start <= self.stop <= self.extent:
+            rows = f"rows {self.start} to {self.stop} of axis {self.axis}, want rows within 0 to {self.extent}"
             raise InvalidSpec(f"variable {self.variable.name!r}: {rows}")
 
     @property
+    def extent(self) -> int:
+        """Extent of the whole variable along `axis`."""
+        return self.variable.shape[self.axis] if self.variable.shape else 1
+
+    @property
     def is_whole(self) -> bool:
-        """Whether these are all rows of the variable."""
-        return self.start == 0 and self.stop == self.variable.num_rows
+        """Whether this is all of the variable."""
+        return self.start == 0 and self.stop == self.extent
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it is one run of bytes of the whole variable."""
+        return self.axis == 0 or self.is_whole
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the rows."""
-        return (self.stop - self.start, *self.variable.shape[1:]) if self.variable.shape else ()
+        """Shape of the part."""
+        whole, axis = self.variable.shape, self.axis
+        return (*whole[:axis], self.stop - self.start, *whole[axis + 1 :]) if whole else ()
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.variable.nbytes // self.variable.num_rows if self.variable.num_rows else 0
+        """Bytes of one unit along `axis`."""
+        return self.variable.nbytes // self.extent if self.extent else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows."""
+        """Bytes of the part."""
         return (self.stop - self.start) * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaRange:
-    """The bytes of a shard's memory that hold one element type."""
+    """The bytes of a shard's memory that hold one element type and are updated by one rule, a position in `Layout.rules`."""
 
     data_type: DataType
+    rule: int
     start: int
     stop: int
 
 
 class Layout:
-    """The arrangement of some slices in a shard's memory; the same slices in the same order give the same layout everywhere."""
+    """The arrangement of some slices in a shard's memory; the same slices in the same order give the same layout everywhere.
+
+    `slices` are those of dense variables: they lie in the arena, at `offsets`, in the order `order` (positions in `slices`). `tables` are
+    those of sparse variables, in the order given; they are no part of the arena. `rules` are the different optimizers of the variables, in
+    order of appearance; None stands for the model's own. `rule_of_table` has the position of each table's.
+    """
 
     def __init__(self, slices: Sequence[VariableSlice]) -> None:
-        self.slices = tuple(slices)
-        self.offsets: tuple[int, ...]
-        self.arenas: tuple[ArenaRange, ...]
-        offsets = [0] * len(self.slices)
+        self.slices = tuple(piece for piece in slices if not piece.variable.is_sparse)
+        self.tables = tuple(piece for piece in slices if piece.variable.is_sparse)
+        # Dense ones first, as they travel, so that the order in which a program mixes the two does not matter.
+        slices = (*self.slices, *self.tables)
+        rules = {_rule_key(piece): piece.variable.optimizer for piece in slices}
+        positions = {key: position for position, key in enumerate(rules)}
+        rule_of = [positions[_rule_key(piece)] for piece in self.slices]
+        self.rules: tuple[OptimizerSpec | None, ...] = tuple(rules.values())
+        self.rule_of_table = tuple(positions[_rule_key(piece)] for piece in self.tables)
+        offsets, order = [0] * len(self.slices), []
         arenas, end = [], 0
+        members: dict[tuple[DataType, int], list[int]] = {}
+        for index, piece in enumerate(self.slices):
+            members.setdefault((piece.variable.data_type, rule_of[index]), []).append(index)
         for data_type in DataType:
-            start = end
-            for index, piece in enumerate(self.slices):
-                if piece.variable.data_type is data_type:
+            for rule in range(len(rules)):
+                start = end
+                for index in members.get((data_type, rule), ()):
                     offsets[index] = end
-                    end += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
-            if end > start:
-                arenas.append(ArenaRange(data_type=data_type, start=start, stop=end))
-        self.offsets, self.arenas, self.nbytes = tuple(offsets), tuple(arenas), end
-        self.hash = _hash_of(self.slices)
+                    order.append(index)
+                    end += -(-self.slices[index].nbytes // ALIGNMENT) * ALIGNMENT
+                if end > start:
+                    arenas.append(ArenaRange(data_type=data_type, rule=rule, start=start, stop=end))
+        self.offsets: tuple[int, ...] = tuple(offsets)
+        self.order: tuple[int, ...] = tuple(order)
+        self.arenas: tuple[ArenaRange, ...] = tuple(arenas)
+        self.nbytes = end
+        self.hash = _hash_of(slices)
 
     def __eq__(self, other: object) -> bool:
         return self.hash == other.hash if isinstance(other, Layout) else NotImplemented
@@ -99,11 +133,13 @@ class Layout:
 def check_disjoint(slices: Sequence[VariableSlice]) -> None:
     """Raises InvalidSpec if a row occurs twice, or slices of one name disagree on their variable."""
     last: dict[str, VariableSlice] = {}
-    for piece in sorted(slices, key=lambda piece: (piece.variable.name, piece.start, piece.stop)):
+    for piece in sorted(slices, key=lambda piece: (piece.variable.name, piece.axis, piece.start, piece.stop)):
         name = piece.variable.name
         before = last.get(name)
         if before is not None and before.variable != piece.variable:
             raise InvalidSpec(f"variable {name!r} occurs twice, with different shapes or dtypes; names must be unique")
+        if before is not None and before.axis != piece.axis:
+            raise InvalidSpec(f"variable {name!r} is cut along axis {before.axis} and along axis {piece.axis}; cut it along one")
         if before is not None and (piece.start < before.stop or piece == before):
             raise InvalidSpec(f"variable {name!r}: rows {piece.start} to {min(before.stop, piece.stop)} occur twice; place each row once")
         last[name] = piece
@@ -116,6 +152,13 @@ def aligned_bytes(nbytes: int) -> Array:
     return buffer[start : start + nbytes]
 
 
+def _rule_key(piece: VariableSlice) -> str:
+    return piece.variable.optimizer.key if piece.variable.optimizer is not None else ""
+
+
 def _hash_of(slices: Sequence[VariableSlice]) -> str:
-    rows = [[s.variable.name, s.variable.data_type.value, s.variable.shape, s.start, s.stop] for s in slices]
+    rows = [
+        [s.variable.name, s.variable.data_type.value, s.variable.shape, s.axis, s.start, s.stop, s.variable.is_sparse, _rule_key(s)]
+        for s in slices
+    ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]

@@ -1,9 +1,12 @@
 """A model as all workers must present it: variables, optimizer, placement policy. Knows no address and no value."""
 
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ps_protocol.averages import AverageSpec
+from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.layout import VariableSlice
 from ps_protocol.optimizer_spec import OPTIMIZERS, SCHEDULES, OptimizerSpec, Schedule
@@ -12,14 +15,21 @@ from ps_protocol.tensors import MAX_VARIABLES, VariableSpec
 STRATEGIES = ("greedy_bytes", "round_robin")
 DEFAULT_SPLIT_BYTES = 64 << 20
 _MAX_SPLIT_BYTES = (1 << 64) - 1  # a uint64 on the wire
+_MAX_SHARD = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """How variables are spread: a strategy, and the size above which a variable is split along axis 0 (0: never)."""
+    """How variables are spread: a strategy, and the size above which a variable without a partition is split along axis 0 (0: never).
+
+    `loads` (name, load): what "greedy_bytes" balances instead of bytes; a variable's slices share its load by their size. `pins` (name,
+    shard): variables that lie there, whatever the strategy; they are not split, count as loads there, and take no turn of "round_robin".
+    """
 
     strategy: str = "greedy_bytes"
     split_bytes: int = DEFAULT_SPLIT_BYTES
+    loads: tuple[tuple[str, float], ...] = ()
+    pins: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
@@ -29,6 +39,15 @@ class PlacementPolicy:
             raise InvalidSpec(f"split_bytes: got {reprlib.repr(self.split_bytes)}, want a whole number >= 0 (an int; 0: never split)")
         if self.split_bytes > _MAX_SPLIT_BYTES:
             raise InvalidSpec("split_bytes: got more than 2^64 - 1; want 0 to never split")
+        for name, load in self.loads:
+            if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 <= load < math.inf:
+                raise InvalidSpec(f"placement: the load of variable {name!r} is {load!r}, want a finite number >= 0")
+        for name, shard in self.pins:
+            if type(shard) is not int or not 0 <= shard <= _MAX_SHARD:
+                raise InvalidSpec(f"placement: variable {name!r} is pinned to {reprlib.repr(shard)}, want the index of a ps, from 0")
+        for what, pairs in (("loads", self.loads), ("pins", self.pins)):
+            if len({name for name, _ in pairs}) < len(pairs):
+                raise InvalidSpec(f"placement: {what} name a variable twice; name each once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +68,8 @@ class ModelSpec:
     variables: tuple[VariableSpec, ...]
     optimizer: OptimizerSpec
     placement: PlacementPolicy
+    averages: AverageSpec | None = None
+    clip: ClipSpec = NO_CLIP
 
     def __post_init__(self) -> None:
         if not self.variables:
@@ -60,6 +81,22 @@ class ModelSpec:
             if variable.name in seen:
                 raise InvalidSpec(f"variable {variable.name!r} occurs twice; names must be unique")
             seen.add(variable.name)
+        self._check_references()
+
+    def _check_references(self) -> None:
+        by_name = {variable.name: variable for variable in self.variables}
+        for name, _ in (*self.placement.pins, *self.placement.loads):
+            if name not in by_name:
+                raise InvalidSpec(f"placement: there is no variable {name!r} in the model; correct the name, or leave it out")
+        for name, _ in self.placement.pins:
+            partition = by_name[name].partition
+            if partition is not None and partition.num_slices > 1:
+                raise InvalidSpec(f"variable {name!r} is pinned to one ps and cut into {partition.num_slices} slices; do one of the two")
+        for name in self.averages.variables if self.averages is not None else ():
+            if name not in by_name:
+                raise InvalidSpec(f"averages: there is no variable {name!r} in the model; correct the name, or leave it out")
+            if by_name[name].is_sparse or by_name[name].is_state:
+                raise InvalidSpec(f"averages: variable {name!r} is a table or takes plain updates; others have averages")
 
     def differences(self, other: "ModelSpec") -> list[str]:
         """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
@@ -70,18 +107,32 @@ class ModelSpec:
         for name, variable in mine.items():
             if name not in theirs:
                 yield f"variable {name!r} is missing"
-            elif theirs[name] != variable:
-                yield (
-                    f"variable {name!r} has shape {theirs[name].shape} {theirs[name].data_type.value},"
-                    f" the cluster's has {variable.shape} {variable.data_type.value}"
-                )
+            else:
+                yield from _variable_differences(variable, theirs[name])
         for name in theirs:
             if name not in mine:
                 yield f"variable {name!r} is not in the cluster's model"
         yield from _optimizer_differences(self.optimizer, other.optimizer)
         yield from _field_differences("placement", _placement_fields(self.placement), _placement_fields(other.placement))
+        if self.averages != other.averages:
+            yield f"averages are {other.averages or 'not kept'}, the cluster's are {self.averages or 'not kept'}"
+        if self.clip != other.clip:
+            yield f"limits are {other.clip}, the cluster's are {self.clip}"
         if list(mine) != list(theirs) and mine.keys() == theirs.keys():
             yield "the variables come in another order"
+
+
+def _variable_differences(mine: VariableSpec, theirs: VariableSpec) -> Iterator[str]:
+    what = f"variable {mine.name!r}"
+    if (mine.shape, mine.data_type) != (theirs.shape, theirs.data_type):
+        yield f"{what} has shape {theirs.shape} {theirs.data_type.value}, the cluster's has {mine.shape} {mine.data_type.value}"
+    yield from _field_differences(what, *(_variable_options(variable) for variable in (mine, theirs)))
+
+
+def _variable_options(variable: VariableSpec) -> dict[str, str]:
+    options = {name: getattr(variable, name) for name in ("is_sparse", "sparse_mean", "initializer", "constraint", "partition")}
+    own = variable.optimizer
+    return {name: str(value) for name, value in options.items()} | {"optimizer": "the model's" if own is None else own.key}
 
 
 def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterator[str]:
@@ -130,4 +181,5 @@ def _numbers(given: Mapping[str, float], defaults: Mapping[str, float]) -> dict[
 
 
 def _placement_fields(placement: PlacementPolicy) -> dict[str, str]:
-    return {"strategy": repr(placement.strategy), "split_bytes": str(placement.split_bytes)}
+    loads, pins = (str(dict(sorted(pairs))) for pairs in (placement.loads, placement.pins))
+    return {"strategy": repr(placement.strategy), "split_bytes": str(placement.split_bytes), "loads": loads, "pins": pins}

@@ -22,13 +22,55 @@ _POSITIVE = _Domain(lambda value: value > 0, "> 0")
 _DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
 _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 
-# Optimizer -> its hyper-parameters, each with its default and the values that it may have.
-OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
+_NOT_POSITIVE = _Domain(lambda value: value <= 0, "<= 0")
+
+_PENALTIES: dict[str, tuple[float, _Domain]] = {
+    "l1_regularization_strength": (0.0, _NOT_NEGATIVE),
+    "l2_regularization_strength": (0.0, _NOT_NEGATIVE),
+}
+_INITIAL_ACCUMULATOR: dict[str, tuple[float, _Domain]] = {"initial_accumulator_value": (0.1, _POSITIVE)}
+
+# Optimizer -> its hyper-parameters, each with its default and the values that it may have. Names are those of tf.compat.v1.train.
+_GRADIENT_OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
     "sgd": {},
     "momentum": {"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)},
-    "adagrad": {"initial_accumulator_value": (0.1, _POSITIVE)},
-    "adam": {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE)},
+    "adagrad": _INITIAL_ACCUMULATOR,
+    "adagrad_da": {"initial_gradient_squared_accumulator_value": (0.1, _POSITIVE), **_PENALTIES},
+    # `lazy`: rows of a sparse variable that no gradient touches stay as they are; without it their moments decay, as in the original.
+    "adam": {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE), "lazy": (0.0, _FLAG)},
+    "rmsprop": {
+        "decay": (0.9, _NOT_NEGATIVE),
+        "momentum": (0.0, _NOT_NEGATIVE),
+        "epsilon": (1e-10, _NOT_NEGATIVE),
+        "centered": (0.0, _FLAG),
+    },
+    "adadelta": {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)},
+    "ftrl": {
+        "learning_rate_power": (-0.5, _NOT_POSITIVE),
+        "initial_accumulator_value": (0.1, _NOT_NEGATIVE),
+        **_PENALTIES,
+        "l2_shrinkage_regularization_strength": (0.0, _NOT_NEGATIVE),
+        "beta": (0.0, _NOT_NEGATIVE),
+    },
+    "proximal_sgd": _PENALTIES,
+    "proximal_adagrad": {**_INITIAL_ACCUMULATOR, **_PENALTIES},
 }
+
+# Rules for variables that take plain updates (statistics, counters) instead of gradients. Learning rates mean nothing to them.
+UPDATE_RULES: dict[str, dict[str, tuple[float, _Domain]]] = {
+    "assign_mean": {},
+    "add": {},
+    "moving_average": {"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))},
+}
+
+# `weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does.
+OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
+    **{name: {**domains, "weight_decay": (0.0, _NOT_NEGATIVE)} for name, domains in _GRADIENT_OPTIMIZERS.items()},
+    **UPDATE_RULES,
+}
+
+# What the slots are filled with when the model is created; a later change would have no effect.
+INITIAL_HYPERPARAMETERS = frozenset({"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy"})
 
 # Schedule -> names of its scalar arguments that must be given, and of those that may be, with defaults.
 SCHEDULES: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
@@ -111,6 +153,18 @@ class OptimizerSpec:
     def _rates(self) -> tuple[float, ...]:
         schedule = self.learning_rate
         return (*schedule.values, *(value for key, value in schedule.arguments.items() if key in ("value", "initial", "final")))
+
+    @property
+    def key(self) -> str:
+        """The same text for equal optimizers, on every machine, whatever the order of their hyper-parameters."""
+        rate = self.learning_rate
+        numbers = [sorted((key, float(value)) for key, value in part.items()) for part in (self.hyperparameters, rate.arguments)]
+        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values]))
+
+    @property
+    def is_update_rule(self) -> bool:
+        """Whether this is a rule for plain updates, not for gradients."""
+        return self.name in UPDATE_RULES
 
     def hyperparameter(self, name: str) -> float:
         """Returns a hyper-parameter, or its default."""

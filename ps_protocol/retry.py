@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ps_protocol.backoff import delays_s
@@ -45,7 +45,7 @@ class _Wait:
     def __init__(self, *, what: str, timeout_s: float, stop: threading.Event) -> None:
         self._what, self._timeout_s, self._stop = what, timeout_s, stop
         self._started = time.monotonic()
-        self._delays = delays_s(random.Random())
+        self._delays: Iterator[float] | None = None  # made at the first failure: its seed costs more than many a call
         self._next_notice_s = FIRST_NOTICE_S
         self._failure: Unavailable | None = None
 
@@ -55,6 +55,8 @@ class _Wait:
     def pause(self, failure: Unavailable) -> None:
         """Sleeps before the next attempt, or raises if there will be none."""
         self._failure = failure
+        if self._delays is None:
+            self._delays = delays_s(random.Random())
         delay_s, left_s = next(self._delays), self.left_s()
         elapsed_s = self._timeout_s - left_s
         if delay_s >= left_s:

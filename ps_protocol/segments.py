@@ -1,4 +1,4 @@
-"""A shard's arena as it lies in somebody's memory: pieces that together make one run of bytes. Knows offsets and bytes; no names.
+"""A shard's arena or rows, as they lie in somebody's memory: pieces that together make one run of bytes. Knows offsets and bytes; no names.
 
 A server has its arena in one piece. A worker has it in one piece but for the variables that are split over shards: their rows lie in the
 middle of the whole variable, so that the user gets one array and nothing is joined afterwards.
@@ -31,6 +31,10 @@ class Segments:
             view = piece.data
             for offset in range(0, piece.nbytes, max_bytes):
                 yield start + offset, view[offset : offset + max_bytes]
+
+    def followed_by(self, pieces: Sequence[Array]) -> "Segments":
+        """Returns these pieces and then `pieces`, sharing the memory of both."""
+        return Segments((*self._pieces, *pieces))
 
     def writer(self) -> "SegmentWriter":
         """Returns a writer that fills the pieces from the first byte to the last."""

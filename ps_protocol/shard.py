@@ -1,14 +1,17 @@
 """The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport."""
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from ps_protocol.averages import AverageSpec
+from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.layout import Layout, check_disjoint
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.segments import Segments
+from ps_protocol.tensors import Array
 
 MAX_STEP = 1 << 62
 
@@ -23,13 +26,39 @@ class PushId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePart:
+    """The gradient of one table (its position in `layout.tables`): so many rows."""
+
+    table: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One worker's report of a number, that counts `weight` times in a mean."""
+
+    value: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from."""
+    """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
+
+    Its bytes are, one after the other: the arena (left out if `absent` has all slices); then for each of `sparse`, whose tables ascend, the
+    indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
+    the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
+    has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
+    `metrics` go to shard 0 and are counted when the contribution is applied.
+    """
 
     epoch: int
     push_id: PushId
     step: int
     layout_hash: str
+    sparse: tuple[SparsePart, ...] = ()
+    absent: tuple[int, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:
@@ -44,6 +73,8 @@ class PushResult(enum.Enum):
     STAGED = 1
     STALE = 2
     DUPLICATE = 3
+    # In a shard that applies on arrival.
+    APPLIED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +96,20 @@ class ShardSpec:
     initial_step: int = 0
     attempt: int = 1
     max_staged_per_worker: int = 2
+    averages: AverageSpec | None = None
+    clip: ClipSpec = NO_CLIP
 
     def __post_init__(self) -> None:
         if not 0 <= self.initial_step <= MAX_STEP:
             raise InvalidSpec(f"initial_step: got {self.initial_step}, want 0 to 2^62")
         if self.max_staged_per_worker < 1:
             raise InvalidSpec(f"max_staged_per_worker: got {self.max_staged_per_worker}, want >= 1")
-        check_disjoint(self.layout.slices)
+        check_disjoint((*self.layout.slices, *self.layout.tables))
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of the first values that are sent: the arena, then the tables that have no initializer, in their order."""
+        return self.layout.nbytes + sum(table.nbytes for table in self.layout.tables if table.variable.initializer is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +121,39 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSettings:
+    """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
+
+    `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
+    contribution is applied as soon as it is whole, in place and without a lock. `step`: where the shard is from now on, when it has applied
+    on arrival until now. `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it.
+    """
+
+    epoch: int
+    chief_incarnation: int
+    version: int
+    step: int
+    accepts_stale: bool = False
+    applies_on_arrival: bool = False
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRequest:
-    """The step to apply and the contributions to average, sorted."""
+    """The step to apply and the contributions to average, sorted.
+
+    `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
+    `scales`: one factor for the mean of each slice, as `clipping.scales` has it; empty: all 1. `discards`: contributions that will never
+    be applied, to be dropped; a sequence of 0 stands for all of that incarnation.
+    """
 
     epoch: int
     chief_incarnation: int
     step: int
     contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    discards: tuple[PushId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +162,32 @@ class ApplyReply:
 
     step: int
     repeated_request: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRequest:
+    """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
+
+    Slots are only kept for the latest step.
+    """
+
+    epoch: int
+    layout_hash: str
+    table: int
+    step: int | None
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCell:
+    """What one worker has reported under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
+
+    name: str
+    worker: int
+    total: float
+    weight: float
+    count: int
+    last: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +208,7 @@ class ShardStatus:
     num_duplicates: int
     num_nonfinite: int
     last_apply_s: float
+    settings_version: int = 0
 
 
 class Shard(Protocol):
@@ -145,14 +236,36 @@ class Shard(Protocol):
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Stages one contribution, all or nothing."""
 
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sum of squares of the mean that `apply_step` would use, for each of `layout.slices` and `layout.tables`. No effect.
+
+        Raises what `apply_step` raises.
+        """
+
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Averages the contributions and lets the optimizer make the next step."""
+
+    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Copies rows of one table, or of one of its slots, into the caller's memory, and returns their step.
+
+        `indices`: int64, counted from the slice's first row, any order, repetitions allowed. `into` has as many bytes as those rows.
+        Raises IndexOutOfRange, SlotNotFound, NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
+        """
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported, by name and worker."""
 
     def list_slots(self, *, epoch: int) -> Sequence[str]:
         """Returns the names of the optimizer's slots, sorted."""
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Copies one slot of all variables into the caller's memory and returns its step. Raises SlotNotFound."""
+        """Copies one slot of all dense variables into the caller's memory and returns its step. Raises SlotNotFound.
+
+        `averages.AVERAGE_SLOT` gives the moving averages; a variable that has none, or whose optimizer has no such slot, has zeros there.
+        """
 
     def status(self) -> ShardStatus:
         """Reports step, memory and counters."""

@@ -3,19 +3,33 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
+from ps_protocol import codec_shard_status
 from ps_protocol.connection import Connection
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.framing import encode_stream, parse, write_frames
 from ps_protocol.handshake import HandshakeReply, Role, name_of
 from ps_protocol.handshake_client import handshake
 from ps_protocol.segments import Segments
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushHeader, PushReply, ShardSpec, ShardStatus
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    RowsRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatus,
+)
+from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb
 
-Downward = TypeVar("Downward", pb.ReadVariablesResponse, pb.ReadSlotResponse)
+Downward = TypeVar("Downward", pb.ReadVariablesResponse, pb.ReadSlotResponse, pb.ReadRowsResponse)
 
 SERVICE = "ps_protocol.v1.ParameterService"
 # For calls that only look or note something down.
@@ -83,6 +97,18 @@ class GrpcShard:
         )
         return codec.decode_push_reply(answer)
 
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works."""
+        message = codec.encode_settings(settings)
+        self._connection.unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=TENSOR_TIMEOUT_S, awaited="its new settings")
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean."""
+        message = pb.PrepareStepRequest(apply=codec.encode_apply_request(request))
+        awaited = f"the norms of step {request.step}"
+        answer = self._connection.unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
+        return tuple(answer.sums)
+
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
         message = codec.encode_apply_request(request)
@@ -90,6 +116,29 @@ class GrpcShard:
             self._connection.unary(
                 "ApplyStep", message, pb.ApplyStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=f"step {request.step} to be applied"
             )
+        )
+
+    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Receives rows of a table into the caller's memory while their indices are sent; returns their step."""
+        wanted = np.ascontiguousarray(indices, np.dtype("<i8"))
+        header = pb.ReadRowsRequest(header=codec.encode_rows_request(request, num_rows=wanted.size))
+
+        def receive(messages: Iterator[bytes]) -> int:
+            return _receive(messages, pb.ReadRowsResponse, into, source=self._connection.target)
+
+        return self._connection.stream_both(
+            "ReadRows",
+            encode_stream(header, Segments([wanted.reshape(-1).view(np.uint8)])),
+            receive,
+            timeout_s=_limit(timeout_s),
+            awaited=f"{wanted.size} rows of table {request.table}",
+        )
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported, by name and worker."""
+        request = pb.ReadMetricsRequest(epoch=epoch)
+        return codec_shard_status.decode_metric_cells(
+            self._connection.unary("ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics")
         )
 
     def list_slots(self, *, epoch: int) -> Sequence[str]:
@@ -107,7 +156,7 @@ class GrpcShard:
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
-        return codec.decode_shard_status(
+        return codec_shard_status.decode_shard_status(
             self._connection.unary(
                 "GetShardStatus", pb.GetShardStatusRequest(), pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
             )

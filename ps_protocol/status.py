@@ -35,6 +35,7 @@ STATUS: dict[type[PsError], grpc.StatusCode] = {
     errors.ShapeMismatch: _Code.INVALID_ARGUMENT,
     errors.DtypeMismatch: _Code.INVALID_ARGUMENT,
     errors.IncompletePush: _Code.INVALID_ARGUMENT,
+    errors.IndexOutOfRange: _Code.INVALID_ARGUMENT,
     errors.MalformedMessage: _Code.INVALID_ARGUMENT,
     errors.TruncatedStream: _Code.INVALID_ARGUMENT,
     errors.FrameOutOfOrder: _Code.INVALID_ARGUMENT,
@@ -43,6 +44,8 @@ STATUS: dict[type[PsError], grpc.StatusCode] = {
     # There is none, or there is another one.
     errors.VariableNotFound: _Code.NOT_FOUND,
     errors.SlotNotFound: _Code.NOT_FOUND,
+    errors.AccumulatorNotFound: _Code.NOT_FOUND,
+    errors.AccumulatorExists: _Code.ALREADY_EXISTS,
     errors.VariableExists: _Code.ALREADY_EXISTS,
     errors.ModelMismatch: _Code.ALREADY_EXISTS,
     errors.WorkerIndexTaken: _Code.ALREADY_EXISTS,

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.variable_options import Constraint, Initializer, Partition, SparseMean
 
 Array = npt.NDArray[Any]
 
@@ -23,19 +25,40 @@ class DataType(enum.Enum):
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type, little-endian."""
-        return _DTYPES[self]
+        """The NumPy type, little-endian; that of ml_dtypes for bfloat16, which is imported only here."""
+        return _bfloat16() if self is DataType.BFLOAT16 else _DTYPES[self]
+
+    @property
+    def sum_dtype(self) -> np.dtype[Any]:
+        """The type that sums and formulas are computed in: float32 for the half-precision types, whose own sums stop growing early."""
+        return _DTYPES[DataType.FLOAT32] if self.itemsize == 2 else self.dtype
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return _DTYPES[self].itemsize
+        return _ITEM_BYTES[self]
 
 
-_DTYPES: dict[DataType, np.dtype[Any]] = {DataType.FLOAT32: np.dtype("<f4"), DataType.FLOAT64: np.dtype("<f8")}
+_DTYPES: dict[DataType, np.dtype[Any]] = {
+    DataType.FLOAT32: np.dtype("<f4"),
+    DataType.FLOAT64: np.dtype("<f8"),
+    DataType.FLOAT16: np.dtype("<f2"),
+}
+_ITEM_BYTES = {DataType.FLOAT32: 4, DataType.FLOAT64: 8, DataType.FLOAT16: 2, DataType.BFLOAT16: 2}
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InvalidSpec("bfloat16 needs the package ml_dtypes; pip install ml_dtypes, or use float32") from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def data_type_of(array: Array, *, name: str) -> DataType:
@@ -43,7 +66,9 @@ def data_type_of(array: Array, *, name: str) -> DataType:
     for data_type, dtype in _DTYPES.items():
         if array.dtype == dtype:
             return data_type
-    if array.dtype.newbyteorder("=") in (np.float32, np.float64):
+    if array.dtype.name == DataType.BFLOAT16.value:
+        return DataType.BFLOAT16
+    if array.dtype.newbyteorder("=") in (np.float32, np.float64, np.float16):
         native = array.dtype.newbyteorder("=").name
         raise InvalidSpec(f"variable {name!r}: byte order: little-endian only; convert with .astype({native!r})")
     known = ", ".join(data_type.value for data_type in DataType)
@@ -52,17 +77,55 @@ def data_type_of(array: Array, *, name: str) -> DataType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSpec:
-    """Name, element type and shape of one variable of the model."""
+    """One variable of the model.
+
+    `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
+    `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
+    """
 
     name: str
     data_type: DataType
     shape: tuple[int, ...]
+    optimizer: OptimizerSpec | None = None
+    is_sparse: bool = False
+    sparse_mean: SparseMean = SparseMean.PER_INDEX
+    initializer: Initializer | None = None
+    constraint: Constraint | None = None
+    partition: Partition | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
         check_shape(self.shape, name=self.name)
         if self.nbytes > MAX_TENSOR_BYTES:
             raise LimitExceeded(f"variable {self.name!r}: {self.nbytes} bytes, limit {MAX_TENSOR_BYTES}; split it into several variables")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        what = f"variable {self.name!r}"
+        if self.is_sparse and not self.shape:
+            raise InvalidSpec(f"{what}: a scalar has no rows; a sparse variable needs at least one axis")
+        if self.is_sparse and self.constraint is not None:
+            raise InvalidSpec(f"{what}: a sparse variable cannot have a constraint: not all of it is looked at in a step; make it dense")
+        if self.is_sparse and self.partition is not None and self.partition.axis:
+            raise InvalidSpec(f"{what}: a sparse variable can only be cut along axis 0, between rows; got axis {self.partition.axis}")
+        if self.is_sparse and self.optimizer is not None and self.is_state:
+            raise InvalidSpec(f"{what}: {self.optimizer.name!r} is for dense variables; a sparse one takes gradients")
+        if self.initializer is not None and not self.is_sparse:
+            raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
+        if self.partition is None:
+            return
+        if self.partition.axis >= max(1, len(self.shape)):
+            raise InvalidSpec(f"{what}: shape {self.shape} has no axis {self.partition.axis} to cut along")
+        extent = self.shape[self.partition.axis] if self.shape else 1
+        if self.partition.num_slices > max(1, extent):
+            raise InvalidSpec(f"{what}: {self.partition.num_slices} slices of axis {self.partition.axis}, which has {extent}")
+        if self.partition.num_slices > 1 and self.constraint is not None and self.constraint.needs_whole_variable:
+            raise InvalidSpec(f"{what}: its constraint needs the whole variable in one place; take away the partition or the constraint")
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it takes plain updates instead of gradients."""
+        return self.optimizer is not None and self.optimizer.is_update_rule
 
     @property
     def size(self) -> int:

@@ -16,7 +16,8 @@ class ProtocolVersion:
         return f"{self.major}.{self.minor}"
 
 
-PROTOCOL_VERSION = ProtocolVersion(major=1, minor=0)
+# 2: the name of a layout covers tables, axes and optimizers, and a worker must know policies that read the newest variables.
+PROTOCOL_VERSION = ProtocolVersion(major=2, minor=0)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

@@ -11,13 +11,15 @@ import grpc
 from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
+from ps_protocol import codec_shard_status
 from ps_protocol.channel import FRAME_BYTES
-from ps_protocol.codec import decode_message
+from ps_protocol.codec import decode_message, require
 from ps_protocol.errors import MalformedMessage, TruncatedStream
 from ps_protocol.framing import Frame, StreamMessage, encode_frame, parse
 from ps_protocol.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.idle_streams import IdleStreams
+from ps_server.index_stream import index_blocks, row_messages
 from ps_server.store import ParameterStore
 from ps_server.transactions import Creation, Push, Reading
 
@@ -70,6 +72,34 @@ class ParameterService:
             reply = self._store.apply_step(message)
             return codec.encode_apply_reply(reply).SerializeToString()
 
+    def ConfigureShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answering(context):
+            settings = codec.decode_settings(decode_message(pb.ConfigureShardRequest, request))
+            self._on_chief_call()
+            self._store.configure(settings)
+            return pb.ConfigureShardResponse().SerializeToString()
+
+    def PrepareStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answering(context):
+            message = decode_message(pb.PrepareStepRequest, request)
+            require(message, "apply")
+            self._on_chief_call()
+            sums = self._store.prepare_step(codec.decode_apply_request(message.apply))
+            return pb.PrepareStepResponse(sums=sums).SerializeToString()
+
+    def ReadRows(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._answering(context), self._idle_streams.watching(context, name="ReadRows") as stream:
+            messages = stream.incoming(requests)
+            header, frame = _first(messages, pb.ReadRowsRequest)
+            with self._store.open_rows(codec.decode_rows_request(header.header)) as rows:
+                blocks = index_blocks(frame, messages, num_rows=header.header.num_rows)
+                yield from stream.outgoing(row_messages(rows, blocks))
+
+    def ReadMetrics(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answering(context):
+            cells = self._store.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
+            return codec_shard_status.encode_metric_cells(cells).SerializeToString()
+
     def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             names = self._store.list_slots(epoch=decode_message(pb.ListSlotsRequest, request).epoch)
@@ -85,7 +115,7 @@ class ParameterService:
         with self._answering(context):
             decode_message(pb.GetShardStatusRequest, request)
             self._on_chief_call()
-            return codec.encode_shard_status(self._store.status()).SerializeToString()
+            return codec_shard_status.encode_shard_status(self._store.status()).SerializeToString()
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
@@ -103,6 +133,7 @@ def parameter_service_handler(service: ParameterService) -> grpc.GenericRpcHandl
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
     }
     methods = pb.DESCRIPTOR.services_by_name["ParameterService"].methods
     return grpc.method_handlers_generic_handler(

@@ -143,22 +143,44 @@ class DeregisterWorkerResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("variables", "optimizer", "placement")
+    __slots__ = ("variables", "optimizer", "placement", "averages", "clip")
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
     variables: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.VariableSpec]
     optimizer: _tensor_pb2.OptimizerSpec
     placement: PlacementPolicy
-    def __init__(self, variables: _Optional[_Iterable[_Union[_tensor_pb2.VariableSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., placement: _Optional[_Union[PlacementPolicy, _Mapping]] = ...) -> None: ...
+    averages: _tensor_pb2.AverageSpec
+    clip: _tensor_pb2.ClipSpec
+    def __init__(self, variables: _Optional[_Iterable[_Union[_tensor_pb2.VariableSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., placement: _Optional[_Union[PlacementPolicy, _Mapping]] = ..., averages: _Optional[_Union[_tensor_pb2.AverageSpec, _Mapping]] = ..., clip: _Optional[_Union[_tensor_pb2.ClipSpec, _Mapping]] = ...) -> None: ...
 
 class PlacementPolicy(_message.Message):
-    __slots__ = ("strategy", "split_bytes")
+    __slots__ = ("strategy", "split_bytes", "loads", "pins")
+    class LoadsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class PinsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     split_bytes: int
-    def __init__(self, strategy: _Optional[str] = ..., split_bytes: _Optional[int] = ...) -> None: ...
+    loads: _containers.ScalarMap[str, float]
+    pins: _containers.ScalarMap[str, int]
+    def __init__(self, strategy: _Optional[str] = ..., split_bytes: _Optional[int] = ..., loads: _Optional[_Mapping[str, float]] = ..., pins: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PlacedSlice(_message.Message):
     __slots__ = ("slice", "shard")
@@ -169,30 +191,34 @@ class PlacedSlice(_message.Message):
     def __init__(self, slice: _Optional[_Union[_tensor_pb2.VariableSlice, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
-    __slots__ = ("participant", "model", "max_wait")
+    __slots__ = ("participant", "model", "max_wait", "joins_only")
     PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    JOINS_ONLY_FIELD_NUMBER: _ClassVar[int]
     participant: Participant
     model: ModelSpec
     max_wait: _duration_pb2.Duration
-    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    joins_only: bool
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., joins_only: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for")
+    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_STAGED_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     attempt: int
     max_staged_per_worker: int
     global_step: int
     waiting_for: str
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    policy: PolicySpec
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
 
 class CompleteInitializationRequest(_message.Message):
     __slots__ = ("participant", "attempt")
@@ -225,24 +251,32 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged")
+    __slots__ = ("push_id", "step", "staged", "is_applied")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ...) -> None: ...
+    is_applied: bool
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ...) -> None: ...
 
 class CommitResult(_message.Message):
-    __slots__ = ("outcome", "first_outcome", "global_step")
+    __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     first_outcome: PushOutcome
     global_step: int
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., first_outcome: _Optional[_Union[PushOutcome, str]] = ..., global_step: _Optional[int] = ...) -> None: ...
+    applied_step: int
+    staleness: int
+    weight: float
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., first_outcome: _Optional[_Union[PushOutcome, str]] = ..., global_step: _Optional[int] = ..., applied_step: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class CommitPushRequest(_message.Message):
     __slots__ = ("participant", "commit")
@@ -273,16 +307,22 @@ class DequeueTokenRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
 class DequeueTokenResponse(_message.Message):
-    __slots__ = ("result", "step", "commit", "waiting_for")
+    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    READS_LATEST_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     result: TokenResult
     step: int
     commit: CommitResult
     waiting_for: str
-    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    global_step: int
+    reads_latest: bool
+    settings_version: int
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ...) -> None: ...
 
 class GetClusterStatusRequest(_message.Message):
     __slots__ = ("max_ledger_entries",)
@@ -353,7 +393,7 @@ class LedgerEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late")
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +412,9 @@ class GetClusterStatusResponse(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NUM_STALE_FIELD_NUMBER: _ClassVar[int]
     NUM_LATE_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    MAX_OBSERVED_STALENESS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     epoch: int
     state: ClusterState
@@ -390,7 +433,10 @@ class GetClusterStatusResponse(_message.Message):
     num_accepted: int
     num_stale: int
     num_late: int
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ...) -> None: ...
+    hyperparameters_version: int
+    optimizer: str
+    max_observed_staleness: int
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
     __slots__ = ("reason",)
@@ -403,3 +449,102 @@ class FinishTrainingResponse(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     global_step: int
     def __init__(self, global_step: _Optional[int] = ...) -> None: ...
+
+class PolicySpec(_message.Message):
+    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "is_unlocked", "max_staleness", "too_stale")
+    class Name(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NAME_UNSPECIFIED: _ClassVar[PolicySpec.Name]
+        NAME_SYNC: _ClassVar[PolicySpec.Name]
+        NAME_SSP: _ClassVar[PolicySpec.Name]
+        NAME_ASYNC: _ClassVar[PolicySpec.Name]
+    NAME_UNSPECIFIED: PolicySpec.Name
+    NAME_SYNC: PolicySpec.Name
+    NAME_SSP: PolicySpec.Name
+    NAME_ASYNC: PolicySpec.Name
+    class Tokens(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TOKENS_UNSPECIFIED: _ClassVar[PolicySpec.Tokens]
+        TOKENS_STRICT: _ClassVar[PolicySpec.Tokens]
+        TOKENS_FIFO: _ClassVar[PolicySpec.Tokens]
+    TOKENS_UNSPECIFIED: PolicySpec.Tokens
+    TOKENS_STRICT: PolicySpec.Tokens
+    TOKENS_FIFO: PolicySpec.Tokens
+    class TooStale(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TOO_STALE_UNSPECIFIED: _ClassVar[PolicySpec.TooStale]
+        TOO_STALE_DROP: _ClassVar[PolicySpec.TooStale]
+        TOO_STALE_SCALE: _ClassVar[PolicySpec.TooStale]
+    TOO_STALE_UNSPECIFIED: PolicySpec.TooStale
+    TOO_STALE_DROP: PolicySpec.TooStale
+    TOO_STALE_SCALE: PolicySpec.TooStale
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    IS_UNLOCKED_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    name: PolicySpec.Name
+    tokens: PolicySpec.Tokens
+    num_tokens: int
+    replicas_to_aggregate: int
+    total_num_replicas: int
+    staleness: int
+    is_unlocked: bool
+    max_staleness: int
+    too_stale: PolicySpec.TooStale
+    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., is_unlocked: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("policy", "request_id", "max_wait")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    policy: PolicySpec
+    request_id: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: SettingsState
+    def __init__(self, settings: _Optional[_Union[SettingsState, _Mapping]] = ...) -> None: ...
+
+class SetHyperparametersRequest(_message.Message):
+    __slots__ = ("variable", "learning_rate", "hyperparameters", "request_id", "max_wait")
+    class HyperparametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    learning_rate: _tensor_pb2.LearningRateSchedule
+    hyperparameters: _containers.ScalarMap[str, float]
+    request_id: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, variable: _Optional[str] = ..., learning_rate: _Optional[_Union[_tensor_pb2.LearningRateSchedule, _Mapping]] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class SetHyperparametersResponse(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: SettingsState
+    def __init__(self, settings: _Optional[_Union[SettingsState, _Mapping]] = ...) -> None: ...
+
+class SettingsState(_message.Message):
+    __slots__ = ("version", "step")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    step: int
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...

@@ -82,6 +82,16 @@ class ChiefServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/ps_protocol.v1.ChiefService/SetPolicy',
+                request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetHyperparameters = channel.unary_unary(
+                '/ps_protocol.v1.ChiefService/SetHyperparameters',
+                request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.FromString,
+                _registered_method=True)
         self.FinishTraining = channel.unary_unary(
                 '/ps_protocol.v1.ChiefService/FinishTraining',
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.FinishTrainingRequest.SerializeToString,
@@ -162,6 +172,22 @@ class ChiefServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Changes how workers are coordinated, at the next moment when no step is being applied; contributions that are counted and not applied go
+        over to the new policy. Waits for that at most max_wait, at most 20 s a call. Idempotent per request_id. Errors: INVALID_SPEC.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetHyperparameters(self, request, context):
+        """Changes an optimizer, at the next moment when no step is being applied. Waits for that at most max_wait, at most 20 s a call.
+        Idempotent per request_id. Errors: INVALID_SPEC, VARIABLE_NOT_FOUND, NOT_INITIALIZED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FinishTraining(self, request, context):
         """Ends training: every waiting worker is released, and once all have left (or their leases have ended) the processes end. Idempotent.
         """
@@ -216,6 +242,16 @@ def add_ChiefServiceServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'SetHyperparameters': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHyperparameters,
+                    request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.SerializeToString,
             ),
             'FinishTraining': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishTraining,
@@ -469,6 +505,60 @@ class ChiefService(object):
             '/ps_protocol.v1.ChiefService/GetClusterStatus',
             ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusRequest.SerializeToString,
             ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ChiefService/SetPolicy',
+            ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_chief__service__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHyperparameters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ChiefService/SetHyperparameters',
+            ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,15 +26,17 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from ps_protocol.v1 import tensor_pb2 as ps__protocol_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&ps_protocol/v1/parameter_service.proto\x12\x0eps_protocol.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bps_protocol/v1/tensor.proto\"=\n\x11\x41\x64optShardRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\"E\n\x12\x41\x64optShardResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0blayout_hash\x18\x02 \x01(\tB\x07\n\x05_step\"l\n\x16\x43reateVariablesRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrame\"\xe5\x01\n\tShardSpec\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05shard\x18\x02 \x01(\r\x12-\n\x06slices\x18\x03 \x03(\x0b\x32\x1d.ps_protocol.v1.VariableSlice\x12\x30\n\toptimizer\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\x12\x13\n\x0blayout_hash\x18\x05 \x01(\t\x12\x14\n\x0cinitial_step\x18\x06 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x04\x12\x1d\n\x15max_staged_per_worker\x18\x08 \x01(\r\"*\n\x17\x43reateVariablesResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"V\n\x14ReadVariablesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0blayout_hash\x18\x03 \x01(\tB\x07\n\x05_step\"^\n\x15ReadVariablesResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrameB\x07\n\x05_step\"m\n\x14PushGradientsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ps_protocol.v1.PushHeader\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrame\"g\n\nPushHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x07push_id\x18\x02 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0blayout_hash\x18\x04 \x01(\t\"Q\n\x15PushGradientsResponse\x12*\n\x06result\x18\x01 \x01(\x0e\x32\x1a.ps_protocol.v1.PushResult\x12\x0c\n\x04step\x18\x02 \x01(\x03\"x\n\x10\x41pplyStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12,\n\x0c\x63ontributors\x18\x04 \x03(\x0b\x32\x16.ps_protocol.v1.PushId\";\n\x11\x41pplyStepResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x18\n\x10repeated_request\x18\x02 \x01(\x08\"!\n\x10ListSlotsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\"\n\x11ListSlotsResponse\x12\r\n\x05names\x18\x01 \x03(\t\"C\n\x0fReadSlotRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\"Y\n\x10ReadSlotResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrameB\x07\n\x05_step\"\x17\n\x15GetShardStatusRequest\"\xe5\x02\n\x16GetShardStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x1b\n\x13process_incarnation\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\x04step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnum_slices\x18\x05 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x61llocated_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_staged\x18\x08 \x01(\r\x12\x12\n\nnum_pushes\x18\t \x01(\x04\x12\x11\n\tnum_stale\x18\n \x01(\x04\x12\x16\n\x0enum_duplicates\x18\x0b \x01(\x04\x12\x15\n\rnum_nonfinite\x18\x0c \x01(\x04\x12-\n\nlast_apply\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11\x63hief_incarnation\x18\x0e \x01(\x04\x42\x07\n\x05_step\"5\n\x14ShutdownShardRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x15ShutdownShardResponse*s\n\nPushResult\x12\x1b\n\x17PUSH_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12PUSH_RESULT_STAGED\x10\x01\x12\x15\n\x11PUSH_RESULT_STALE\x10\x02\x12\x19\n\x15PUSH_RESULT_DUPLICATE\x10\x03\x32\xc1\x06\n\x10ParameterService\x12S\n\nAdoptShard\x12!.ps_protocol.v1.AdoptShardRequest\x1a\".ps_protocol.v1.AdoptShardResponse\x12\x64\n\x0f\x43reateVariables\x12&.ps_protocol.v1.CreateVariablesRequest\x1a\'.ps_protocol.v1.CreateVariablesResponse(\x01\x12^\n\rReadVariables\x12$.ps_protocol.v1.ReadVariablesRequest\x1a%.ps_protocol.v1.ReadVariablesResponse0\x01\x12^\n\rPushGradients\x12$.ps_protocol.v1.PushGradientsRequest\x1a%.ps_protocol.v1.PushGradientsResponse(\x01\x12P\n\tApplyStep\x12 .ps_protocol.v1.ApplyStepRequest\x1a!.ps_protocol.v1.ApplyStepResponse\x12P\n\tListSlots\x12 .ps_protocol.v1.ListSlotsRequest\x1a!.ps_protocol.v1.ListSlotsResponse\x12O\n\x08ReadSlot\x12\x1f.ps_protocol.v1.ReadSlotRequest\x1a .ps_protocol.v1.ReadSlotResponse0\x01\x12_\n\x0eGetShardStatus\x12%.ps_protocol.v1.GetShardStatusRequest\x1a&.ps_protocol.v1.GetShardStatusResponse\x12\\\n\rShutdownShard\x12$.ps_protocol.v1.ShutdownShardRequest\x1a%.ps_protocol.v1.ShutdownShardResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&ps_protocol/v1/parameter_service.proto\x12\x0eps_protocol.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bps_protocol/v1/tensor.proto\"=\n\x11\x41\x64optShardRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\"E\n\x12\x41\x64optShardResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0blayout_hash\x18\x02 \x01(\tB\x07\n\x05_step\"l\n\x16\x43reateVariablesRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrame\"\xbc\x02\n\tShardSpec\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05shard\x18\x02 \x01(\r\x12-\n\x06slices\x18\x03 \x03(\x0b\x32\x1d.ps_protocol.v1.VariableSlice\x12\x30\n\toptimizer\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\x12\x13\n\x0blayout_hash\x18\x05 \x01(\t\x12\x14\n\x0cinitial_step\x18\x06 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x04\x12\x1d\n\x15max_staged_per_worker\x18\x08 \x01(\r\x12-\n\x08\x61verages\x18\t \x01(\x0b\x32\x1b.ps_protocol.v1.AverageSpec\x12&\n\x04\x63lip\x18\n \x01(\x0b\x32\x18.ps_protocol.v1.ClipSpec\"*\n\x17\x43reateVariablesResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"V\n\x14ReadVariablesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0blayout_hash\x18\x03 \x01(\tB\x07\n\x05_step\"^\n\x15ReadVariablesResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrameB\x07\n\x05_step\"m\n\x14PushGradientsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ps_protocol.v1.PushHeader\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrame\"\xa5\x02\n\nPushHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x07push_id\x18\x02 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0blayout_hash\x18\x04 \x01(\t\x12*\n\x06sparse\x18\x05 \x03(\x0b\x32\x1a.ps_protocol.v1.SparsePart\x12\x0e\n\x06\x61\x62sent\x18\x06 \x03(\r\x12\x38\n\x07metrics\x18\x07 \x03(\x0b\x32\'.ps_protocol.v1.PushHeader.MetricsEntry\x1a\x46\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.ps_protocol.v1.Metric:\x02\x38\x01\"-\n\nSparsePart\x12\r\n\x05table\x18\x01 \x01(\r\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\"\'\n\x06Metric\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"Q\n\x15PushGradientsResponse\x12*\n\x06result\x18\x01 \x01(\x0e\x32\x1a.ps_protocol.v1.PushResult\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\xc3\x01\n\x10\x41pplyStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12,\n\x0c\x63ontributors\x18\x04 \x03(\x0b\x32\x16.ps_protocol.v1.PushId\x12\x0f\n\x07weights\x18\x05 \x03(\x01\x12\x0e\n\x06scales\x18\x06 \x03(\x01\x12(\n\x08\x64iscards\x18\x07 \x03(\x0b\x32\x16.ps_protocol.v1.PushId\";\n\x11\x41pplyStepResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x18\n\x10repeated_request\x18\x02 \x01(\x08\"\xc8\x01\n\x15\x43onfigureShardRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x15\n\raccepts_stale\x18\x05 \x01(\x08\x12\x1a\n\x12\x61pplies_on_arrival\x18\x06 \x01(\x08\x12\x33\n\noptimizers\x18\x07 \x03(\x0b\x32\x1f.ps_protocol.v1.OptimizerChange\"r\n\x0fOptimizerChange\x12/\n\x08original\x18\x01 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\x12.\n\x07\x63urrent\x18\x02 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\"\x18\n\x16\x43onfigureShardResponse\"E\n\x12PrepareStepRequest\x12/\n\x05\x61pply\x18\x01 \x01(\x0b\x32 .ps_protocol.v1.ApplyStepRequest\"#\n\x13PrepareStepResponse\x12\x0c\n\x04sums\x18\x01 \x03(\x01\"h\n\x0fReadRowsRequest\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ps_protocol.v1.RowsHeader\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrame\"{\n\nRowsHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\r\x12\x11\n\x04step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04slot\x18\x05 \x01(\t\x12\x10\n\x08num_rows\x18\x06 \x01(\x04\x42\x07\n\x05_step\"Y\n\x10ReadRowsResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrameB\x07\n\x05_step\"#\n\x12ReadMetricsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"@\n\x13ReadMetricsResponse\x12)\n\x05\x63\x65lls\x18\x01 \x03(\x0b\x32\x1a.ps_protocol.v1.MetricCell\"f\n\nMetricCell\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\x01\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\x12\x0c\n\x04last\x18\x06 \x01(\x01\"!\n\x10ListSlotsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\"\n\x11ListSlotsResponse\x12\r\n\x05names\x18\x01 \x03(\t\"C\n\x0fReadSlotRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\"Y\n\x10ReadSlotResponse\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12)\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.ArenaFrameB\x07\n\x05_step\"\x17\n\x15GetShardStatusRequest\"\xff\x02\n\x16GetShardStatusResponse\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x1b\n\x13process_incarnation\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\x04step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnum_slices\x18\x05 \x01(\r\x12\x13\n\x0b\x61rena_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x61llocated_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_staged\x18\x08 \x01(\r\x12\x12\n\nnum_pushes\x18\t \x01(\x04\x12\x11\n\tnum_stale\x18\n \x01(\x04\x12\x16\n\x0enum_duplicates\x18\x0b \x01(\x04\x12\x15\n\rnum_nonfinite\x18\x0c \x01(\x04\x12-\n\nlast_apply\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11\x63hief_incarnation\x18\x0e \x01(\x04\x12\x18\n\x10settings_version\x18\x0f \x01(\x04\x42\x07\n\x05_step\"5\n\x14ShutdownShardRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x15ShutdownShardResponse*\x8c\x01\n\nPushResult\x12\x1b\n\x17PUSH_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12PUSH_RESULT_STAGED\x10\x01\x12\x15\n\x11PUSH_RESULT_STALE\x10\x02\x12\x19\n\x15PUSH_RESULT_DUPLICATE\x10\x03\x12\x17\n\x13PUSH_RESULT_APPLIED\x10\x04\x32\xa5\t\n\x10ParameterService\x12S\n\nAdoptShard\x12!.ps_protocol.v1.AdoptShardRequest\x1a\".ps_protocol.v1.AdoptShardResponse\x12\x64\n\x0f\x43reateVariables\x12&.ps_protocol.v1.CreateVariablesRequest\x1a\'.ps_protocol.v1.CreateVariablesResponse(\x01\x12^\n\rReadVariables\x12$.ps_protocol.v1.ReadVariablesRequest\x1a%.ps_protocol.v1.ReadVariablesResponse0\x01\x12^\n\rPushGradients\x12$.ps_protocol.v1.PushGradientsRequest\x1a%.ps_protocol.v1.PushGradientsResponse(\x01\x12_\n\x0e\x43onfigureShard\x12%.ps_protocol.v1.ConfigureShardRequest\x1a&.ps_protocol.v1.ConfigureShardResponse\x12V\n\x0bPrepareStep\x12\".ps_protocol.v1.PrepareStepRequest\x1a#.ps_protocol.v1.PrepareStepResponse\x12P\n\tApplyStep\x12 .ps_protocol.v1.ApplyStepRequest\x1a!.ps_protocol.v1.ApplyStepResponse\x12Q\n\x08ReadRows\x12\x1f.ps_protocol.v1.ReadRowsRequest\x1a .ps_protocol.v1.ReadRowsResponse(\x01\x30\x01\x12V\n\x0bReadMetrics\x12\".ps_protocol.v1.ReadMetricsRequest\x1a#.ps_protocol.v1.ReadMetricsResponse\x12P\n\tListSlots\x12 .ps_protocol.v1.ListSlotsRequest\x1a!.ps_protocol.v1.ListSlotsResponse\x12O\n\x08ReadSlot\x12\x1f.ps_protocol.v1.ReadSlotRequest\x1a .ps_protocol.v1.ReadSlotResponse0\x01\x12_\n\x0eGetShardStatus\x12%.ps_protocol.v1.GetShardStatusRequest\x1a&.ps_protocol.v1.GetShardStatusResponse\x12\\\n\rShutdownShard\x12$.ps_protocol.v1.ShutdownShardRequest\x1a%.ps_protocol.v1.ShutdownShardResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps_protocol.v1.parameter_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUSHRESULT']._serialized_start=2001
-  _globals['_PUSHRESULT']._serialized_end=2116
+  _globals['_PUSHHEADER_METRICSENTRY']._loaded_options = None
+  _globals['_PUSHHEADER_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_PUSHRESULT']._serialized_start=3452
+  _globals['_PUSHRESULT']._serialized_end=3592
   _globals['_ADOPTSHARDREQUEST']._serialized_start=119
   _globals['_ADOPTSHARDREQUEST']._serialized_end=180
   _globals['_ADOPTSHARDRESPONSE']._serialized_start=182
@@ -42,39 +44,67 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEVARIABLESREQUEST']._serialized_start=253
   _globals['_CREATEVARIABLESREQUEST']._serialized_end=361
   _globals['_SHARDSPEC']._serialized_start=364
-  _globals['_SHARDSPEC']._serialized_end=593
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_start=595
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_end=637
-  _globals['_READVARIABLESREQUEST']._serialized_start=639
-  _globals['_READVARIABLESREQUEST']._serialized_end=725
-  _globals['_READVARIABLESRESPONSE']._serialized_start=727
-  _globals['_READVARIABLESRESPONSE']._serialized_end=821
-  _globals['_PUSHGRADIENTSREQUEST']._serialized_start=823
-  _globals['_PUSHGRADIENTSREQUEST']._serialized_end=932
-  _globals['_PUSHHEADER']._serialized_start=934
-  _globals['_PUSHHEADER']._serialized_end=1037
-  _globals['_PUSHGRADIENTSRESPONSE']._serialized_start=1039
-  _globals['_PUSHGRADIENTSRESPONSE']._serialized_end=1120
-  _globals['_APPLYSTEPREQUEST']._serialized_start=1122
-  _globals['_APPLYSTEPREQUEST']._serialized_end=1242
-  _globals['_APPLYSTEPRESPONSE']._serialized_start=1244
-  _globals['_APPLYSTEPRESPONSE']._serialized_end=1303
-  _globals['_LISTSLOTSREQUEST']._serialized_start=1305
-  _globals['_LISTSLOTSREQUEST']._serialized_end=1338
-  _globals['_LISTSLOTSRESPONSE']._serialized_start=1340
-  _globals['_LISTSLOTSRESPONSE']._serialized_end=1374
-  _globals['_READSLOTREQUEST']._serialized_start=1376
-  _globals['_READSLOTREQUEST']._serialized_end=1443
-  _globals['_READSLOTRESPONSE']._serialized_start=1445
-  _globals['_READSLOTRESPONSE']._serialized_end=1534
-  _globals['_GETSHARDSTATUSREQUEST']._serialized_start=1536
-  _globals['_GETSHARDSTATUSREQUEST']._serialized_end=1559
-  _globals['_GETSHARDSTATUSRESPONSE']._serialized_start=1562
-  _globals['_GETSHARDSTATUSRESPONSE']._serialized_end=1919
-  _globals['_SHUTDOWNSHARDREQUEST']._serialized_start=1921
-  _globals['_SHUTDOWNSHARDREQUEST']._serialized_end=1974
-  _globals['_SHUTDOWNSHARDRESPONSE']._serialized_start=1976
-  _globals['_SHUTDOWNSHARDRESPONSE']._serialized_end=1999
-  _globals['_PARAMETERSERVICE']._serialized_start=2119
-  _globals['_PARAMETERSERVICE']._serialized_end=2952
+  _globals['_SHARDSPEC']._serialized_end=680
+  _globals['_CREATEVARIABLESRESPONSE']._serialized_start=682
+  _globals['_CREATEVARIABLESRESPONSE']._serialized_end=724
+  _globals['_READVARIABLESREQUEST']._serialized_start=726
+  _globals['_READVARIABLESREQUEST']._serialized_end=812
+  _globals['_READVARIABLESRESPONSE']._serialized_start=814
+  _globals['_READVARIABLESRESPONSE']._serialized_end=908
+  _globals['_PUSHGRADIENTSREQUEST']._serialized_start=910
+  _globals['_PUSHGRADIENTSREQUEST']._serialized_end=1019
+  _globals['_PUSHHEADER']._serialized_start=1022
+  _globals['_PUSHHEADER']._serialized_end=1315
+  _globals['_PUSHHEADER_METRICSENTRY']._serialized_start=1245
+  _globals['_PUSHHEADER_METRICSENTRY']._serialized_end=1315
+  _globals['_SPARSEPART']._serialized_start=1317
+  _globals['_SPARSEPART']._serialized_end=1362
+  _globals['_METRIC']._serialized_start=1364
+  _globals['_METRIC']._serialized_end=1403
+  _globals['_PUSHGRADIENTSRESPONSE']._serialized_start=1405
+  _globals['_PUSHGRADIENTSRESPONSE']._serialized_end=1486
+  _globals['_APPLYSTEPREQUEST']._serialized_start=1489
+  _globals['_APPLYSTEPREQUEST']._serialized_end=1684
+  _globals['_APPLYSTEPRESPONSE']._serialized_start=1686
+  _globals['_APPLYSTEPRESPONSE']._serialized_end=1745
+  _globals['_CONFIGURESHARDREQUEST']._serialized_start=1748
+  _globals['_CONFIGURESHARDREQUEST']._serialized_end=1948
+  _globals['_OPTIMIZERCHANGE']._serialized_start=1950
+  _globals['_OPTIMIZERCHANGE']._serialized_end=2064
+  _globals['_CONFIGURESHARDRESPONSE']._serialized_start=2066
+  _globals['_CONFIGURESHARDRESPONSE']._serialized_end=2090
+  _globals['_PREPARESTEPREQUEST']._serialized_start=2092
+  _globals['_PREPARESTEPREQUEST']._serialized_end=2161
+  _globals['_PREPARESTEPRESPONSE']._serialized_start=2163
+  _globals['_PREPARESTEPRESPONSE']._serialized_end=2198
+  _globals['_READROWSREQUEST']._serialized_start=2200
+  _globals['_READROWSREQUEST']._serialized_end=2304
+  _globals['_ROWSHEADER']._serialized_start=2306
+  _globals['_ROWSHEADER']._serialized_end=2429
+  _globals['_READROWSRESPONSE']._serialized_start=2431
+  _globals['_READROWSRESPONSE']._serialized_end=2520
+  _globals['_READMETRICSREQUEST']._serialized_start=2522
+  _globals['_READMETRICSREQUEST']._serialized_end=2557
+  _globals['_READMETRICSRESPONSE']._serialized_start=2559
+  _globals['_READMETRICSRESPONSE']._serialized_end=2623
+  _globals['_METRICCELL']._serialized_start=2625
+  _globals['_METRICCELL']._serialized_end=2727
+  _globals['_LISTSLOTSREQUEST']._serialized_start=2729
+  _globals['_LISTSLOTSREQUEST']._serialized_end=2762
+  _globals['_LISTSLOTSRESPONSE']._serialized_start=2764
+  _globals['_LISTSLOTSRESPONSE']._serialized_end=2798
+  _globals['_READSLOTREQUEST']._serialized_start=2800
+  _globals['_READSLOTREQUEST']._serialized_end=2867
+  _globals['_READSLOTRESPONSE']._serialized_start=2869
+  _globals['_READSLOTRESPONSE']._serialized_end=2958
+  _globals['_GETSHARDSTATUSREQUEST']._serialized_start=2960
+  _globals['_GETSHARDSTATUSREQUEST']._serialized_end=2983
+  _globals['_GETSHARDSTATUSRESPONSE']._serialized_start=2986
+  _globals['_GETSHARDSTATUSRESPONSE']._serialized_end=3369
+  _globals['_SHUTDOWNSHARDREQUEST']._serialized_start=3371
+  _globals['_SHUTDOWNSHARDREQUEST']._serialized_end=3424
+  _globals['_SHUTDOWNSHARDRESPONSE']._serialized_start=3426
+  _globals['_SHUTDOWNSHARDRESPONSE']._serialized_end=3449
+  _globals['_PARAMETERSERVICE']._serialized_start=3595
+  _globals['_PARAMETERSERVICE']._serialized_end=4784
 # @@protoc_insertion_point(module_scope)

@@ -17,10 +17,12 @@ class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_RESULT_STAGED: _ClassVar[PushResult]
     PUSH_RESULT_STALE: _ClassVar[PushResult]
     PUSH_RESULT_DUPLICATE: _ClassVar[PushResult]
+    PUSH_RESULT_APPLIED: _ClassVar[PushResult]
 PUSH_RESULT_UNSPECIFIED: PushResult
 PUSH_RESULT_STAGED: PushResult
 PUSH_RESULT_STALE: PushResult
 PUSH_RESULT_DUPLICATE: PushResult
+PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
     __slots__ = ("epoch", "chief_incarnation")
@@ -47,7 +49,7 @@ class CreateVariablesRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class ShardSpec(_message.Message):
-    __slots__ = ("epoch", "shard", "slices", "optimizer", "layout_hash", "initial_step", "attempt", "max_staged_per_worker")
+    __slots__ = ("epoch", "shard", "slices", "optimizer", "layout_hash", "initial_step", "attempt", "max_staged_per_worker", "averages", "clip")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +58,8 @@ class ShardSpec(_message.Message):
     INITIAL_STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_STAGED_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     shard: int
     slices: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.VariableSlice]
@@ -64,7 +68,9 @@ class ShardSpec(_message.Message):
     initial_step: int
     attempt: int
     max_staged_per_worker: int
-    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[_tensor_pb2.VariableSlice, _Mapping]]] = ..., optimizer: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., layout_hash: _Optional[str] = ..., initial_step: _Optional[int] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ...) -> None: ...
+    averages: _tensor_pb2.AverageSpec
+    clip: _tensor_pb2.ClipSpec
+    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[_tensor_pb2.VariableSlice, _Mapping]]] = ..., optimizer: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., layout_hash: _Optional[str] = ..., initial_step: _Optional[int] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., averages: _Optional[_Union[_tensor_pb2.AverageSpec, _Mapping]] = ..., clip: _Optional[_Union[_tensor_pb2.ClipSpec, _Mapping]] = ...) -> None: ...
 
 class CreateVariablesResponse(_message.Message):
     __slots__ = ("created",)
@@ -99,16 +105,45 @@ class PushGradientsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("epoch", "push_id", "step", "layout_hash")
+    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Metric
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Metric, _Mapping]] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     push_id: _tensor_pb2.PushId
     step: int
     layout_hash: str
-    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    sparse: _containers.RepeatedCompositeFieldContainer[SparsePart]
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    metrics: _containers.MessageMap[str, Metric]
+    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ...) -> None: ...
+
+class SparsePart(_message.Message):
+    __slots__ = ("table", "num_rows")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    num_rows: int
+    def __init__(self, table: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("value", "weight")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    weight: float
+    def __init__(self, value: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PushGradientsResponse(_message.Message):
     __slots__ = ("result", "step")
@@ -119,16 +154,22 @@ class PushGradientsResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ApplyStepRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "step", "contributors")
+    __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    DISCARDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    scales: _containers.RepeatedScalarFieldContainer[float]
+    discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
 
 class ApplyStepResponse(_message.Message):
     __slots__ = ("step", "repeated_request")
@@ -137,6 +178,108 @@ class ApplyStepResponse(_message.Message):
     step: int
     repeated_request: bool
     def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
+
+class ConfigureShardRequest(_message.Message):
+    __slots__ = ("epoch", "chief_incarnation", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_STALE_FIELD_NUMBER: _ClassVar[int]
+    APPLIES_ON_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    chief_incarnation: int
+    version: int
+    step: int
+    accepts_stale: bool
+    applies_on_arrival: bool
+    optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerChange]
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ...) -> None: ...
+
+class OptimizerChange(_message.Message):
+    __slots__ = ("original", "current")
+    ORIGINAL_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    original: _tensor_pb2.OptimizerSpec
+    current: _tensor_pb2.OptimizerSpec
+    def __init__(self, original: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., current: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ...) -> None: ...
+
+class ConfigureShardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrepareStepRequest(_message.Message):
+    __slots__ = ("apply",)
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    apply: ApplyStepRequest
+    def __init__(self, apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ...) -> None: ...
+
+class PrepareStepResponse(_message.Message):
+    __slots__ = ("sums",)
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sums: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ReadRowsRequest(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: RowsHeader
+    frame: _tensor_pb2.ArenaFrame
+    def __init__(self, header: _Optional[_Union[RowsHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
+
+class RowsHeader(_message.Message):
+    __slots__ = ("epoch", "layout_hash", "table", "step", "slot", "num_rows")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layout_hash: str
+    table: int
+    step: int
+    slot: str
+    num_rows: int
+    def __init__(self, epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., table: _Optional[int] = ..., step: _Optional[int] = ..., slot: _Optional[str] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class ReadRowsResponse(_message.Message):
+    __slots__ = ("step", "frame")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    frame: _tensor_pb2.ArenaFrame
+    def __init__(self, step: _Optional[int] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
+
+class ReadMetricsRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class ReadMetricsResponse(_message.Message):
+    __slots__ = ("cells",)
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    cells: _containers.RepeatedCompositeFieldContainer[MetricCell]
+    def __init__(self, cells: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ...) -> None: ...
+
+class MetricCell(_message.Message):
+    __slots__ = ("name", "worker", "total", "weight", "count", "last")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker: int
+    total: float
+    weight: float
+    count: int
+    last: float
+    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
 
 class ListSlotsRequest(_message.Message):
     __slots__ = ("epoch",)
@@ -173,7 +316,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +331,7 @@ class GetShardStatusResponse(_message.Message):
     NUM_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -202,7 +346,8 @@ class GetShardStatusResponse(_message.Message):
     num_nonfinite: int
     last_apply: _duration_pb2.Duration
     chief_incarnation: int
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ...) -> None: ...
+    settings_version: int
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

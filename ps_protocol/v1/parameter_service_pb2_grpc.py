@@ -56,10 +56,30 @@ class ParameterServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PushGradientsRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PushGradientsResponse.FromString,
                 _registered_method=True)
+        self.ConfigureShard = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/ConfigureShard',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardResponse.FromString,
+                _registered_method=True)
+        self.PrepareStep = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/PrepareStep',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepResponse.FromString,
+                _registered_method=True)
         self.ApplyStep = channel.unary_unary(
                 '/ps_protocol.v1.ParameterService/ApplyStep',
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepResponse.FromString,
+                _registered_method=True)
+        self.ReadRows = channel.stream_stream(
+                '/ps_protocol.v1.ParameterService/ReadRows',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsResponse.FromString,
+                _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/ReadMetrics',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsResponse.FromString,
                 _registered_method=True)
         self.ListSlots = channel.unary_unary(
                 '/ps_protocol.v1.ParameterService/ListSlots',
@@ -123,6 +143,22 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfigureShard(self, request, context):
+        """Changes how the shard works; waits for a step that is being applied. Idempotent per version.
+        Errors: SUPERSEDED, NOT_INITIALIZED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareStep(self, request, context):
+        """Computes the sums of squares of the mean of the named contributions, slice by slice, for a limit on its norm. No effect.
+        Errors: those of ApplyStep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ApplyStep(self, request, context):
         """Averages the named contributions in the order of their push ids, has the optimizer write the next step's variables beside this step's,
         and drops whatever else is staged for this step or an earlier one. Idempotent: the step applied last, with the same contributors, answers again.
@@ -132,15 +168,30 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRows(self, request_iterator, context):
+        """Streams rows of one table, or of one of its slots. No effect.
+        Errors: INDEX_OUT_OF_RANGE, SLOT_NOT_FOUND, NOT_INITIALIZED, STEP_GONE (only the last two steps are kept), STEP_NOT_READY, LAYOUT_MISMATCH.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMetrics(self, request, context):
+        """Reports what workers have sent as metrics in contributions that were applied. No effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSlots(self, request, context):
-        """Lists the names of the optimizer's slots, sorted. No effect.
+        """Lists the names of the optimizers' slots, sorted. No effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadSlot(self, request, context):
-        """Streams one slot of all variables of the shard as an arena. No effect.
+        """Streams one slot of all dense variables of the shard as an arena; "ExponentialMovingAverage": their moving averages. No effect.
         Errors: SLOT_NOT_FOUND, NOT_INITIALIZED, STEP_GONE if a step was applied while it was read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -184,10 +235,30 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PushGradientsRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PushGradientsResponse.SerializeToString,
             ),
+            'ConfigureShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfigureShard,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardResponse.SerializeToString,
+            ),
+            'PrepareStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareStep,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepResponse.SerializeToString,
+            ),
             'ApplyStep': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyStep,
                     request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepResponse.SerializeToString,
+            ),
+            'ReadRows': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReadRows,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsResponse.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsResponse.SerializeToString,
             ),
             'ListSlots': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSlots,
@@ -331,6 +402,60 @@ class ParameterService(object):
             _registered_method=True)
 
     @staticmethod
+    def ConfigureShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/ConfigureShard',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ConfigureShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/PrepareStep',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.PrepareStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ApplyStep(request,
             target,
             options=(),
@@ -347,6 +472,60 @@ class ParameterService(object):
             '/ps_protocol.v1.ParameterService/ApplyStep',
             ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepRequest.SerializeToString,
             ps__protocol_dot_v1_dot_parameter__service__pb2.ApplyStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ParameterService/ReadRows',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ReadRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/ReadMetrics',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ReadMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

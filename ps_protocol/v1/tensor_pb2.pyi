@@ -12,29 +12,108 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_TYPE_UNSPECIFIED: _ClassVar[DataType]
     DATA_TYPE_FLOAT32: _ClassVar[DataType]
     DATA_TYPE_FLOAT64: _ClassVar[DataType]
+    DATA_TYPE_FLOAT16: _ClassVar[DataType]
+    DATA_TYPE_BFLOAT16: _ClassVar[DataType]
+
+class SparseMean(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPARSE_MEAN_UNSPECIFIED: _ClassVar[SparseMean]
+    SPARSE_MEAN_PER_INDEX: _ClassVar[SparseMean]
+    SPARSE_MEAN_PER_REPLICA: _ClassVar[SparseMean]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT64: DataType
+DATA_TYPE_FLOAT16: DataType
+DATA_TYPE_BFLOAT16: DataType
+SPARSE_MEAN_UNSPECIFIED: SparseMean
+SPARSE_MEAN_PER_INDEX: SparseMean
+SPARSE_MEAN_PER_REPLICA: SparseMean
+
+class Constraint(_message.Message):
+    __slots__ = ("kind", "low", "high")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Constraint.Kind]
+        KIND_NON_NEGATIVE: _ClassVar[Constraint.Kind]
+        KIND_CLIP: _ClassVar[Constraint.Kind]
+        KIND_MAX_NORM: _ClassVar[Constraint.Kind]
+        KIND_UNIT_NORM: _ClassVar[Constraint.Kind]
+    KIND_UNSPECIFIED: Constraint.Kind
+    KIND_NON_NEGATIVE: Constraint.Kind
+    KIND_CLIP: Constraint.Kind
+    KIND_MAX_NORM: Constraint.Kind
+    KIND_UNIT_NORM: Constraint.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    kind: Constraint.Kind
+    low: float
+    high: float
+    def __init__(self, kind: _Optional[_Union[Constraint.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class Initializer(_message.Message):
+    __slots__ = ("kind", "low", "high", "seed")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Initializer.Kind]
+        KIND_CONSTANT: _ClassVar[Initializer.Kind]
+        KIND_UNIFORM: _ClassVar[Initializer.Kind]
+        KIND_NORMAL: _ClassVar[Initializer.Kind]
+    KIND_UNSPECIFIED: Initializer.Kind
+    KIND_CONSTANT: Initializer.Kind
+    KIND_UNIFORM: Initializer.Kind
+    KIND_NORMAL: Initializer.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    kind: Initializer.Kind
+    low: float
+    high: float
+    seed: int
+    def __init__(self, kind: _Optional[_Union[Initializer.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("axis", "num_slices")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    num_slices: int
+    def __init__(self, axis: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "data_type", "shape")
+    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    IS_SPARSE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     name: str
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    optimizer: OptimizerSpec
+    is_sparse: bool
+    sparse_mean: SparseMean
+    initializer: Initializer
+    constraint: Constraint
+    partition: Partition
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
 
 class VariableSlice(_message.Message):
-    __slots__ = ("variable", "start", "stop")
+    __slots__ = ("variable", "start", "stop", "axis")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
     variable: VariableSpec
     start: int
     stop: int
-    def __init__(self, variable: _Optional[_Union[VariableSpec, _Mapping]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    axis: int
+    def __init__(self, variable: _Optional[_Union[VariableSpec, _Mapping]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., axis: _Optional[int] = ...) -> None: ...
 
 class ArenaFrame(_message.Message):
     __slots__ = ("offset", "data")
@@ -89,3 +168,25 @@ class PushId(_message.Message):
     incarnation: int
     sequence: int
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class AverageSpec(_message.Message):
+    __slots__ = ("decay", "use_num_updates", "zero_debias", "variables")
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    USE_NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    ZERO_DEBIAS_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    decay: float
+    use_num_updates: bool
+    zero_debias: bool
+    variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decay: _Optional[float] = ..., use_num_updates: bool = ..., zero_debias: bool = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClipSpec(_message.Message):
+    __slots__ = ("value", "norm", "global_norm")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_NORM_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    norm: float
+    global_norm: float
+    def __init__(self, value: _Optional[float] = ..., norm: _Optional[float] = ..., global_norm: _Optional[float] = ...) -> None: ...

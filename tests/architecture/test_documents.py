@@ -14,9 +14,11 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *so
 COMMANDS = {
     "ps": ["-m", "ps_server"],
     "chief": ["-m", "chief"],
-    **{name: ["-m", "lockstep", name] for name in ("up", "demo", "status", "finish", "health")},
+    **{name: ["-m", "lockstep", name] for name in ("up", "demo", "status", "policy", "set", "finish", "health")},
     "step": ["-m", "benchmarks.step"],
     "table": ["-m", "benchmarks.table"],
+    "policies": ["-m", "benchmarks.policies"],
+    "sparse_table": ["-m", "benchmarks.sparse_table"],
 }
 
 
@@ -54,7 +56,11 @@ def test_flags_exist(page: Path) -> None:
 
 def test_every_flag_of_the_servers_is_documented() -> None:
     text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
-    flags = {flag for command in ("ps", "chief", "up", "demo", "status") for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
+    flags = {
+        flag
+        for command in ("ps", "chief", "up", "demo", "status", "policy", "set")
+        for flag in re.findall(r"--[a-z][a-z-]+", _help(command))
+    }
     assert flags - {"--help"} <= set(re.findall(r"--[a-z][a-z-]+", text)), flags - set(re.findall(r"--[a-z][a-z-]+", text))
 
 

@@ -13,12 +13,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from ps_protocol import errors
 from ps_protocol.errors import PsError
 from ps_protocol.status import STATUS
-from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.architecture.source_tree import ROOT
 
 METHODS: list[MethodDescriptor] = [
     method
-    for module in (handshake_service_pb2, parameter_service_pb2, chief_service_pb2)
+    for module in (handshake_service_pb2, parameter_service_pb2, accumulator_service_pb2, chief_service_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
@@ -26,7 +26,12 @@ ERRORS = sorted(
     (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, PsError) and value is not PsError),
     key=lambda error: error.__name__,
 )
-CLIENTS = {"HandshakeService": "handshake_client.py", "ParameterService": "shard_client.py", "ChiefService": "chief_client.py"}
+CLIENTS = {
+    "HandshakeService": "handshake_client.py",
+    "ParameterService": "shard_client.py",
+    "AccumulatorService": "accumulator_client.py",
+    "ChiefService": "chief_client.py",
+}
 
 
 @functools.cache

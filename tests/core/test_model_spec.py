@@ -1,13 +1,17 @@
 """What a placement policy may be, and how the optimizers and placements of two models are told apart in words."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from ps_protocol.averages import AverageSpec
+from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
 from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.variable_options import Constraint, ConstraintKind, Partition
 
 SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
 
@@ -87,3 +91,30 @@ def test_any_size_is_a_threshold(value: int) -> None:
 def test_a_strategy_that_is_not_the_name_of_one_is_refused_in_words(value: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"placement strategy .*; want one of greedy_bytes, round_robin"):
         PlacementPolicy(strategy=value)
+
+
+def with_variable(**options: Any) -> ModelSpec:
+    variable = VariableSpec(name="w", **{"data_type": DataType.FLOAT32, "shape": (4, 4), **options})
+    return ModelSpec(variables=(variable,), optimizer=SGD, placement=PlacementPolicy())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (with_variable(shape=(4, 5)), "variable 'w' has shape (4, 5) float32, the cluster's has (4, 4) float32"),
+        (with_variable(is_sparse=True), "variable 'w': is_sparse is True, the cluster's is False"),
+        (with_variable(optimizer=momentum()), "variable 'w': optimizer is ('momentum',"),
+        (with_variable(constraint=Constraint(kind=ConstraintKind.NON_NEGATIVE)), "variable 'w': constraint is Constraint("),
+        (with_variable(partition=Partition(axis=1, num_slices=2)), "variable 'w': partition is Partition(axis=1, num_slices=2)"),
+        (dataclasses.replace(with_variable(), averages=AverageSpec(decay=0.5)), "averages are AverageSpec(decay=0.5"),
+        (dataclasses.replace(with_variable(), clip=ClipSpec(norm=1.0)), "limits are ClipSpec("),
+        (
+            dataclasses.replace(with_variable(), placement=PlacementPolicy(pins=(("w", 1),))),
+            "placement: pins is {'w': 1}, the cluster's is {}",
+        ),
+    ],
+)
+def test_every_option_of_a_model_is_told_apart(theirs: ModelSpec, words: str) -> None:
+    (difference,) = with_variable().differences(theirs)
+    assert difference.startswith(words)
+    assert with_variable().differences(with_variable()) == []

@@ -1,5 +1,9 @@
 """Claims about which shard holds what."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,15 +14,23 @@ from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import layouts, place, split_rows
 from ps_protocol.tensors import MAX_VARIABLES, DataType, VariableSpec
+from ps_protocol.variable_options import Constraint, ConstraintKind, Partition
+
+CASES = json.loads((Path(__file__).resolve().parents[1] / "conformance" / "cases" / "placement.json").read_text())["cases"]
 
 
-def variable(name: str, *shape: int, dtype: DataType = DataType.FLOAT32) -> VariableSpec:
-    return VariableSpec(name=name, data_type=dtype, shape=shape)
+def variable(name: str, *shape: int, dtype: DataType = DataType.FLOAT32, **options: Any) -> VariableSpec:
+    return VariableSpec(name=name, data_type=dtype, shape=shape, **options)
 
 
-def model(*variables: VariableSpec, strategy: str = "greedy_bytes", split_bytes: int = 0, rate: float = 0.1) -> ModelSpec:
+def model(*variables: VariableSpec, strategy: str = "greedy_bytes", split_bytes: int = 0, rate: float = 0.1, **placement: Any) -> ModelSpec:
     optimizer = OptimizerSpec(name="sgd", learning_rate=constant(rate))
-    return ModelSpec(variables=variables, optimizer=optimizer, placement=PlacementPolicy(strategy=strategy, split_bytes=split_bytes))
+    policy = PlacementPolicy(strategy=strategy, split_bytes=split_bytes, **placement)
+    return ModelSpec(variables=variables, optimizer=optimizer, placement=policy)
+
+
+def shards_of(spec: ModelSpec, *, num_shards: int) -> list[int]:
+    return [placed.shard for placed in place(spec, num_shards=num_shards)]
 
 
 models = st.builds(
@@ -112,3 +124,59 @@ def test_differences_between_models_are_told_in_words() -> None:
         "optimizer 'sgd': learning_rate is 0.2, the cluster's is 0.1",
         "placement: strategy is 'round_robin', the cluster's is 'greedy_bytes'",
     ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["strategy"])
+def test_variables_lie_where_the_original_puts_them(case: dict[str, Any]) -> None:
+    variables = [variable(each["name"], *each["shape"], dtype=DataType(each["dtype"])) for each in case["variables"]]
+    assert shards_of(model(*variables, strategy=case["strategy"]), num_shards=case["ps_tasks"]) == case["expect"]
+
+
+def test_pinned_variables_lie_there_take_no_turn_and_count_as_load() -> None:
+    variables = [variable(name, 10) for name in "abcde"]
+    pins = (("b", 2), ("e", 2))
+    assert shards_of(model(*variables, strategy="round_robin", pins=pins), num_shards=3) == [0, 2, 1, 2, 2]
+    assert shards_of(model(*variables, pins=pins), num_shards=3) == [0, 2, 1, 0, 2]
+    large = variable("large", 1000)
+    assert len(place(model(large, split_bytes=100, pins=(("large", 1),)), num_shards=2)) == 1
+
+
+def test_loads_stand_for_bytes_and_slices_share_them() -> None:
+    variables = [variable("a", 1000), variable("b", 1), variable("c", 1)]
+    assert shards_of(model(*variables, loads=(("a", 1.0), ("b", 10.0), ("c", 1.0))), num_shards=2) == [0, 1, 0]
+    cut = variable("cut", 4, partition=Partition(axis=0, num_slices=2))
+    assert shards_of(model(cut, variable("d", 1), loads=(("cut", 4.0), ("d", 1.0))), num_shards=2) == [0, 1, 0]
+
+
+def test_partition_cuts_along_its_axis_the_first_slices_larger_by_one() -> None:
+    wide = variable("wide", 2, 5, partition=Partition(axis=1, num_slices=3))
+    placed = place(model(wide, strategy="round_robin", split_bytes=1), num_shards=2)
+    assert [(each.slice.axis, each.slice.start, each.slice.stop, each.shard) for each in placed] == [
+        (1, 0, 2, 0),
+        (1, 2, 4, 1),
+        (1, 4, 5, 0),
+    ]
+    whole = variable("whole", 100, partition=Partition(axis=0, num_slices=1))
+    assert len(place(model(whole, split_bytes=1), num_shards=3)) == 1
+
+
+def test_variable_whose_constraint_needs_all_of_it_is_not_split() -> None:
+    limited = variable("limited", 100, constraint=Constraint(kind=ConstraintKind.MAX_NORM, high=1.0))
+    assert len(place(model(limited, split_bytes=1), num_shards=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: place(model(variable("a", 3), pins=(("a", 2),)), num_shards=2), "'a' is pinned to ps 2; there are 2"),
+        (lambda: model(variable("a", 3), pins=(("b", 0),)), "no variable 'b'"),
+        (lambda: model(variable("a", 3), loads=(("b", 1.0),)), "no variable 'b'"),
+        (lambda: model(variable("a", 3), pins=(("a", -1),)), "pinned to -1"),
+        (lambda: model(variable("a", 3), pins=(("a", 0), ("a", 1))), "pins name a variable twice"),
+        (lambda: model(variable("a", 3), loads=(("a", float("nan")),)), "the load of variable 'a' is nan"),
+        (lambda: model(variable("a", 3, partition=Partition(axis=0, num_slices=2)), pins=(("a", 0),)), "pinned to one ps and cut into 2"),
+    ],
+)
+def test_pins_and_loads_that_make_no_sense_are_refused_in_words(make: Any, words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        make()

@@ -74,9 +74,9 @@ def test_element_types_are_recognised() -> None:
     assert (DataType.FLOAT32.itemsize, DataType.FLOAT64.itemsize) == (4, 8)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.complex64, object, "U3", bool])
+@pytest.mark.parametrize("dtype", [np.int32, np.complex64, object, "U3", bool])
 def test_other_element_types_are_refused_with_the_way_out(dtype: Any) -> None:
-    with pytest.raises(InvalidSpec, match=r"variable 'w': dtype .* want one of float32, float64; convert with"):
+    with pytest.raises(InvalidSpec, match=r"variable 'w': dtype .* want one of float32, float64, float16, bfloat16; convert with"):
         data_type_of(np.zeros(1, dtype), name="w")
 
 

@@ -57,9 +57,13 @@ class RawShard:
         """Begins to read variables and returns the call."""
         return self._channel.unary_stream(f"/{SERVICE}/ReadVariables")(message, timeout=TIMEOUT_S)
 
+    def begin_rows(self, messages: Iterable[bytes]) -> Any:
+        """Begins to read rows and returns the call."""
+        return self._channel.stream_stream(f"/{SERVICE}/ReadRows")(iter(messages), timeout=TIMEOUT_S)
+
     def handshake(self, **changes: Any) -> Outcome:
         """Shakes hands as a client of this version would, but for `changes`."""
-        fields = {"version": handshake_service_pb2.ProtocolVersion(major=1, minor=0), **changes}
+        fields = {"version": handshake_service_pb2.ProtocolVersion(major=2, minor=0), **changes}
         return self.call("", handshake_service_pb2.HandshakeRequest(**fields).SerializeToString(), path=HANDSHAKE)
 
 

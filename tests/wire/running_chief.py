@@ -9,7 +9,7 @@ from typing import Any
 
 from chief.config import ChiefConfig, CoordinationConfig
 from chief.server import ChiefServer
-from ps_protocol.chief import CommitResult, ModelReply, ModelState, ParticipantKind, PushCommit, RegisterRequest, TokenReply
+from ps_protocol.chief import CommitResult, ModelReply, ModelState, ParticipantKind, PushCommit, RegisterRequest, TokenReply, TokenResult
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
 from ps_protocol.layout import aligned_bytes
@@ -17,7 +17,7 @@ from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import layouts
 from ps_protocol.segments import Segments
-from ps_protocol.shard import PushHeader, PushId, ShardSpec
+from ps_protocol.shard import PushHeader, PushId, PushResult, ShardSpec
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.tensors import DataType, VariableSpec
 from ps_server.config import ParameterServerConfig
@@ -134,15 +134,28 @@ class Worker:
             self.chief.complete_initialization(self.participant, attempt=reply.attempt)
         return reply
 
-    def push(self, *, is_sent: bool = True) -> PushCommit:
-        """Stages a contribution on all shards; returns what is to be committed."""
+    def push(self, *, is_sent: bool = True, value: float = 0.0) -> PushCommit:
+        """Sends a contribution whose gradients are all `value` to all shards; returns what is to be committed."""
         self._sequence += 1
         push_id = PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self._sequence)
+        results = set()
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             if is_sent:
                 header = PushHeader(epoch=1, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
-                shard.push_gradients(header, Segments([aligned_bytes(layout.nbytes)]))
-        return PushCommit(push_id=push_id, step=self.local_step, staged=True)
+                arena = aligned_bytes(layout.nbytes)
+                for index in range(len(layout.slices)):
+                    layout.view(arena, index)[...] = value
+                results.add(shard.push_gradients(header, Segments([arena])).result)
+        return PushCommit(push_id=push_id, step=self.local_step, staged=True, is_applied=PushResult.APPLIED in results)
+
+    def read(self) -> dict[str, list[float]]:
+        """The newest variables, by name."""
+        values = {}
+        for shard, layout in zip(self.shards, self._layouts, strict=True):
+            arena = aligned_bytes(layout.nbytes)
+            shard.read_variables(Segments([arena]), epoch=1, step=None, layout_hash=layout.hash)
+            values.update({piece.variable.name: layout.view(arena, index).tolist() for index, piece in enumerate(layout.slices)})
+        return values
 
     def commit(self, commit: PushCommit) -> CommitResult:
         return self.chief.commit_push(self.participant, commit)
@@ -152,7 +165,8 @@ class Worker:
         reply = self.chief.dequeue_token(
             self.participant, local_step=self.local_step, request_id=self.request_id, max_wait_s=max_wait_s, commit=commit
         )
-        self.local_step = max(self.local_step, reply.step)
+        # A token may be older than the one before: those of "sync, fifo tokens" keep their order.
+        self.local_step = reply.step if reply.result is TokenResult.TOKEN else max(self.local_step, reply.step)
         return reply
 
 

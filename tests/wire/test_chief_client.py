@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import chief, codec_chief, codec_status
+from ps_protocol import chief, codec_chief, codec_model, codec_settings, codec_status, codec_variables
 from ps_protocol.chief_client import SERVICE, TIMEOUT_S, GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from tests.wire.servers import serving_aio, unary
-from tests.wire.test_codec import COMMIT, MODEL, PLACEMENT, RESULT, STATUS, WORKER
+from tests.wire.test_codec import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 
 REGISTER = chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=9)
 REGISTRATION = chief.Registration(participant=WORKER, lease_s=10.0, shard_addresses=("a:1",), global_step=4, may_contribute=True)
@@ -20,6 +20,7 @@ REPLY = chief.ModelReply(
 )
 AGREED = chief.AgreedModel(state=chief.ModelState.READY, model=MODEL, placement=PLACEMENT, global_step=3)
 TOKEN = chief.TokenReply(result=chief.TokenResult.TOKEN, step=5, commit=RESULT)
+CHANGE = chief.HyperparameterChange(variable="w", learning_rate=PIECEWISE, hyperparameters={"momentum": 0.5})
 
 Call = Callable[[GrpcChief], object]
 # Method, call, what the server receives, what it answers, what the caller gets, the wait that the call asks for.
@@ -31,13 +32,17 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
     ("DeregisterWorker", lambda c: c.deregister_worker(WORKER, failure="x"),
      pb.DeregisterWorkerRequest(participant=codec_chief.encode_participant(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),
-     pb.RegisterModelRequest(participant=codec_chief.encode_participant(WORKER), model=codec_chief.encode_model(MODEL),
-                             max_wait=codec_chief.encode_max_wait(2.0)), codec_chief.encode_model_reply(REPLY), REPLY, 2.0),
+     pb.RegisterModelRequest(participant=codec_chief.encode_participant(WORKER), model=codec_model.encode_model(MODEL),
+                             max_wait=codec_chief.encode_max_wait(2.0)), codec_model.encode_model_reply(REPLY), REPLY, 2.0),
+    ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0, may_initialize=False),
+     pb.RegisterModelRequest(participant=codec_chief.encode_participant(WORKER), model=codec_model.encode_model(MODEL),
+                             max_wait=codec_chief.encode_max_wait(2.0), joins_only=True),
+     codec_model.encode_model_reply(REPLY), REPLY, 2.0),
     ("CompleteInitialization", lambda c: c.complete_initialization(WORKER, attempt=3),
      pb.CompleteInitializationRequest(participant=codec_chief.encode_participant(WORKER), attempt=3),
      pb.CompleteInitializationResponse(), None, 0.0),
     ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=codec_chief.encode_max_wait(20.0)),
-     codec_chief.encode_agreed_model(AGREED), AGREED, 20.0),
+     codec_model.encode_agreed_model(AGREED), AGREED, 20.0),
     ("CommitPush", lambda c: c.commit_push(WORKER, COMMIT),
      pb.CommitPushRequest(participant=codec_chief.encode_participant(WORKER), commit=codec_chief.encode_commit(COMMIT)),
      pb.CommitPushResponse(result=codec_chief.encode_commit_result(RESULT)), RESULT, 0.0),
@@ -50,6 +55,13 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
      codec_chief.encode_token_reply(TOKEN), TOKEN, 0.5),
     ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
      codec_status.encode_cluster_status(STATUS), STATUS, 0.0),
+    ("SetPolicy", lambda c: c.set_policy(POLICIES[2], request_id=7, max_wait_s=2.0),
+     pb.SetPolicyRequest(policy=codec_settings.encode_policy(POLICIES[2]), request_id=7, max_wait=codec_chief.encode_max_wait(2.0)),
+     pb.SetPolicyResponse(settings=pb.SettingsState(version=3, step=9)), chief.SettingsReply(version=3, step=9), 2.0),
+    ("SetHyperparameters", lambda c: c.set_hyperparameters(CHANGE, request_id=(1 << 64) - 1, max_wait_s=2.0),
+     pb.SetHyperparametersRequest(variable="w", learning_rate=codec_variables.encode_schedule(PIECEWISE), hyperparameters={"momentum": 0.5},
+                                  request_id=(1 << 64) - 1, max_wait=codec_chief.encode_max_wait(2.0)),
+     pb.SetHyperparametersResponse(), None, 2.0),
     ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
      pb.FinishTrainingResponse(global_step=12), 12, 0.0),
 ]  # fmt: skip

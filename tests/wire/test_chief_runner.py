@@ -1,7 +1,8 @@
 """The runner on an event loop with shards that fail as they are told to: it repeats, reports, gives up in time, and forgets no caller."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -17,12 +18,16 @@ from ps_protocol.chief import (
     PushCommit,
     RegisterRequest,
     Registration,
+    SettingsReply,
     TokenReply,
     TokenResult,
 )
-from ps_protocol.errors import ContributionMissing, PsError, TrainingFailed, Unavailable, WrongCluster
+from ps_protocol.clipping import ClipSpec
+from ps_protocol.errors import ContributionMissing, InvalidSpec, PsError, TrainingFailed, Unavailable, WrongCluster
 from ps_protocol.handshake import HandshakeReply, Identity, Role
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushId, ShardStatus
+from ps_protocol.model import ModelSpec
+from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushId, ShardSettings, ShardStatus
 from ps_protocol.version import PROTOCOL_VERSION
 from tests.wire.running_chief import MODEL
 
@@ -39,6 +44,8 @@ class FakeLink:
         self.step: int | None = None
         self.chief_incarnation = 0
         self.applied: list[ApplyRequest] = []
+        self.configured: list[ShardSettings] = []
+        self.sums: tuple[float, ...] = ()
         self.ended_because = ""
         self.is_closed = False
         self.never = asyncio.Event()
@@ -67,6 +74,14 @@ class FakeLink:
         await self._answer("adopt")
         self.chief_incarnation = chief_incarnation
         return Adoption(step=None, layout_hash="")
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        await self._answer("configure")
+        self.configured.append(settings)
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        await self._answer("prepare_step")
+        return self.sums
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         await self._answer("apply_step")
@@ -97,10 +112,10 @@ class Scene:
         self.participant = registration.participant
         return self.participant
 
-    async def initialise(self) -> None:
+    async def initialise(self, model: ModelSpec = MODEL) -> None:
         participant = await self.join()
         reply = await self.runner.call(
-            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=MODEL, max_wait_s=10.0)
+            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=10.0)
         )
         await self.runner.call(
             type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=reply.attempt)
@@ -163,6 +178,42 @@ def test_a_step_is_repeated_at_a_shard_that_cannot_be_reached_until_it_answers()
         assert scene.links[0].applied == scene.links[1].applied
 
     play(act, num_ps=2)
+
+
+def test_norms_of_all_shards_make_one_factor_before_any_of_them_applies() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.initialise(dataclasses.replace(MODEL, clip=ClipSpec(global_norm=2.5)))
+        scene.links[0].sums, scene.links[1].sums = (9.0,), (16.0,)
+        scene.links[1].errors["prepare_step"] = [Unavailable("gone")]
+        await scene.take_step()
+        # The norm of all is 5.
+        assert [request.scales for link in scene.links for request in link.applied] == [(0.5,), (0.5,)]
+
+    play(act, num_ps=2)
+
+
+def test_settings_reach_every_shard_before_contributions_are_taken_otherwise() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.initialise()
+        scene.links[1].errors["configure"] = [Unavailable("gone")] * 2
+        policy = PolicySpec(name=PolicyName.ASYNC)
+        reply = await scene.runner.call(SettingsReply, lambda call: ev.SetPolicy(call=call, policy=policy, request_id=1, max_wait_s=10.0))
+        told = [(link.configured[-1].version, link.configured[-1].accepts_stale) for link in scene.links]
+        assert told == [(reply.version, True)] * 2
+        assert (await scene.take_step()).reads_latest
+
+    play(act, num_ps=2)
+
+
+def test_refused_settings_fail_the_training_with_the_shards_words() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.initialise()
+        scene.links[0].errors["configure"] = [InvalidSpec("not so")]
+        policy = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+        with pytest.raises(TrainingFailed, match="ps 0 at host-p:5000: not so"):
+            await scene.runner.call(SettingsReply, lambda call: ev.SetPolicy(call=call, policy=policy, request_id=1, max_wait_s=10.0))
+
+    play(act)
 
 
 def test_a_refused_step_fails_the_training_with_the_shards_words() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.errors import FrameOutOfOrder, MalformedMessage, TruncatedStream
-from ps_protocol.framing import Frame, encode_frame, encode_stream, parse, write_frames
+from ps_protocol.framing import Frame, StreamMessage, encode_frame, encode_stream, parse, write_frames
 from ps_protocol.segments import Segments
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -21,7 +21,8 @@ PUSH = pb.PushGradientsRequest(
 )
 CREATE = pb.CreateVariablesRequest(spec=pb.ShardSpec(epoch=1, optimizer=tensor_pb2.OptimizerSpec(name="sgd")))
 HEADERS: list[Any] = [PUSH, CREATE, pb.ReadVariablesResponse(step=1 << 40), pb.ReadVariablesResponse(step=0), pb.ReadSlotResponse(step=-1)]
-TYPES: list[Any] = [pb.PushGradientsRequest, pb.CreateVariablesRequest, pb.ReadVariablesResponse, pb.ReadSlotResponse]
+HEADERS += [pb.ReadRowsResponse(step=7), pb.ReadRowsRequest(header=pb.RowsHeader(epoch=1, table=2, step=0, num_rows=1 << 40))]
+TYPES: list[Any] = list(StreamMessage.__constraints__)
 
 each_type = pytest.mark.parametrize("message_type", TYPES, ids=lambda message_type: str(message_type.__name__))
 headers = st.sampled_from(HEADERS)

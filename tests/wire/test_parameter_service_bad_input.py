@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import numpy as np
@@ -47,7 +48,7 @@ class Server:
     def apply_one(self) -> None:
         assert self.trainer.train(self.step).repeated_request is False
 
-    def push(self, *frames: tensor_pb2.ArenaFrame, **changes: int) -> Outcome:
+    def push(self, *frames: tensor_pb2.ArenaFrame, **changes: Any) -> Outcome:
         header = self.trainer.header(**{"step": self.step, **changes})
         return self.raw.call("PushGradients", *push_stream(header, *frames))
 
@@ -123,10 +124,10 @@ ROWS: list[Row] = [
     # Handshake
     (
         "other major",
-        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=2, minor=0)),
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=1, minor=0)),
         FAILED,
         "PROTOCOL_MISMATCH",
-        "client speaks protocol 2.x, server 1.x",
+        "client speaks protocol 1.x, server 2.x",
     ),
     ("other cluster", lambda s: s.raw.handshake(cluster="job-b"), FAILED, "WRONG_CLUSTER", "cluster 'job-a', not 'job-b'"),
     ("other role", lambda s: s.raw.handshake(expected_role="ROLE_CHIEF"), FAILED, "WRONG_ROLE", "this is ps 0, not the chief"),
@@ -146,7 +147,7 @@ ROWS: list[Row] = [
     ("empty name", lambda s: s.create_variable(name=""), INVALID, "INVALID_SPEC", "name is empty"),
     ("long name", lambda s: s.create_variable(name="x" * 300), INVALID, "INVALID_SPEC", "300 bytes, want <= 256"),
     ("control character", lambda s: s.create_variable(name="a\x1b[2J\n"), INVALID, "INVALID_SPEC", "control character"),
-    ("rows beyond the variable", lambda s: s.create_variable(shape=[4]), INVALID, "INVALID_SPEC", "rows 0 to 5, want rows within 0 to 4"),
+    ("rows beyond the variable", lambda s: s.create_variable(shape=[4]), INVALID, "INVALID_SPEC", "of axis 0, want rows within 0 to 4"),
     ("another layout hash", lambda s: s.create_variable(), FAILED, "LAYOUT_MISMATCH", "the server's is"),
     ("unknown optimizer", lambda s: s.create_optimizer(name="adamm"), INVALID, "INVALID_SPEC", "did you mean 'adam'?"),
     (
@@ -244,7 +245,7 @@ ROWS: list[Row] = [
     ("the same model again", lambda s: s.create(s.encoded_spec()), CODE.OK, "", ""),
     (
         "client of a newer minor",
-        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=1, minor=9)),
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=2, minor=9)),
         CODE.OK,
         "",
         "",

@@ -14,7 +14,17 @@ from ps_protocol.framing import encode_frame, encode_stream, parse, write_frames
 from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyReply, ApplyRequest, PushHeader, PushId, PushReply, PushResult, ShardSpec
+from ps_protocol.shard import (
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushId,
+    PushReply,
+    PushResult,
+    ShardSettings,
+    ShardSpec,
+)
 from ps_protocol.shard_client import SERVICE, GrpcShard
 from ps_protocol.status import answering
 from ps_protocol.tensors import Array, DataType, VariableSpec
@@ -237,6 +247,24 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
         lambda shard: shard.apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
         pb.ApplyStepResponse(step=5).SerializeToString(),
         ApplyReply(step=5, repeated_request=False),
+    ),
+    (
+        "ConfigureShard",
+        lambda shard: shard.configure(ShardSettings(epoch=1, chief_incarnation=1, version=2, step=3)),
+        b"",
+        None,
+    ),
+    (
+        "PrepareStep",
+        lambda shard: shard.prepare_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        pb.PrepareStepResponse(sums=[1.5, 0.0]).SerializeToString(),
+        (1.5, 0.0),
+    ),
+    (
+        "ReadMetrics",
+        lambda shard: shard.read_metrics(epoch=1),
+        pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
+        (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
     ),
     ("ListSlots", lambda shard: shard.list_slots(epoch=1), pb.ListSlotsResponse(names=["m", "v"]).SerializeToString(), ("m", "v")),
     ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0).SerializeToString(), 0),

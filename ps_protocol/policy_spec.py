@@ -1,0 +1,101 @@
+"""How a cluster coordinates its workers, as a value: the one knob. Knows names and numbers; decides nothing."""
+
+import enum
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidSpec
+
+MAX_STALENESS = 1 << 31
+MAX_REPLICAS = 100_000
+
+
+class PolicyName(enum.Enum):
+    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: nobody waits."""
+
+    SYNC = 1
+    SSP = 2
+    ASYNC = 3
+
+
+class TokenMode(enum.Enum):
+    """STRICT: a token is always of the open step. FIFO: exactly the queue of tf.compat.v1.train.SyncReplicasOptimizer."""
+
+    STRICT = 1
+    FIFO = 2
+
+
+class TooStale(enum.Enum):
+    """What becomes of a contribution beyond `max_staleness`: dropped, or applied with the weight 1 / (1 + staleness - max_staleness)."""
+
+    DROP = 1
+    SCALE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """A policy with its numbers; those that it has no use for keep their defaults.
+
+    SYNC: `tokens`, and with FIFO `num_tokens` initial ones (-1: as many as R). `replicas_to_aggregate` (R) and `total_num_replicas` (T):
+    None leaves what the chief was started with. SSP: `staleness`, how many contributions a worker may be ahead of the slowest live one.
+    ASYNC: `use_locking` (False: servers apply on arrival, without a lock, and concurrent updates may be lost). SSP and locked ASYNC:
+    `max_staleness` (None: any) and `too_stale`.
+    """
+
+    name: PolicyName = PolicyName.SYNC
+    tokens: TokenMode = TokenMode.STRICT
+    num_tokens: int = -1
+    replicas_to_aggregate: int | None = None
+    total_num_replicas: int | None = None
+    staleness: int = 0
+    use_locking: bool = True
+    max_staleness: int | None = None
+    too_stale: TooStale = TooStale.DROP
+
+    def __post_init__(self) -> None:
+        for field in ("replicas_to_aggregate", "total_num_replicas"):
+            value = getattr(self, field)
+            if value is not None and not 1 <= value <= MAX_REPLICAS:
+                raise InvalidSpec(f"{field}: got {value}, want 1 to {MAX_REPLICAS}")
+        if not 0 <= self.staleness <= MAX_STALENESS:
+            raise InvalidSpec(f"staleness: got {self.staleness}, want 0 to {MAX_STALENESS}")
+        if self.max_staleness is not None and not 0 <= self.max_staleness <= MAX_STALENESS:
+            raise InvalidSpec(f"max_staleness: got {self.max_staleness}, want 0 to {MAX_STALENESS}, or None for any")
+        if not -1 <= self.num_tokens <= MAX_STALENESS:
+            raise InvalidSpec(f"num_tokens: got {self.num_tokens}, want -1 (as many as replicas_to_aggregate) or more")
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        if self.name is not PolicyName.SYNC and self.tokens is not TokenMode.STRICT:
+            raise InvalidSpec(f"tokens: only the policy sync has a choice of tokens, not {self.text}")
+        if self.name is not PolicyName.ASYNC and not self.use_locking:
+            raise InvalidSpec("use_locking=False: only the policy async has updates without a lock")
+        if self.max_staleness is not None and (self.name is PolicyName.SYNC or not self.use_locking):
+            raise InvalidSpec(
+                "max_staleness: sync drops whatever is stale, and async without locking applies before anybody can look;"
+                " use it with ssp, or with async and use_locking=True"
+            )
+
+    @property
+    def text(self) -> str:
+        """The policy in a few words, for status and logs: "sync", "sync, fifo tokens", "ssp(2)", "async, unlocked"."""
+        if self.name is PolicyName.SYNC:
+            return "sync" if self.tokens is TokenMode.STRICT else "sync, fifo tokens"
+        words = f"ssp({self.staleness})" if self.name is PolicyName.SSP else "async" + ("" if self.use_locking else ", unlocked")
+        if self.max_staleness is None:
+            return words
+        return f"{words}, {'drops' if self.too_stale is TooStale.DROP else 'scales'} beyond staleness {self.max_staleness}"
+
+    @property
+    def reads_latest(self) -> bool:
+        """Whether a worker reads the newest variables there are, rather than exactly those of its local step."""
+        return self.name is not PolicyName.SYNC or self.tokens is TokenMode.FIFO
+
+    @property
+    def accepts_stale(self) -> bool:
+        """Whether shards take contributions of steps gone by."""
+        return self.name is not PolicyName.SYNC
+
+    @property
+    def applies_on_arrival(self) -> bool:
+        """Whether shards apply a contribution as it comes, without the chief's word."""
+        return not self.use_locking

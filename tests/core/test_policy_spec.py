@@ -1,0 +1,44 @@
+"""A policy as a value: what goes together, and what it means for servers and workers."""
+
+import pytest
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import MAX_REPLICAS, PolicyName, PolicySpec, TokenMode, TooStale
+
+SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "reads_latest", "accepts_stale", "applies_on_arrival"),
+    [
+        (PolicySpec(), "sync", False, False, False),
+        (PolicySpec(tokens=TokenMode.FIFO), "sync, fifo tokens", True, False, False),
+        (PolicySpec(name=SSP, staleness=2), "ssp(2)", True, True, False),
+        (PolicySpec(name=ASYNC), "async", True, True, False),
+        (PolicySpec(name=ASYNC, max_staleness=4), "async, drops beyond staleness 4", True, True, False),
+        (PolicySpec(name=SSP, max_staleness=4, too_stale=TooStale.SCALE), "ssp(0), scales beyond staleness 4", True, True, False),
+        (PolicySpec(name=ASYNC, use_locking=False), "async, unlocked", True, True, True),
+    ],
+)
+def test_a_policy_says_what_it_is(policy: PolicySpec, text: str, reads_latest: bool, accepts_stale: bool, applies_on_arrival: bool) -> None:
+    assert policy.text == text
+    assert (policy.reads_latest, policy.accepts_stale, policy.applies_on_arrival) == (reads_latest, accepts_stale, applies_on_arrival)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"replicas_to_aggregate": 0}, "replicas_to_aggregate: got 0, want 1 to"),
+        ({"total_num_replicas": MAX_REPLICAS + 1}, f"total_num_replicas: got {MAX_REPLICAS + 1}"),
+        ({"name": SSP, "staleness": -1}, "staleness: got -1, want 0"),
+        ({"name": SSP, "max_staleness": -1}, "max_staleness: got -1, want 0"),
+        ({"num_tokens": -2}, "num_tokens: got -2, want -1"),
+        ({"name": ASYNC, "tokens": TokenMode.FIFO}, "only the policy sync has a choice of tokens"),
+        ({"name": SSP, "use_locking": False}, "only the policy async"),
+        ({"max_staleness": 1}, "max_staleness: sync drops"),
+        ({"name": ASYNC, "use_locking": False, "max_staleness": 1}, "async without locking applies before"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidSpec, match=text):
+        PolicySpec(**fields)  # type: ignore[arg-type]
