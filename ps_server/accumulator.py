@@ -1,19 +1,20 @@
 """Contributions on their way into a step, and which push ids were seen. Knows push ids, steps and buffers; no lock, no wire.
 
 A contribution is open while its bytes arrive, then staged until its step is applied. Whatever ends it otherwise settles it: it gets an
-outcome (a reply or an error), its buffer goes back to the pool, and its stream is told at the next frame. A buffer into which another
-thread is copying at that moment goes back when that copy ends (`begin_write`, `end_write`). The caller holds its lock for every call.
+outcome (a reply or an error), its memory goes back, and its stream is told at the next frame. Memory into which another thread is copying
+at that moment goes back when that copy ends (`begin_write`, `end_write`). The caller holds its lock for every call.
+
+Strictly, a contribution belongs to the step of its variables: when that is applied without it, it is stale. Where any step is accepted,
+it stays until it is applied or discarded, whatever its step.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, PsError, PushIdReused, StepAhead, Superseded, TooManyPushes
-from ps_protocol.segments import Segments, SegmentWriter
-from ps_protocol.shard import PushId, PushReply, PushResult
-from ps_protocol.tensors import Array
-from ps_server.memory import BufferPool
+from ps_protocol.shard import Metric, PushHeader, PushId, PushReply, PushResult
+from ps_server.staging import StagedGradients, StagingMemory
 
 # Workers whose push ids are remembered; beyond it the one silent longest is forgotten (what it repeats is stale, or still staged).
 MAX_WORKERS = 10_000
@@ -23,11 +24,12 @@ _OUTCOMES_KEPT = 64
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """One push. `outcome` is what to answer, once that is settled; `buffer` is None when it has none."""
+    """One push. `outcome` is what to answer, once that is settled; `memory` is None when it has none."""
 
     push_id: PushId
     step: int
-    buffer: tuple[SegmentWriter, Array] | None = None
+    metrics: Mapping[str, Metric]
+    memory: StagedGradients | None = None
     outcome: PushReply | PsError | None = None
     is_writing: bool = False
 
@@ -41,14 +43,18 @@ class _Seen:
 
 
 class GradientAccumulator:
-    """The contributions of one shard. `max_staged_per_worker` bounds those of one incarnation that are open or staged."""
+    """The contributions of one shard. `max_staged_per_worker` bounds those of one incarnation that are open or staged.
 
-    def __init__(self, pool: BufferPool, *, max_staged_per_worker: int) -> None:
+    `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too.
+    """
+
+    def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int) -> None:
         self.max_staged_per_worker = max_staged_per_worker
+        self.accepts_any_step = False
         self.num_pushes = 0
         self.num_stale = 0
         self.num_duplicates = 0
-        self._pool = pool
+        self._staging = staging
         self._open: set[Contribution] = set()
         self._staged: dict[PushId, Contribution] = {}
         self._seen: dict[int, _Seen] = {}
@@ -59,36 +65,38 @@ class GradientAccumulator:
         """Contributions that are whole and wait for their step to be applied."""
         return len(self._staged)
 
-    def open(self, push_id: PushId, *, step: int, current_step: int) -> Contribution:
+    def open(self, header: PushHeader, *, current_step: int) -> Contribution:
         """Takes up a push; with an `outcome` already if there is no use for its bytes.
 
-        Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, and then has changed nothing but what supersedes what.
+        Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, InvalidSpec, and then has changed nothing but what
+        supersedes what.
         """
-        contribution = Contribution(push_id, step)
+        push_id, step = header.push_id, header.step
+        contribution = Contribution(push_id, step, header.metrics)
         self._check_incarnation(push_id)
         result = self._repeated(push_id, step)
         if result is not None:
             contribution.outcome = PushReply(result=result, step=current_step)
             return contribution
-        if step > current_step:
+        if step > current_step and not self.accepts_any_step:
             raise StepAhead(
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
         self._note_incarnation(push_id)
-        if step < current_step:
+        if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
             return contribution
         self._displace(push_id)
         self._check_room(push_id)
-        self._lend(contribution)
+        self._lend(contribution, header)
         return contribution
 
-    def begin_write(self, contribution: Contribution) -> tuple[SegmentWriter, Array] | None:
-        """Returns the buffer, the caller's to write until `end_write`; None if no more bytes are wanted."""
-        if contribution.outcome is not None or contribution.buffer is None:
+    def begin_write(self, contribution: Contribution) -> StagedGradients | None:
+        """Returns the memory, the caller's to write until `end_write`; None if no more bytes are wanted."""
+        if contribution.outcome is not None or contribution.memory is None:
             return None
         contribution.is_writing = True
-        return contribution.buffer
+        return contribution.memory
 
     def end_write(self, contribution: Contribution) -> None:
         """Ends what `begin_write` began."""
@@ -108,17 +116,25 @@ class GradientAccumulator:
             raise contribution.outcome
         return contribution.outcome
 
+    def begin_arrival(self, contribution: Contribution, *, step: int) -> StagedGradients:
+        """Takes out a push whose bytes are all there, to be applied at once; from now on it counts as applied, as the update of `step`."""
+        assert contribution.memory is not None and contribution.outcome is None
+        self._open.discard(contribution)
+        self.num_pushes += 1
+        self._remember(contribution, PushResult.APPLIED)
+        contribution.outcome = PushReply(result=PushResult.APPLIED, step=step)
+        return contribution.memory
+
     def abandon(self, contribution: Contribution) -> None:
         """Ends a push without effect unless it is staged or settled; may be called at any time by its own thread."""
         if contribution.outcome is None:
             self._settle(contribution, Cancelled("the push was broken off; nothing was changed"))
 
-    def gradients(self, contributors: Sequence[PushId], *, step: int) -> list[Array]:
-        """Returns the staged memories of `contributors` in the order of their push ids; raises ContributionMissing naming the others."""
+    def contributions(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
+        """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others."""
         if not contributors or len(set(contributors)) < len(contributors):
             raise InvalidSpec(f"step {step}: {len(contributors)} contributors, want at least one, and each once")
-        found = {push_id: self._staged[push_id] for push_id in contributors if push_id in self._staged}
-        missing = [push_id for push_id in contributors if push_id not in found or found[push_id].step != step]
+        missing = [push_id for push_id in contributors if push_id not in self._staged]
         if missing:
             names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
             raise ContributionMissing(
@@ -126,15 +142,30 @@ class GradientAccumulator:
                 " (worker/incarnation/sequence); apply only what was staged on every shard",
                 facts={"worker": str(missing[0].worker)},
             )
-        return [buffer[1] for push_id in sorted(found) if (buffer := found[push_id].buffer) is not None]
+        return [self._staged[push_id] for push_id in sorted(contributors)]
+
+    def end(self, contributions: Iterable[Contribution]) -> None:
+        """Drops contributions that have been applied: their memory is free again."""
+        for contribution in contributions:
+            self._drop(contribution)
 
     def advance(self, current_step: int) -> None:
-        """Drops what belongs to steps before `current_step`, whole or under way: their buffers are free again."""
-        for contribution in [c for c in self._staged.values() if c.step < current_step]:
-            self._drop(contribution)
-        for contribution in [c for c in self._open if c.step < current_step]:
-            self._settle(contribution, self._stale(contribution, current_step))
-        self._pool.end_step()
+        """Begins a step: unless any step is accepted, what belongs to earlier ones is dropped, whole or under way."""
+        if not self.accepts_any_step:
+            for contribution in [c for c in self._staged.values() if c.step < current_step]:
+                self._drop(contribution)
+            for contribution in [c for c in self._open if c.step < current_step]:
+                self._settle(contribution, self._stale(contribution, current_step))
+        self._staging.end_step()
+
+    def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
+        """Drops contributions that nobody will apply, whole or under way; a sequence of 0 stands for all of that incarnation."""
+        for push_id in push_ids:
+            for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:
+                self._drop(contribution)
+            for contribution in [c for c in self._open if _is_named(c.push_id, push_id)]:
+                gone = Superseded(f"worker {push_id.worker}: the chief has given up incarnation {push_id.incarnation}; register again")
+                self._settle(contribution, self._stale(contribution, current_step) if push_id.sequence else gone)
 
     def clear(self, reason: PsError) -> None:
         """Drops everything, and forgets every push id: a new epoch begins. Streams under way end with `reason`."""
@@ -199,9 +230,9 @@ class GradientAccumulator:
                 facts={"worker": str(push_id.worker), "in_flight": str(in_flight), "limit": str(self.max_staged_per_worker)},
             )
 
-    def _lend(self, contribution: Contribution) -> None:
-        memory = self._pool.lend(purpose=f"a push of worker {contribution.push_id.worker}")
-        contribution.buffer = Segments([memory]).writer(), memory
+    def _lend(self, contribution: Contribution, header: PushHeader) -> None:
+        purpose = f"a push of worker {contribution.push_id.worker}"
+        contribution.memory = self._staging.lend(header.sparse, header.absent, purpose=purpose)
         self._open.add(contribution)
         self._num_held[contribution.push_id.worker, contribution.push_id.incarnation] += 1
 
@@ -233,6 +264,11 @@ class GradientAccumulator:
             self._give_back(contribution)
 
     def _give_back(self, contribution: Contribution) -> None:
-        if contribution.buffer is not None:
-            self._pool.take_back(contribution.buffer[1])
-            contribution.buffer = None
+        if contribution.memory is not None:
+            self._staging.take_back(contribution.memory)
+            contribution.memory = None
+
+
+def _is_named(push_id: PushId, pattern: PushId) -> bool:
+    is_incarnation = (push_id.worker, push_id.incarnation) == (pattern.worker, pattern.incarnation)
+    return is_incarnation and pattern.sequence in (0, push_id.sequence)

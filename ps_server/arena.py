@@ -1,19 +1,20 @@
-"""The memory of one shard: its variables twice, with the step that each copy belongs to, and its slots. Knows bytes and steps; no lock.
+"""The memory of one shard: its variables twice, with the step of each copy, its slots and averages. Knows bytes and steps; no lock.
 
 Step g+1 is written beside step g. A reader may copy a buffer while another thread writes it, without a lock: each buffer has a version
 that grows before the first byte of it is overwritten, so a reader that finds the version unchanged after copying has copied no mixture.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
 from ps_protocol.layout import ALIGNMENT, Layout
 from ps_protocol.tensors import Array
+from ps_server.averages import AverageKeeper, averaged_slices
 from ps_server.memory import MemoryBudget
-
-_WORD_BYTES = 4
+from ps_server.update_rule import UpdateRule
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,24 +29,39 @@ class VersionedBuffer:
 class ShardArena:
     """Two copies of a shard's variables, and its slots. The caller takes care that only one writer writes at a time."""
 
-    def __init__(self, layout: Layout, *, slots: Mapping[str, float], budget: MemoryBudget) -> None:
-        budget.check(arena_bytes(layout, num_slots=len(slots)), purpose="the model's part on this shard (variables twice, slots)")
+    def __init__(self, layout: Layout, *, rules: Sequence[UpdateRule], averages: AverageSpec | None = None, budget: MemoryBudget) -> None:
+        names = slot_names(layout, rules)
+        has_averages = averages is not None and bool(averaged_slices(layout, averages))
+        self._nbytes = arena_bytes(layout, num_slots=len(names) + has_averages)
+        budget.check(self._nbytes, purpose="the model's part on this shard (variables twice, slots)")
         self.layout = layout
+        self._rules = tuple(rules)
         self._budget = budget
         self._padding = padding_words(layout)
+        self._word = np.dtype(f"u{word_bytes(layout)}")
         self._buffers = [VersionedBuffer(memory=budget.allocate(layout.nbytes, purpose="a copy of the variables")) for _ in range(2)]
         self._current = 0
-        self.slots = {name: budget.allocate(layout.nbytes, purpose=f"slot {name!r}") for name in sorted(slots)}
-        self._slot_values = dict(slots)
-        # Grows before the slots are touched.
+        self.slots = {name: budget.allocate(layout.nbytes, purpose=f"slot {name!r}") for name in names}
+        self._averages = AverageKeeper(layout, averages, initial_step=0) if averages is not None and has_averages else None
+        self.average = budget.allocate(layout.nbytes, purpose="the moving averages") if has_averages else None
+        # Grows before the slots or the averages are touched.
         self.slots_version = 0
 
-    def fill_slots(self) -> None:
-        """Gives every slot the value that it starts with. Takes as long as a copy."""
-        for name, memory in self.slots.items():
-            for arena in self.layout.arenas:
+    def fill_slots(self, values: Array) -> None:
+        """Gives every slot the value that it starts with, and the averages theirs, from the variables' first `values`.
+
+        Takes as long as a copy. What belongs to no variable that has the slot stays zero.
+        """
+        for arena in self.layout.arenas:
+            for name, initial in self._rules[arena.rule].slots.items():
                 # The padding too: a zero there would make adagrad divide zero by zero.
-                self.layout.arena(memory, arena).fill(self._slot_values[name])
+                self.layout.arena(self.slots[name], arena).fill(initial)
+        if self._averages is not None and self.average is not None:
+            self._averages.start(self.average, values)
+
+    def readable_slot(self, name: str) -> Array | None:
+        """Returns the memory of a slot, or of the averages under their own name; None if there is none of that name."""
+        return self.average if name == AVERAGE_SLOT else self.slots.get(name)
 
     @property
     def current(self) -> VersionedBuffer:
@@ -78,21 +94,32 @@ class ShardArena:
     def clear_padding(self, memory: Array) -> None:
         """Zeroes the bytes between the slices, whatever a client sent there."""
         if self._padding.size:
-            memory.view(np.uint32)[self._padding] = 0
+            memory.view(self._word)[self._padding] = 0
 
     def release(self) -> None:
         """Takes the arena's bytes off the budget; the owner must not use it again."""
-        self._budget.release(arena_bytes(self.layout, num_slots=len(self.slots)))
+        self._budget.release(self._nbytes)
+
+
+def slot_names(layout: Layout, rules: Sequence[UpdateRule]) -> tuple[str, ...]:
+    """Returns the names of the slots that some dense variable has, sorted."""
+    return tuple(sorted({name for arena in layout.arenas for name in rules[arena.rule].slots}))
 
 
 def arena_bytes(layout: Layout, *, num_slots: int) -> int:
-    """Bytes that a ShardArena allocates."""
+    """Bytes that a ShardArena allocates; the averages count as one more slot."""
     return layout.nbytes * (2 + num_slots)
 
 
+def word_bytes(layout: Layout) -> int:
+    """Bytes of the largest word that every slice is a multiple of: 2 where there are half-precision variables, else 4."""
+    return min((4, *(piece.variable.data_type.itemsize for piece in layout.slices)))
+
+
 def padding_words(layout: Layout) -> Array:
-    """Returns the indices of the 4-byte words of a shard's memory that belong to no slice."""
+    """Returns the indices of the words (of `word_bytes`) of a shard's memory that belong to no slice."""
+    size = word_bytes(layout)
     ends = np.array([offset + piece.nbytes for offset, piece in zip(layout.offsets, layout.slices, strict=True)], np.int64)
-    counts = (-ends % ALIGNMENT) // _WORD_BYTES
-    firsts = np.repeat(ends // _WORD_BYTES - np.cumsum(counts) + counts, counts)
+    counts = (-ends % ALIGNMENT) // size
+    firsts = np.repeat(ends // size - np.cumsum(counts) + counts, counts)
     return firsts + np.arange(int(counts.sum()))

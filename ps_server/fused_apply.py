@@ -1,95 +1,136 @@
-"""Mean of the contributions and the optimizer, fused, one cache-sized block after another. Knows arrays; no variable, push id or lock.
+"""Mean of the contributions and the optimizer, fused, one cache-sized block after another. Knows arrays; no push id or lock.
 
-Every gradient byte is read from memory once: the block's sum, its mean and what the optimizer makes of it stay in the cache. Nothing here
-is done per variable, and the only allocations are of views. Each element is computed by itself, so the block size does not change a result.
+Every gradient byte is read from memory once: the block's sum, its mean and what the optimizer makes of it stay in the cache. Where all
+gradients are there, nothing is done per variable, and the only allocations are of views. Each element is computed by itself, so the block
+size does not change a result. Constraints and moving averages cost another pass over the variables that have them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ps_protocol.averages import AverageSpec
+from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.layout import Layout
-from ps_protocol.tensors import Array, DataType
-from ps_server.optimizers import Optimizer, Scalars, initial_powers, next_powers
+from ps_protocol.tensors import Array
+from ps_server.apply_plan import Planner, Run
+from ps_server.averages import AverageKeeper
+from ps_server.constraints import constrain
+from ps_server.means import mean_of
+from ps_server.square_sums import SquareSums
+from ps_server.step_memory import Blocks, BlockView, RunView, StepMemory, TypedBlocks
+from ps_server.update_rule import UpdateRule
+
+__all__ = ["BLOCK_BYTES", "FusedApply", "StepMemory"]
 
 # Measured for 64 MiB and 2 contributions, SGD to Adam: the same within 5 % from 256 KiB to 1 MiB; 1.1 times as long at 128 KiB, 1.3 at 64
 # and over 2 at 16 KiB, where the calls cost more than the work. The smallest of the good ones leaves most of a core's cache to others.
 BLOCK_BYTES = 256 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMemory:
-    """The memories that one step reads (`value`, `gradients`) and writes (`out`, `slots` in the order of their names)."""
-
-    value: Array
-    out: Array
-    slots: Sequence[Array]
-    gradients: Sequence[Array]
-
-
 class FusedApply:
-    """Applies steps to arenas of one layout. Owns the scratch blocks and the optimizer's powers. Not thread-safe."""
+    """Applies steps to arenas of one layout. Owns the scratch blocks; the rules are the caller's, who begins and advances them.
 
-    def __init__(self, layout: Layout, optimizer: Optimizer, *, block_bytes: int = BLOCK_BYTES) -> None:
+    Not thread-safe; `clone` gives one more for another thread. `rules` are those of `layout.rules`, in that order.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rules: Sequence[UpdateRule],
+        *,
+        clip: ClipSpec = NO_CLIP,
+        averages: AverageSpec | None = None,
+        initial_step: int = 0,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         self._layout = layout
-        self._optimizer = optimizer
+        self._rules = tuple(rules)
+        self._clip = clip
+        self._averages = averages
+        self._initial_step = initial_step
         self._block_bytes = block_bytes
-        self._mean, self._scratch = np.empty(block_bytes, np.uint8), np.empty(block_bytes, np.uint8)
-        self._is_finite = np.empty(block_bytes // min(data_type.itemsize for data_type in DataType), np.bool_)
-        self._powers = {data_type: initial_powers(optimizer, data_type.dtype) for data_type in DataType}
+        self._planner = Planner(layout)
+        self._blocks = Blocks(block_bytes)
+        self._keeper = AverageKeeper(layout, averages, initial_step=initial_step) if averages is not None else None
+        pieces = enumerate(layout.slices)
+        self._constrained = tuple((index, piece.variable.constraint) for index, piece in pieces if piece.variable.constraint is not None)
 
-    def run(self, memory: StepMemory, *, learning_rate: float) -> int:
-        """Makes the next step's values from the mean of the gradients, in their order; returns how many elements of it are not finite."""
+    def clone(self) -> "FusedApply":
+        """Returns one that works with the same rules, in scratch blocks of its own."""
+        return FusedApply(
+            self._layout,
+            self._rules,
+            clip=self._clip,
+            averages=self._averages,
+            initial_step=self._initial_step,
+            block_bytes=self._block_bytes,
+        )
+
+    def run(self, memory: StepMemory) -> int:
+        """Makes the next step's values from the mean of the gradients, in their order; returns how many elements of it are not finite.
+
+        The caller has begun the rules, and advances them afterwards. What no contribution has a gradient for keeps its values and slots.
+        """
         num_nonfinite = 0
         # Infinities and the like are the user's to see in the values and the count, not warnings in a server's log.
         with np.errstate(all="ignore"):
-            for arena in self._layout.arenas:
-                data_type = arena.data_type
-                constants = self._optimizer.constants(learning_rate, powers=self._powers[data_type], dtype=data_type.dtype)
-                view = StepMemory(
-                    value=self._layout.arena(memory.value, arena),
-                    out=self._layout.arena(memory.out, arena),
-                    slots=[self._layout.arena(slot, arena) for slot in memory.slots],
-                    gradients=[self._layout.arena(gradient, arena) for gradient in memory.gradients],
-                )
-                num_nonfinite += self._run_arena(view, data_type, constants)
+            for run in self._planner.runs(len(memory.gradients), absent=memory.absent, scales=memory.scales):
+                num_nonfinite += self._apply(run, memory)
+            self._constrain(memory)
+            if self._keeper is not None and memory.average is not None:
+                self._keeper.update(memory.average, memory.out, step=memory.step, scratch=self._blocks.pair)
         return num_nonfinite
 
-    def advance_powers(self) -> None:
-        """Ends a step: the optimizer's powers move on."""
-        self._powers = {data_type: next_powers(self._optimizer, powers) for data_type, powers in self._powers.items()}
+    def sums_of_squares(self, memory: StepMemory) -> list[float]:
+        """Returns the sum of squares of each slice's mean, as float64: after weights and clipping by value, before `scales`. No effect.
 
-    def _run_arena(self, view: StepMemory, data_type: DataType, constants: Scalars) -> int:
+        Of `memory` only the gradients, `absent` and `weights` are used. Slices without a gradient, and those of update rules, have 0.
+        """
+        sums = SquareSums(self._layout, max_block_size=self._blocks.max_size)
+        with np.errstate(all="ignore"):
+            for run in self._planner.runs(len(memory.gradients), absent=memory.absent):
+                rule = self._rules[run.arena.rule]
+                if not run.contributors or rule.spec.is_update_rule:
+                    continue
+                view, blocks = RunView(run, memory, slots=()), self._blocks.of(run.arena.data_type)
+                for part in blocks.parts(view.size):
+                    mean = self._mean(view, part, rule, blocks)
+                    sums.add(run, part.start, self._limit(mean, rule, blocks))
+        return sums.values
+
+    def _apply(self, run: Run, memory: StepMemory) -> int:
+        rule = self._rules[run.arena.rule]
+        view, blocks = RunView(run, memory, slots=tuple(rule.slots)), self._blocks.of(run.arena.data_type)
+        if not run.contributors:
+            view.keep()
+            return 0
         num_nonfinite = 0
-        mean, scratch = self._mean.view(data_type.dtype), self._scratch.view(data_type.dtype)
-        for start in range(0, view.value.size, mean.size):
-            block = slice(start, min(start + mean.size, view.value.size))
-            size = block.stop - start
-            gradient = _mean_of(view.gradients, block, out=mean[:size])
-            is_finite = np.isfinite(gradient, out=self._is_finite[:size])
-            num_nonfinite += size - int(np.count_nonzero(is_finite))
-            self._optimizer.apply_block(
-                view.value[block],
-                out=view.out[block],
-                slots=[slot[block] for slot in view.slots],
-                gradient=gradient,
-                scratch=scratch[:size],
-                constants=constants,
-            )
+        for part in blocks.parts(view.size):
+            mean = self._mean(view, part, rule, blocks)
+            is_finite = np.isfinite(mean, out=blocks.is_finite[: mean.size])
+            num_nonfinite += mean.size - int(np.count_nonzero(is_finite))
+            gradient = self._limit(mean, rule, blocks)
+            if run.scale != 1.0:
+                gradient = np.multiply(gradient, blocks.number(run.scale), out=blocks.mean[: mean.size])
+            block = BlockView(view, part, blocks)
+            rule.apply(block.value, out=block.out, slots=block.slots, gradient=gradient, scratch=block.scratch)
+            block.store()
         return num_nonfinite
 
+    def _mean(self, view: RunView, part: slice, rule: UpdateRule, blocks: TypedBlocks) -> Array:
+        size = part.stop - part.start
+        gradients = [gradient[part] for gradient in view.gradients]
+        weights = () if rule.spec.is_update_rule else view.weights
+        return mean_of(gradients, out=blocks.mean[:size], scratch=blocks.scratch[0][:size], weights=weights, sums=rule.sums)
 
-def _mean_of(gradients: Sequence[Array], block: slice, *, out: Array) -> Array:
-    if len(gradients) == 1:
-        return gradients[0][block]
-    count = out.dtype.type(len(gradients))
-    np.add(gradients[0][block], gradients[1][block], out=out)
-    for gradient in gradients[2:]:
-        np.add(out, gradient[block], out=out)
-    if len(gradients) & (len(gradients) - 1):
-        np.divide(out, count, out=out)
-    else:
-        # A power of two has an exact reciprocal: the same result at half the price.
-        np.multiply(out, 1 / count, out=out)
-    return out
+    def _limit(self, mean: Array, rule: UpdateRule, blocks: TypedBlocks) -> Array:
+        if not self._clip.value or rule.spec.is_update_rule:
+            return mean
+        limit = blocks.number(self._clip.value)
+        return np.clip(mean, -limit, limit, out=blocks.mean[: mean.size])
+
+    def _constrain(self, memory: StepMemory) -> None:
+        for index, constraint in self._constrained:
+            if not memory.absent or not all(index in absent for absent in memory.absent):
+                constrain(self._layout.view(memory.out, index), constraint)

@@ -6,8 +6,23 @@ Calls return when they are done, so `timeout_s` has nothing to bound and is igno
 import secrets
 from collections.abc import Sequence
 
+import numpy as np
+
 from ps_protocol.segments import Segments
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushHeader, PushReply, ShardSpec, ShardStatus
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    RowsRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatus,
+)
+from ps_protocol.tensors import Array
+from ps_server.accumulator_registry import AccumulatorRegistry
 from ps_server.store import ParameterStore
 from ps_server.transactions import Reading
 
@@ -16,10 +31,11 @@ _CHUNK_BYTES = 8 << 20
 
 
 class InProcessShard:
-    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit."""
+    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here."""
 
     def __init__(self, *, index: int, memory_limit_bytes: int | None = None) -> None:
         self._store = ParameterStore(index=index, process_incarnation=new_process_incarnation(), memory_limit_bytes=memory_limit_bytes)
+        self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._store.budget)
 
     def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
         """Puts the shard under a chief."""
@@ -38,19 +54,43 @@ class InProcessShard:
         return _copy(self._store.open_variables(epoch=epoch, step=step, layout_hash=layout_hash), into)
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution."""
+        """Stages one contribution, or applies it."""
         with self._store.open_push(header) as push:
             for offset, data in gradients.chunks(_CHUNK_BYTES):
                 if not push.write(offset, data):
                     break
             return push.finish()
 
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works."""
+        self._store.configure(settings)
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares of the step's means."""
+        return self._store.prepare_step(request)
+
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Averages the contributions and makes the next step."""
         return self._store.apply_step(request)
 
+    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Copies rows of one table, or of one of its slots, into the caller's memory; returns their step."""
+        writer, offset = into.writer(), 0
+        with self._store.open_rows(request) as reading:
+            num_rows = max(1, _CHUNK_BYTES // max(1, reading.row_bytes))
+            for start in range(0, len(indices), num_rows):
+                rows = reading.take(indices[start : start + num_rows]).reshape(-1).view(np.uint8)
+                writer.write(offset, rows.data)
+                offset += rows.nbytes
+        writer.finish()
+        return reading.step
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported."""
+        return self._store.read_metrics(epoch=epoch)
+
     def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizer's slots, sorted."""
+        """Returns the names of the optimizers' slots, sorted."""
         return self._store.list_slots(epoch=epoch)
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:

@@ -1,6 +1,7 @@
 """The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.layout import aligned_bytes
@@ -21,12 +22,13 @@ def format_bytes(nbytes: int) -> str:
 
 
 class MemoryBudget:
-    """Counts allocated bytes against a limit. Not thread-safe."""
+    """Counts allocated bytes against a limit. As thread-safe as `lock`, which is entered while it counts; None: for one thread."""
 
-    def __init__(self, limit_bytes: int | None, *, owner: str) -> None:
+    def __init__(self, limit_bytes: int | None, *, owner: str, lock: AbstractContextManager[object] | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.allocated_bytes = 0
         self._owner = owner
+        self._lock = lock or nullcontext()
 
     def check(self, nbytes: int, *, purpose: str) -> None:
         """Raises LimitExceeded unless `nbytes` more are free."""
@@ -39,21 +41,27 @@ class MemoryBudget:
             facts={"needed_bytes": str(nbytes), "free_bytes": str(free), "limit_bytes": str(self.limit_bytes)},
         )
 
+    def reserve(self, nbytes: int, *, purpose: str) -> None:
+        """Counts bytes that the caller will allocate by itself, until `release`; raises LimitExceeded if they do not fit."""
+        with self._lock:
+            self.check(nbytes, purpose=purpose)
+            self.allocated_bytes += nbytes
+
     def allocate(self, nbytes: int, *, purpose: str) -> Array:
         """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
-        self.check(nbytes, purpose=purpose)
+        self.reserve(nbytes, purpose=purpose)
         try:
-            buffer = aligned_bytes(nbytes)
+            return aligned_bytes(nbytes)
         except MemoryError:
+            self.release(nbytes)
             raise LimitExceeded(
                 f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, which this machine does not give; add parameter servers"
             ) from None
-        self.allocated_bytes += nbytes
-        return buffer
 
     def release(self, nbytes: int) -> None:
-        """Takes bytes off the count whose buffer has been let go."""
-        self.allocated_bytes -= nbytes
+        """Takes bytes off the count whose buffer has been let go; a negative number counts bytes that are held already."""
+        with self._lock:
+            self.allocated_bytes -= nbytes
 
 
 class BufferPool:

@@ -16,6 +16,9 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
 from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
+from ps_server.accumulator_registry import AccumulatorRegistry
+from ps_server.accumulator_service import SERVICE as ACCUMULATOR_SERVICE
+from ps_server.accumulator_service import AccumulatorService, accumulator_service_handler
 from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
 from ps_server.config import ParameterServerConfig, machine_memory_bytes
 from ps_server.idle_streams import IdleStreams
@@ -49,6 +52,7 @@ class ParameterServer:
             memory_limit_bytes=limit_bytes,
             on_shutdown=self._ending.put,
         )
+        self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._store.budget)
         self._idle_streams = IdleStreams()
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
@@ -71,14 +75,19 @@ class ParameterServer:
         service = ParameterService(
             self._store, idle_streams=self._idle_streams, on_chief_call=lambda: self._chief_silence.heard(time.monotonic())
         )
+        accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
         self._server.add_generic_rpc_handlers(
-            (parameter_service_handler(service), handshake_handler(identity, epoch=lambda: self._store.epoch))
+            (
+                parameter_service_handler(service),
+                accumulator_service_handler(accumulators),
+                handshake_handler(identity, epoch=lambda: self._store.epoch),
+            )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._address = self._listen(self._config.address)
         self._idle_streams.start()
         self._server.start()
-        for name in ("", SERVICE):
+        for name in ("", SERVICE, ACCUMULATOR_SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
@@ -104,6 +113,7 @@ class ParameterServer:
         """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server."""
         self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         self._store.begin_shutdown(reason)
+        self._accumulators.begin_shutdown(reason)
         self._server.stop(grace_s).wait()
         self._idle_streams.stop()
         self._executor.shutdown()

@@ -1,54 +1,70 @@
-"""One shard's part of a model: memory, contributions, optimizer and step; how a step is applied. Knows no lock, epoch, clock or wire."""
+"""One shard's part of a model: memory, contributions, rules and step; how a step is applied. Knows no lock, epoch, clock or wire."""
 
-from ps_protocol.errors import SlotNotFound, StepGone, StepMismatch, StepNotReady
-from ps_protocol.layout import VariableSlice
-from ps_protocol.shard import ApplyRequest, PushId, ShardSpec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ps_protocol.averages import AVERAGE_SLOT
+from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
+from ps_protocol.layout import aligned_bytes
+from ps_protocol.shard import ApplyRequest, PushHeader, PushId, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.tensors import Array
-from ps_server.accumulator import GradientAccumulator
+from ps_server.accumulator import Contribution, GradientAccumulator
 from ps_server.arena import ShardArena, VersionedBuffer
 from ps_server.fused_apply import FusedApply, StepMemory
 from ps_server.memory import BufferPool, MemoryBudget
-from ps_server.optimizers import make_optimizer
-from ps_server.schedules import learning_rate
+from ps_server.metrics import MetricCells
+from ps_server.shard_settings import RuleSettings
+from ps_server.staging import StagedGradients, StagingMemory
+from ps_server.table_group import SparseStep, TableGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
+
+    fused: FusedApply
+    dense: StepMemory
+    sparse: SparseStep
+    contributions: Sequence[Contribution]
+    is_on_arrival: bool = False
 
 
 class ShardModel:
-    """Holds what `spec` names. The caller serialises the calls, but for `run_apply`, which it may run beside all others."""
+    """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others."""
 
     def __init__(self, spec: ShardSpec, *, budget: MemoryBudget) -> None:
-        optimizer = make_optimizer(spec.optimizer)
         self.spec = spec
-        self.arena = ShardArena(spec.layout, slots=optimizer.slots, budget=budget)
+        self.settings = RuleSettings(spec)
+        rules = self.settings.rules
+        self.tables = TableGroup(spec.layout, rules, clip=spec.clip, budget=budget, step=spec.initial_step)
+        try:
+            self.arena = ShardArena(spec.layout, rules=rules, averages=spec.averages, budget=budget)
+        except PsError:
+            self.tables.release()
+            raise
         self.pool = BufferPool(spec.layout.nbytes, budget=budget)
-        self.accumulator = GradientAccumulator(self.pool, max_staged_per_worker=spec.max_staged_per_worker)
+        self.staging = StagingMemory(spec.layout, self.pool, budget=budget)
+        self.accumulator = GradientAccumulator(self.staging, max_staged_per_worker=spec.max_staged_per_worker)
+        self.metrics = MetricCells()
         self.step = spec.initial_step
         self.num_nonfinite = 0
-        self._fused = FusedApply(spec.layout, optimizer)
-        self._last_applied: tuple[PushId, ...] = ()
+        self.has_applied = False
+        self._fused = FusedApply(spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step)
+        # Of applies on arrival, each with scratch memory of its own.
+        self._idle_fused: list[FusedApply] = []
+        self._last_request: ApplyRequest | None = None
+        self._prepared: tuple[ApplyRequest, list[float]] | None = None
 
     @property
-    def has_applied(self) -> bool:
-        """Whether a step was applied since the initial values came."""
-        return bool(self._last_applied)
-
-    def difference(self, spec: ShardSpec) -> str:
-        """Says in words where `spec` differs from what stands; empty if it is the same again."""
-        mine, theirs = self.spec.layout, spec.layout
-        for old, new in () if mine.hash == theirs.hash else zip(mine.slices, theirs.slices, strict=False):
-            if old != new:
-                return f"{_described(old)} exists, asked for is {_described(new)}"
-        if len(mine.slices) != len(theirs.slices):
-            return f"{len(mine.slices)} slices exist, asked for are {len(theirs.slices)}"
-        if self.spec.optimizer != spec.optimizer:
-            return f"the optimizer is {self.spec.optimizer}, asked for is {spec.optimizer}"
-        if self.spec.initial_step != spec.initial_step:
-            return f"the variables began at step {self.spec.initial_step}, asked for is {spec.initial_step}"
-        return ""
+    def first_values(self) -> list[Array]:
+        """The memories that the first values are to be copied into, one after the other; readers know that they are gone."""
+        return [self.arena.begin_next().memory, *self.tables.first_values]
 
     def fill_initial(self, memory: Array) -> None:
-        """Completes what the initial values have been copied into. Takes as long as a copy; touches no bookkeeping."""
+        """Completes what the first values have been copied into; `memory` is that of the arena. Takes long; touches no bookkeeping."""
         self.arena.clear_padding(memory)
-        self.arena.fill_slots()
+        self.arena.fill_slots(memory)
+        self.tables.fill_initial(self.spec.initial_step)
 
     def publish_initial(self, spec: ShardSpec) -> None:
         """Makes the values in the arena's other copy the variables of the initial step."""
@@ -56,65 +72,221 @@ class ShardModel:
         self.accumulator.max_staged_per_worker = spec.max_staged_per_worker
         self.arena.publish_next(spec.initial_step)
 
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works, unless it has such or newer settings; no step may be under way. Raises InvalidSpec.
+
+        What is staged for steps gone by is dropped where they are not accepted any more; otherwise the chief may come back to it.
+        """
+        if not self.settings.is_news(settings):
+            return
+        was_on_arrival = self.settings.current.applies_on_arrival
+        self.settings.change(settings)
+        if was_on_arrival and not settings.applies_on_arrival:
+            self._rebase(settings.step)
+        elif settings.applies_on_arrival and not was_on_arrival:
+            # The copy that changes in place from now on is no more what its readers have begun to copy.
+            self.arena.current.version += 1
+            self._rebase(self.step)
+        self.accumulator.accepts_any_step = settings.accepts_stale or settings.applies_on_arrival
+        # Where steps are strict again, what belongs to earlier ones is not wanted any more.
+        self.accumulator.advance(self.step)
+
+    def open_push(self, header: PushHeader) -> Contribution:
+        """Takes up a contribution; see GradientAccumulator.open."""
+        if header.metrics:
+            self.metrics.admit(header.metrics)
+        return self.accumulator.open(header, current_step=self.step)
+
+    def complete(self, memory: StagedGradients) -> None:
+        """Puts a contribution that has all its bytes in order; raises IndexOutOfRange. Takes long; touches no bookkeeping."""
+        if memory.dense.size:
+            self.arena.clear_padding(memory.dense)
+        self.staging.put_in_order(memory)
+
     def buffer(self, step: int | None) -> VersionedBuffer:
         """Returns the copy that holds `step` (None: the latest); raises StepGone or StepNotReady."""
         found = self.arena.find(self.step if step is None else step)
         if found is not None:
             return found
-        facts = {"step": str(self.step)}
-        if step is not None and step > self.step:
-            raise StepNotReady(f"step {step} is not there yet, the shard is at step {self.step}; wait for its token", facts=facts)
-        raise StepGone(
-            f"step {step} is gone, the shard is at step {self.step} and keeps at most the one before; read a later one", facts=facts
-        )
+        raise self._other_step(step)
 
     def slot(self, name: str) -> Array:
-        """Returns a slot's memory; raises SlotNotFound."""
-        if name not in self.arena.slots:
-            known = ", ".join(self.arena.slots) or "none"
-            raise SlotNotFound(f"optimizer {self.spec.optimizer.name!r} has no slot {name!r}; it has {known}")
-        return self.arena.slots[name]
+        """Returns a slot's memory, for all dense variables; raises SlotNotFound."""
+        found = self.arena.readable_slot(name)
+        if found is not None:
+            return found
+        if name in self.slot_names:
+            return aligned_bytes(self.spec.layout.nbytes)
+        if name == AVERAGE_SLOT:
+            raise SlotNotFound(f"ps {self.spec.shard}: no variable here has a moving average; ask for one when the model is created")
+        names = " and ".join(sorted({repr(rule.spec.name) for rule in self.settings.rules})) or repr(self.spec.optimizer.name)
+        raise SlotNotFound(f"optimizer {names} has no slot {name!r}; it has {', '.join(self.slot_names) or 'none'}")
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the slots of all variables, sorted."""
+        return tuple(sorted(self.tables.slot_names.union(self.arena.slots)))
+
+    def step_of_rows(self, request: RowsRequest) -> int:
+        """Returns the step whose rows are asked for; raises InvalidSpec, SlotNotFound, StepGone or StepNotReady."""
+        self.tables.table(request.table)
+        if request.slot:
+            self.tables.slot(request.table, request.slot)
+        step = self.step if request.step is None else request.step
+        if step > self.step or (request.slot and step < self.step) or step < self.step - 1:
+            raise self._other_step(step)
+        return step
 
     def is_repeated(self, request: ApplyRequest) -> bool:
         """Whether this very request has been carried out; raises StepMismatch if it is for another step than the one to apply now."""
+        if self.settings.current.applies_on_arrival:
+            raise StepMismatch(f"step {request.step}: the shard applies on arrival; configure it first", facts={"step": str(self.step)})
         if request.step == self.step:
             return False
-        if request.step == self.step - 1 and request.contributors == self._last_applied:
+        last = self._last_request
+        if last is not None and request.step == self.step - 1 and (last.step, last.contributors) == (request.step, request.contributors):
             return True
         what = "was applied with other contributors" if request.step == self.step - 1 and self.has_applied else "is not the one to apply"
         raise StepMismatch(
             f"step {request.step} {what}: the shard is at step {self.step}; ask for its status", facts={"step": str(self.step)}
         )
 
-    def begin_apply(self, request: ApplyRequest) -> StepMemory:
+    def begin_prepare(self, request: ApplyRequest) -> StepWork:
+        """Returns what `run_prepare` reads. Touches nothing that readers see."""
+        return self._work(request, begin_out=lambda: self.arena.current)
+
+    def run_prepare(self, request: ApplyRequest, work: StepWork) -> list[float]:
+        """Returns the sums of squares of the step's means, slice by slice and table by table. Takes long."""
+        sums = [*self._fused.sums_of_squares(work.dense), *self.tables.sums_of_squares(work.sparse)]
+        self._prepared = request, sums
+        return sums
+
+    def prepared(self, request: ApplyRequest) -> list[float]:
+        """Returns what was prepared for a step that has been applied; raises StepMismatch if it was not prepared."""
+        if self._prepared is not None:
+            known, sums = self._prepared
+            if (known.step, known.contributors) == (request.step, request.contributors):
+                return sums
+        raise StepMismatch(f"step {request.step} was applied without being prepared; ask for the status", facts={"step": str(self.step)})
+
+    def begin_apply(self, request: ApplyRequest) -> StepWork:
         """Returns what `run_apply` reads and writes; readers of the copy that it overwrites, and of slots, know from now on."""
-        gradients = self.accumulator.gradients(request.contributors, step=request.step)
-        self.arena.begin_slots()
-        return StepMemory(
-            value=self.arena.current.memory, out=self.arena.begin_next().memory, slots=list(self.arena.slots.values()), gradients=gradients
+        return self._work(request, begin_out=self._begin_out)
+
+    def begin_arrival(self, contribution: Contribution) -> StepWork:
+        """Returns what `run_apply` reads and writes to apply one contribution, in place."""
+        # First of all, for want of memory may end this here, without effect.
+        fused = self._idle_fused.pop() if self._idle_fused else self._fused.clone()
+        memory = self.accumulator.begin_arrival(contribution, step=self.step)
+        self.settings.begin(self.step)
+        return StepWork(
+            fused=fused,
+            dense=self._dense([memory], out=self.arena.current.memory),
+            sparse=SparseStep(gradients=[memory.rows], weights=(1.0,), scales=()),
+            contributions=[contribution],
+            is_on_arrival=True,
         )
 
-    def run_apply(self, memory: StepMemory) -> int:
+    def run_apply(self, work: StepWork) -> int:
         """Makes the next step's variables; returns how many elements of the mean are not finite. Takes long; touches no bookkeeping."""
-        num_nonfinite = self._fused.run(memory, learning_rate=learning_rate(self.spec.optimizer.learning_rate, step=self.step))
-        self.arena.clear_padding(memory.out)
-        return num_nonfinite
+        num_nonfinite = work.fused.run(work.dense)
+        self.arena.clear_padding(work.dense.out)
+        return num_nonfinite + self.tables.apply(work.sparse, on_arrival=work.is_on_arrival)
 
-    def finish_apply(self, request: ApplyRequest, *, num_nonfinite: int) -> None:
+    def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int) -> None:
         """Makes the new variables the latest, and drops what was staged for the step."""
-        self._fused.advance_powers()
-        self._last_applied = request.contributors
-        self.num_nonfinite = num_nonfinite
-        self.step += 1
+        self._last_request = request
+        self._count(work, num_nonfinite)
         self.arena.publish_next(self.step)
+        self.tables.settle_journals()
+        self.accumulator.end(work.contributions)
+        self.accumulator.discard(request.discards, current_step=self.step)
         self.accumulator.advance(self.step)
+
+    def finish_arrival(self, work: StepWork, *, num_nonfinite: int) -> None:
+        """Counts a contribution that has been applied on arrival."""
+        self._count(work, num_nonfinite)
+        self.arena.current.step = self.step
+        self.accumulator.end(work.contributions)
+        self.accumulator.advance(self.step)
+        self._idle_fused.append(work.fused)
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self.pool.release_all()
         self.arena.release()
+        self.tables.release()
+
+    def _count(self, work: StepWork, num_nonfinite: int) -> None:
+        self.settings.advance()
+        self.has_applied = True
+        self.num_nonfinite = num_nonfinite
+        self.step += 1
+        for contribution in work.contributions:
+            self.metrics.count(contribution.push_id.worker, contribution.metrics)
+
+    def _rebase(self, step: int) -> None:
+        self.step = step
+        self.arena.current.step = step
+        self.arena.begin_next()
+        self.arena.begin_slots()
+        self.tables.rebase(step)
+        self._last_request = self._prepared = None
+
+    def _begin_out(self) -> VersionedBuffer:
+        self.arena.begin_slots()
+        return self.arena.begin_next()
+
+    def _work(self, request: ApplyRequest, *, begin_out: Callable[[], VersionedBuffer]) -> StepWork:
+        """The work of a step; `begin_out` is called when nothing can fail any more."""
+        num_slices, num_tables = len(self.spec.layout.slices), len(self.spec.layout.tables)
+        weights, scales = _factors(request, num_scales=num_slices + num_tables)
+        contributions = self.accumulator.contributions(request.contributors, step=request.step)
+        memories = [contribution.memory for contribution in contributions if contribution.memory is not None]
+        self.settings.begin(request.step)
+        return StepWork(
+            fused=self._fused,
+            dense=self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
+            sparse=SparseStep(
+                gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales[num_slices:]
+            ),
+            contributions=contributions,
+        )
+
+    def _dense(
+        self, memories: Sequence[StagedGradients], *, out: Array, weights: Sequence[float] = (), scales: Sequence[float] = ()
+    ) -> StepMemory:
+        return StepMemory(
+            value=self.arena.current.memory,
+            out=out,
+            slots=self.arena.slots,
+            average=self.arena.average,
+            gradients=[memory.dense for memory in memories],
+            absent=[memory.absent for memory in memories],
+            weights=weights,
+            scales=scales,
+            step=self.step,
+        )
+
+    def _other_step(self, step: int | None) -> PsError:
+        facts = {"step": str(self.step)}
+        if step is not None and step > self.step:
+            return StepNotReady(f"step {step} is not there yet, the shard is at step {self.step}; wait for its token", facts=facts)
+        return StepGone(
+            f"step {step} is gone, the shard is at step {self.step} and keeps at most the one before; read a later one", facts=facts
+        )
 
 
-def _described(piece: VariableSlice) -> str:
-    rows = "" if piece.is_whole else f" rows {piece.start} to {piece.stop}"
-    return f"variable {piece.variable.name!r} with shape {piece.variable.shape} {piece.variable.data_type.value}{rows}"
+def _factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The weights, in the order of the push ids, and the scales; both checked."""
+    weights, scales = request.weights, request.scales
+    if weights and len(weights) != len(request.contributors):
+        raise InvalidSpec(
+            f"step {request.step}: {len(weights)} weights of {len(request.contributors)} contributors; give one for each, or none"
+        )
+    if scales and len(scales) != num_scales:
+        raise InvalidSpec(f"step {request.step}: {len(scales)} scales of {num_scales} slices and tables; give one for each, or none")
+    if weights and all(weight == 1 for weight in weights):
+        weights = ()
+    by_id: Sequence[tuple[PushId, float]] = sorted(zip(request.contributors, weights, strict=False))
+    return tuple(weight for _, weight in by_id), () if all(scale == 1 for scale in scales) else scales

@@ -1,33 +1,37 @@
-"""The shard as many threads see it: owner of the only lock, of epoch and incarnations, and of the model. Knows no wire.
+"""The shard as many threads see it: owner of the only lock, and of the model. Knows no wire.
 
 What takes long (copies of tensors, the apply) runs outside the lock; methods that need it held end in `_locked`.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ps_protocol.errors import (
-    Cancelled,
     EpochMismatch,
-    InternalError,
-    InvalidSpec,
     LayoutMismatch,
     NotInitialized,
-    PsError,
-    ShuttingDown,
-    Superseded,
-    Unavailable,
-    VariableExists,
-    WrongRole,
 )
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, PushHeader, ShardSpec, ShardStatus
-from ps_server.memory import MemoryBudget, format_bytes
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    RowsRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatus,
+)
+from ps_server.accumulator import Contribution
+from ps_server.creations import Creations
+from ps_server.fences import Fences
+from ps_server.memory import MemoryBudget
 from ps_server.shard_model import ShardModel
-from ps_server.transactions import Creation, Push, Reading
-
-# How long a call waits for an apply under way before it asks its caller to repeat it.
-APPLY_WAIT_S = 20.0
+from ps_server.shard_status import shard_status
+from ps_server.transactions import Creation, Push, Reading, RowReading
+from ps_server.turns import Turns
 
 
 class ParameterStore:
@@ -49,138 +53,167 @@ class ParameterStore:
         self._name = f"ps {index}"
         self._on_shutdown = on_shutdown
         self._lock = threading.Condition()
-        self._budget = MemoryBudget(memory_limit_bytes, owner=self._name)
-        self._epoch = 0
-        self._chief_incarnation = 0
-        self._model: ShardModel | None = None
-        self._creation: Creation | None = None
-        self._is_applying = False
+        self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock())
+        self._fences = Fences(self._name)
+        self._turns = Turns(self._lock, name=self._name)
+        self._creations = Creations(self._lock, index=index, name=self._name, budget=self.budget)
         self._last_apply_s = 0.0
-        self._damage = ""
-        self._shutdown_reason: str | None = None
 
     @property
     def epoch(self) -> int:
         """Epoch of the cluster; 0 before a chief has adopted the shard."""
-        return self._epoch
+        return self._fences.epoch
 
     def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
-        """Puts the shard under a chief; a later epoch drops whatever is staged or under way."""
-        if epoch < 1 or chief_incarnation < 1:
-            raise InvalidSpec(f"{self._name}: epoch {epoch} and chief incarnation {chief_incarnation}: want both >= 1")
+        """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings."""
         with self._lock:
-            self._check_running_locked()
-            self._wait_for_apply_locked()
-            self._check_chief_locked(chief_incarnation)
-            if epoch < self._epoch:
-                raise Superseded(
-                    f"{self._name}: cluster epoch is {self._epoch}, you have {epoch}; a later chief has rolled the cluster back"
+            self._fences.check_running()
+        with self._turns.alone(), self._lock:
+            self._fences.check_running()
+            is_new_epoch = self._fences.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+            if is_new_epoch:
+                self._creations.drop_locked(
+                    EpochMismatch(f"{self._name}: cluster epoch rose to {epoch}; reconnect", facts={"epoch": str(epoch)})
                 )
-            if epoch > self._epoch:
-                self._drop_contributions_locked(epoch)
-            self._epoch, self._chief_incarnation = epoch, chief_incarnation
-            model = self._model
+            model = self._creations.model
+            if is_new_epoch and model is not None:
+                model.configure(ShardSettings(epoch=epoch, chief_incarnation=0, version=0, step=model.step))
             return Adoption(step=model.step if model else None, layout_hash=model.spec.layout.hash if model else "")
 
     def open_creation(self, spec: ShardSpec) -> Creation:
         """Begins to create all variables of the shard. The attempt that came last displaces one under way."""
         with self._lock:
-            self._wait_for_apply_locked()
-            # Displacing may have to wait, and then everything may have changed.
-            while True:
-                self._check_caller_locked(spec.epoch)
-                if self._is_created_locked(spec):
-                    return Creation(self._lock, spec, None, end=self._end_creation)
-                if self._creation is None:
-                    break
-                self._displace_creation_locked(self._creation, spec)
-            model = self._model or ShardModel(spec, budget=self._budget)
-            self._creation = Creation(self._lock, spec, model, end=self._end_creation)
-            return self._creation
+            self._turns.wait_locked()
+            return self._creations.open_locked(spec, check=lambda: self._fences.check_caller(spec.epoch))
 
     def open_push(self, header: PushHeader) -> Push:
         """Begins to stage a contribution; the push is settled at once if its bytes are not wanted."""
         with self._lock:
             model = self._model_locked(header.epoch, header.layout_hash)
-            contribution = model.accumulator.open(header.push_id, step=header.step, current_step=model.step)
-            return Push(self._lock, model, contribution)
+            return Push(self._lock, model, model.open_push(header), end=self._end_push)
 
     def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
         """Begins to read the variables of `step` (None: the latest)."""
         with self._lock:
-            buffer = self._model_locked(epoch, layout_hash).buffer(step)
-            version, found = buffer.version, buffer.step
+            model = self._model_locked(epoch, layout_hash)
+            buffer = model.buffer(step)
+            version, found, is_torn_allowed = buffer.version, buffer.step, model.settings.current.applies_on_arrival
             assert found is not None
-            return Reading(buffer.memory, step=found, is_intact=lambda: buffer.version == version, name="the copy of the variables")
+            return Reading(
+                buffer.memory,
+                step=found,
+                is_intact=lambda: is_torn_allowed or buffer.version == version,
+                hold=self._turns.reading,
+                name="the copy of the variables",
+            )
+
+    def open_rows(self, request: RowsRequest) -> RowReading:
+        """Begins to read rows of a table (without waiting), or of a slot of it, when no step is being applied."""
+        with self._lock:
+            model = self._model_locked(request.epoch, request.layout_hash)
+            if request.slot:
+                model.step_of_rows(request)
+                self._turns.wait_locked()
+                model = self._model_locked(request.epoch, request.layout_hash)
+            step, arena, version = model.step_of_rows(request), model.arena, model.arena.slots_version
+            is_torn_allowed = model.settings.current.applies_on_arrival
+            return RowReading(
+                model.tables.table(request.table),
+                slot=model.tables.slot(request.table, request.slot) if request.slot else None,
+                step=step,
+                is_torn_allowed=is_torn_allowed,
+                is_intact=lambda: is_torn_allowed or arena.slots_version == version,
+                hold=self._turns.reading(step),
+            )
 
     def open_slot(self, name: str, *, epoch: int, layout_hash: str) -> Reading:
-        """Begins to read one slot, when no step is being applied."""
+        """Begins to read one slot of the dense variables, when no step is being applied."""
         with self._lock:
             self._model_locked(epoch, layout_hash).slot(name)
-            self._wait_for_apply_locked()
+            self._turns.wait_locked()
             model = self._model_locked(epoch, layout_hash)
-            arena, version = model.arena, model.arena.slots_version
-            return Reading(model.slot(name), step=model.step, is_intact=lambda: arena.slots_version == version, name=f"slot {name!r}")
+            arena, version, is_torn_allowed = model.arena, model.arena.slots_version, model.settings.current.applies_on_arrival
+            return Reading(
+                model.slot(name),
+                step=model.step,
+                is_intact=lambda: is_torn_allowed or arena.slots_version == version,
+                hold=self._turns.reading,
+                name=f"slot {name!r}",
+            )
+
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works, unless it has such or newer settings; waits for steps and arrivals under way."""
+        with self._lock:
+            self._fences.check_chief_call(settings.epoch, settings.chief_incarnation)
+        with self._turns.alone(), self._lock:
+            self._fences.check_chief_call(settings.epoch, settings.chief_incarnation)
+            self._model_locked(settings.epoch).configure(settings)
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares of the step's means. No effect."""
+        with self._lock:
+            self._fences.check_chief_call(request.epoch, request.chief_incarnation)
+        with self._turns.alone():
+            with self._lock:
+                self._fences.check_chief_call(request.epoch, request.chief_incarnation)
+                model = self._model_locked(request.epoch)
+                if model.is_repeated(request):
+                    return model.prepared(request)
+                work = model.begin_prepare(request)
+            return model.run_prepare(request, work)
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Applies a step. A repetition, also one that comes while the first is at work, is answered when that is done."""
         with self._lock:
-            self._begin_chief_call_locked(request)
-            self._wait_for_apply_locked()
-            self._begin_chief_call_locked(request)
-            model = self._model_locked(request.epoch)
-            if model.is_repeated(request):
-                return ApplyReply(step=model.step, repeated_request=True)
-            memory = model.begin_apply(request)
-            self._is_applying = True
-        started, num_nonfinite = time.perf_counter(), None
-        try:
-            num_nonfinite = model.run_apply(memory)
-        finally:
+            self._fences.check_chief_call(request.epoch, request.chief_incarnation)
+        with self._turns.alone():
             with self._lock:
-                self._is_applying = False
-                self._lock.notify_all()
-                if num_nonfinite is None:
-                    self._damage = (
-                        f"{self._name}: applying step {request.step} failed half-way; its slots are lost, restart from a checkpoint"
-                    )
-                else:
-                    model.finish_apply(request, num_nonfinite=num_nonfinite)
-                    self._last_apply_s = time.perf_counter() - started
+                self._fences.check_chief_call(request.epoch, request.chief_incarnation)
+                model = self._model_locked(request.epoch)
+                if model.is_repeated(request):
+                    return ApplyReply(step=model.step, repeated_request=True)
+                if model.settings.current.accepts_stale:
+                    # Steps come as fast as they can, and each overwrites the copy before the last: a slow reader would never come through.
+                    self._turns.wait_for_readers_locked(before=model.step)
+                work = model.begin_apply(request)
+            started, num_nonfinite = time.perf_counter(), None
+            try:
+                num_nonfinite = model.run_apply(work)
+            finally:
+                with self._lock:
+                    if num_nonfinite is None:
+                        self._fences.note_damage(request.step)
+                    else:
+                        model.finish_apply(request, work, num_nonfinite=num_nonfinite)
+                        self._last_apply_s = time.perf_counter() - started
         return ApplyReply(step=request.step + 1, repeated_request=False)
 
-    def list_slots(self, *, epoch: int) -> tuple[str, ...]:
-        """Returns the names of the optimizer's slots, sorted."""
+    def read_metrics(self, *, epoch: int) -> tuple[MetricCell, ...]:
+        """Returns what workers have reported, by name and worker."""
         with self._lock:
-            return tuple(self._model_locked(epoch).arena.slots)
+            return tuple(self._model_locked(epoch).metrics.cells())
+
+    def list_slots(self, *, epoch: int) -> tuple[str, ...]:
+        """Returns the names of the optimizers' slots, sorted."""
+        with self._lock:
+            return self._model_locked(epoch).slot_names
 
     def status(self) -> ShardStatus:
         """Reports step, memory and counters; also while the shard shuts down."""
         with self._lock:
-            model = self._model
-            accumulator = model.accumulator if model else None
-            return ShardStatus(
+            return shard_status(
+                self._creations.model,
+                self._fences,
                 shard=self.index,
                 process_incarnation=self.process_incarnation,
-                epoch=self._epoch,
-                chief_incarnation=self._chief_incarnation,
-                step=model.step if model else None,
-                num_slices=len(model.spec.layout.slices) if model else 0,
-                arena_bytes=model.spec.layout.nbytes if model else 0,
-                allocated_bytes=self._budget.allocated_bytes,
-                num_staged=accumulator.num_staged if accumulator else 0,
-                num_pushes=accumulator.num_pushes if accumulator else 0,
-                num_stale=accumulator.num_stale if accumulator else 0,
-                num_duplicates=accumulator.num_duplicates if accumulator else 0,
-                num_nonfinite=model.num_nonfinite if model else 0,
+                allocated_bytes=self.budget.allocated_bytes,
                 last_apply_s=self._last_apply_s,
             )
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
         """Refuses all calls from now on, and asks whoever runs the process to end it. Idempotent."""
         with self._lock:
-            if epoch != self._epoch:
-                raise self._other_epoch_locked(epoch)
+            self._fences.check_epoch(epoch)
         self.begin_shutdown(reason)
         if self._on_shutdown is not None:
             self._on_shutdown(reason)
@@ -188,103 +221,38 @@ class ParameterStore:
     def begin_shutdown(self, reason: str) -> None:
         """Refuses all calls but status and shutdown from now on. Idempotent: the first reason stays."""
         with self._lock:
-            self._shutdown_reason = self._shutdown_reason or reason or "asked to"
+            self._fences.refuse_from_now_on(reason)
 
-    def _check_running_locked(self) -> None:
-        if self._shutdown_reason is not None:
-            raise ShuttingDown(f"{self._name} is shutting down: {self._shutdown_reason}")
-        if self._damage:
-            raise InternalError(self._damage)
-
-    def _check_caller_locked(self, epoch: int) -> None:
-        self._check_running_locked()
-        if epoch != self._epoch or not self._epoch:
-            raise self._other_epoch_locked(epoch)
-
-    def _other_epoch_locked(self, epoch: int) -> EpochMismatch:
-        stands = f"cluster epoch is {self._epoch}" if self._epoch else "no chief has adopted it since it started"
-        return EpochMismatch(f"{self._name}: {stands}, you have epoch {epoch}; reconnect", facts={"epoch": str(self._epoch)})
-
-    def _check_chief_locked(self, chief_incarnation: int) -> None:
-        if chief_incarnation < self._chief_incarnation:
-            raise Superseded(
-                f"{self._name}: chief incarnation {self._chief_incarnation} has adopted it, you are {chief_incarnation}; end this chief",
-                facts={"chief_incarnation": str(self._chief_incarnation)},
-            )
-
-    def _begin_chief_call_locked(self, request: ApplyRequest) -> None:
-        self._check_caller_locked(request.epoch)
-        self._check_chief_locked(request.chief_incarnation)
-        self._chief_incarnation = request.chief_incarnation
+    def _end_push(self, model: ShardModel, contribution: Contribution) -> PushReply:
+        """Stages a contribution that has all its bytes, or applies it at once, beside others."""
+        with self._lock:
+            if model.settings.current.applies_on_arrival:
+                self._turns.wait_locked()
+            if contribution.outcome is not None or not model.settings.current.applies_on_arrival:
+                return model.accumulator.stage(contribution, current_step=model.step)
+            work = model.begin_arrival(contribution)
+            self._turns.share_locked()
+        num_nonfinite = None
+        try:
+            num_nonfinite = model.run_apply(work)
+        finally:
+            with self._lock:
+                self._turns.end_shared_locked()
+                if num_nonfinite is None:
+                    self._fences.note_damage(work.dense.step)
+                else:
+                    model.finish_arrival(work, num_nonfinite=num_nonfinite)
+        with self._lock:
+            return model.accumulator.stage(contribution, current_step=model.step)
 
     def _model_locked(self, epoch: int, layout_hash: str | None = None) -> ShardModel:
-        self._check_caller_locked(epoch)
-        if self._model is None:
-            raise NotInitialized(f"{self._name}: the variables have no values yet; {self._awaited_locked()}")
-        if layout_hash not in (None, self._model.spec.layout.hash):
+        self._fences.check_caller(epoch)
+        model = self._creations.model
+        if model is None:
+            raise NotInitialized(f"{self._name}: the variables have no values yet; {self._creations.awaited_locked()}")
+        if layout_hash not in (None, model.spec.layout.hash):
             raise LayoutMismatch(
-                f"{self._name}: its layout is {self._model.spec.layout.hash!r}, you have {layout_hash!r}; ask the chief for the model",
-                facts={"layout_hash": self._model.spec.layout.hash},
+                f"{self._name}: its layout is {model.spec.layout.hash!r}, you have {layout_hash!r}; ask the chief for the model",
+                facts={"layout_hash": model.spec.layout.hash},
             )
-        return self._model
-
-    def _awaited_locked(self) -> str:
-        if self._creation is None:
-            return "waiting for a worker to initialise the model"
-        received, wanted = self._creation.progress
-        spec = self._creation.spec
-        share = f"{format_bytes(received)} of {format_bytes(wanted)} for {len(spec.layout.slices)} variables"
-        return f"{share} received in attempt {spec.attempt}; waiting for the rest"
-
-    def _wait_for_apply_locked(self) -> None:
-        if not self._lock.wait_for(lambda: not self._is_applying, APPLY_WAIT_S):
-            raise Unavailable(f"{self._name}: a step has been under way for {APPLY_WAIT_S:g} s; repeat the call")
-
-    def _drop_contributions_locked(self, epoch: int) -> None:
-        reason = EpochMismatch(f"{self._name}: cluster epoch rose to {epoch}; reconnect", facts={"epoch": str(epoch)})
-        if self._model is not None:
-            self._model.accumulator.clear(reason)
-        while self._creation is not None:
-            self._break_off_locked(self._creation, reason)
-
-    def _is_created_locked(self, spec: ShardSpec) -> bool:
-        if spec.shard != self.index:
-            raise WrongRole(
-                f"this is {self._name}, not ps {spec.shard}; check the addresses and their order", facts={"index": str(self.index)}
-            )
-        if self._model is None:
-            return False
-        difference = self._model.difference(spec)
-        if difference:
-            raise VariableExists(f"{self._name}: {difference}; use another cluster for another model")
-        return spec.attempt <= self._model.spec.attempt or self._model.has_applied
-
-    def _displace_creation_locked(self, creation: Creation, spec: ShardSpec) -> None:
-        newest = max(spec.attempt, creation.spec.attempt)
-        reason = Cancelled(
-            f"{self._name}: initialisation attempt {spec.attempt} was broken off, attempt {newest} has begun on another stream"
-        )
-        if spec.attempt < newest:
-            raise reason
-        self._break_off_locked(creation, reason)
-
-    def _break_off_locked(self, creation: Creation, reason: PsError) -> None:
-        creation.failure = reason
-        # Its buffer may be written anew by another; a copy into it that is at work, which takes a moment, must end first.
-        self._lock.wait_for(lambda: not creation.is_writing)
-        self._forget_creation_locked(creation)
-        creation.let_go()
-
-    def _end_creation(self, creation: Creation, is_whole: bool) -> None:
-        with self._lock:
-            if creation.failure is None and is_whole and creation.model is not None:
-                creation.model.publish_initial(creation.spec)
-                self._model, self._creation = creation.model, None
-            else:
-                self._forget_creation_locked(creation)
-
-    def _forget_creation_locked(self, creation: Creation) -> None:
-        if self._creation is creation:
-            self._creation = None
-            if creation.model is not None and creation.model is not self._model:
-                creation.model.release()
+        return model

@@ -1,25 +1,37 @@
 """What is under way between the store and one caller: push, creation, reading. Copies bytes outside the store's lock; knows no wire."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from threading import Condition
 from types import TracebackType
 
+import numpy as np
+
 from ps_protocol.errors import PsError, StepGone
-from ps_protocol.segments import Segments, SegmentWriter
+from ps_protocol.segments import Segments
 from ps_protocol.shard import PushReply, ShardSpec
 from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution
+from ps_server.row_gradient import check_indices
 from ps_server.shard_model import ShardModel
+from ps_server.staging import StagedGradients
+from ps_server.table import Table
 
 
 class Push:
-    """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread."""
+    """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread.
 
-    def __init__(self, lock: Condition, model: ShardModel, contribution: Contribution) -> None:
+    `end` is called once all bytes are there, or no more are wanted, and says what became of it.
+    """
+
+    def __init__(
+        self, lock: Condition, model: ShardModel, contribution: Contribution, *, end: Callable[[ShardModel, Contribution], PushReply]
+    ) -> None:
         self._lock = lock
         self._model = model
         self._accumulator = model.accumulator
         self._contribution = contribution
+        self._end = end
 
     def __enter__(self) -> "Push":
         return self
@@ -37,25 +49,27 @@ class Push:
 
     def write(self, offset: int, data: bytes | memoryview) -> bool:
         """Takes the next bytes; False if they are not wanted any more, since the outcome is known."""
-        return self._with_buffer(lambda writer, memory: writer.write(offset, data))
+        return self._with_memory(lambda memory: memory.writer.write(offset, data))
 
     def finish(self) -> PushReply:
-        """Stages the contribution, if all of it has come (else TruncatedStream), or tells what else became of it."""
-        self._with_buffer(self._complete)
-        with self._lock:
-            return self._accumulator.stage(self._contribution, current_step=self._model.step)
+        """Stages or applies the contribution, if all of it has come (else TruncatedStream), or tells what else became of it.
 
-    def _complete(self, writer: SegmentWriter, memory: Array) -> None:
-        writer.finish()
-        self._model.arena.clear_padding(memory)
+        Raises IndexOutOfRange if a table has no such row; that, too, has no effect.
+        """
+        self._with_memory(self._complete)
+        return self._end(self._model, self._contribution)
 
-    def _with_buffer(self, act: Callable[[SegmentWriter, Array], None]) -> bool:
+    def _complete(self, memory: StagedGradients) -> None:
+        memory.writer.finish()
+        self._model.complete(memory)
+
+    def _with_memory(self, act: Callable[[StagedGradients], None]) -> bool:
         with self._lock:
-            buffer = self._accumulator.begin_write(self._contribution)
-        if buffer is None:
+            memory = self._accumulator.begin_write(self._contribution)
+        if memory is None:
             return False
         try:
-            act(*buffer)
+            act(memory)
         finally:
             with self._lock:
                 self._accumulator.end_write(self._contribution)
@@ -76,8 +90,9 @@ class Creation:
         self._lock = lock
         self._end = end
         self._is_ended = model is None
-        self._memory: Array | None = None if model is None else model.arena.begin_next().memory
-        self._writer = None if self._memory is None else Segments([self._memory]).writer()
+        # The first is the arena's.
+        self._memories: list[Array] = [] if model is None else model.first_values
+        self._writer = Segments(self._memories).writer() if self._memories else None
 
     def __enter__(self) -> "Creation":
         return self
@@ -91,12 +106,12 @@ class Creation:
 
     def let_go(self) -> None:
         """Drops its memory, after a failure, while its caller may still wait for a message."""
-        self.model = self._memory = self._writer = None
+        self.model, self._memories, self._writer = None, [], None
 
     @property
     def progress(self) -> tuple[int, int]:
         """Bytes received and wanted."""
-        return (self._writer.num_written if self._writer else 0, self.spec.layout.nbytes)
+        return (self._writer.num_written if self._writer else 0, self.spec.content_bytes)
 
     @property
     def is_settled(self) -> bool:
@@ -116,11 +131,11 @@ class Creation:
 
     def finish(self) -> bool:
         """Makes the values the shard's variables, if all have come (else TruncatedStream); False if variables stood already."""
-        model, writer, memory = self.model, self._writer, self._memory
-        if model is not None and writer is not None and memory is not None and self._begin_write():
+        model, writer, memories = self.model, self._writer, self._memories
+        if model is not None and writer is not None and self._begin_write():
             try:
                 writer.finish()
-                model.fill_initial(memory)
+                model.fill_initial(memories[0])
             finally:
                 self._end_write()
             self._is_ended = True
@@ -141,19 +156,71 @@ class Creation:
 
 
 class Reading:
-    """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to."""
+    """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to; `hold` is entered while it is copied."""
 
-    def __init__(self, memory: Array, *, step: int, is_intact: Callable[[], bool], name: str) -> None:
+    def __init__(
+        self, memory: Array, *, step: int, is_intact: Callable[[], bool], hold: Callable[[int], AbstractContextManager[None]], name: str
+    ) -> None:
         self.step = step
         self._memory = memory
         self._is_intact = is_intact
+        self._hold = hold
         self._name = name
 
     def chunks(self, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yields (offset, bytes) in order, without copying. Copy, then call `check`, then use the copy."""
-        return Segments([self._memory]).chunks(max_bytes)
+        with self._hold(self.step):
+            yield from Segments([self._memory]).chunks(max_bytes)
 
     def check(self) -> None:
         """Raises StepGone unless everything copied before this call belongs to one step."""
         if not self._is_intact():
             raise StepGone(f"{self._name} of step {self.step} was overwritten while it was read; read a later step")
+
+
+class RowReading:
+    """Rows of one table, or of a slot of it (`slot`), to be copied inside the `with` block. `step` is the step that they belong to.
+
+    `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: whatever the rows are now, is wanted.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        slot: Array | None,
+        step: int,
+        is_torn_allowed: bool,
+        is_intact: Callable[[], bool],
+        hold: AbstractContextManager[None],
+    ) -> None:
+        self.step = step
+        self.row_bytes = table.row_bytes
+        self._table = table
+        self._slot = slot
+        self._is_torn_allowed = is_torn_allowed
+        self._is_intact = is_intact
+        self._hold = hold
+
+    def __enter__(self) -> "RowReading":
+        self._hold.__enter__()
+        return self
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hold.__exit__(exception_type, exception, traceback)
+
+    def take(self, indices: Array) -> Array:
+        """Returns rows by their indices (int64, counted from the slice's first row), one after the other, in memory of their own.
+
+        Raises IndexOutOfRange, or StepGone if rows of this step cannot be had any more.
+        """
+        piece = self._table.piece
+        check_indices(indices, num_rows=self._table.num_rows, name=piece.variable.name, first_row=piece.start)
+        if self._slot is None:
+            return self._table.take(indices, step=None if self._is_torn_allowed else self.step)
+        rows: Array = np.take(self._slot, indices, axis=0, mode="clip")
+        if not self._is_intact():
+            raise StepGone(f"a slot of variable {piece.variable.name!r} changed while it was read at step {self.step}; read it again")
+        return rows

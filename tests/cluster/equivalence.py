@@ -14,7 +14,8 @@ from ps_protocol.tensors import Array
 NUM_WORKERS = 3
 NUM_STEPS = 50
 ROWS_A_WORKER = 32
-RATE = 0.05
+# Rates and the like are float32 numbers to the servers, as in the original, also for variables of float64.
+RATE, MOMENTUM = float(np.float32(0.05)), float(np.float32(0.9))
 DTYPES = {"32": np.float32, "64": np.float64}
 
 Values = dict[str, Array]
@@ -60,14 +61,14 @@ def _sgd(values: Values, slots: Values, gradient: Values) -> Values:
 
 def _momentum(values: Values, slots: Values, gradient: Values) -> Values:
     for name in values:
-        slots[name] = 0.9 * slots.get(name, np.zeros_like(values[name])) + gradient[name]
+        slots[name] = MOMENTUM * slots.get(name, np.zeros_like(values[name])) + gradient[name]
     return {name: value - RATE * slots[name] for name, value in values.items()}
 
 
 def _nesterov(values: Values, slots: Values, gradient: Values) -> Values:
     for name in values:
-        slots[name] = 0.9 * slots.get(name, np.zeros_like(values[name])) + gradient[name]
-    return {name: value - (RATE * gradient[name] + RATE * 0.9 * slots[name]) for name, value in values.items()}
+        slots[name] = MOMENTUM * slots.get(name, np.zeros_like(values[name])) + gradient[name]
+    return {name: value - (RATE * gradient[name] + RATE * MOMENTUM * slots[name]) for name, value in values.items()}
 
 
 def _adagrad(values: Values, slots: Values, gradient: Values) -> Values:
@@ -79,15 +80,14 @@ def _adagrad(values: Values, slots: Values, gradient: Values) -> Values:
 def _adam(values: Values, slots: Values, gradient: Values) -> Values:
     updated = {}
     for name, value in values.items():
-        # Everything is in the value's own type, also the powers of the betas: in float32 their rounding shows in the sixth digit.
-        kind = value.dtype.type
-        beta1, beta2, epsilon = kind(0.9), kind(0.999), kind(1e-8)
-        powers = slots.get(f"{name}@powers", np.array([beta1, beta2]))
+        kind, betas = value.dtype.type, np.array([0.9, 0.999], np.float32)
+        beta1, beta2, epsilon = kind(betas[0]), kind(betas[1]), kind(np.float32(1e-8))
+        powers = slots.get(f"{name}@powers", betas)
         m, v = (slots.get(f"{name}@{slot}", np.zeros_like(value)) for slot in "mv")
         m, v = m + (gradient[name] - m) * (1 - beta1), v + (gradient[name] ** 2 - v) * (1 - beta2)
-        rate = kind(RATE) * np.sqrt(1 - powers[1]) / (1 - powers[0])
+        rate = kind(RATE) * np.sqrt(1 - kind(powers[1])) / (1 - kind(powers[0]))
         updated[name] = value - rate * m / (np.sqrt(v) + epsilon)
-        slots[f"{name}@m"], slots[f"{name}@v"], slots[f"{name}@powers"] = m, v, powers * np.array([beta1, beta2])
+        slots[f"{name}@m"], slots[f"{name}@v"], slots[f"{name}@powers"] = m, v, powers * betas
     return updated
 
 

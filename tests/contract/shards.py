@@ -1,17 +1,31 @@
 """Shards of every transport, and small models to put on them. Knows how to open and close; asserts nothing."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyReply, ApplyRequest, PushHeader, PushId, PushReply, Shard, ShardSpec
+from ps_protocol.shard import (
+    ApplyReply,
+    ApplyRequest,
+    Metric,
+    PushHeader,
+    PushId,
+    PushReply,
+    RowsRequest,
+    Shard,
+    ShardSettings,
+    ShardSpec,
+    SparsePart,
+)
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.tensors import Array, DataType, VariableSpec
+from ps_protocol.variable_options import Initializer, SparseMean
 from ps_server.config import ParameterServerConfig
 from ps_server.in_process_shard import InProcessShard
 from ps_server.server import ParameterServer
@@ -50,6 +64,24 @@ def variable(name: str, shape: tuple[int, ...] = (), data_type: DataType = DataT
     return VariableSlice(variable=spec, start=0, stop=spec.num_rows)
 
 
+def table(
+    name: str,
+    shape: tuple[int, ...],
+    data_type: DataType = DataType.FLOAT32,
+    *,
+    rows: tuple[int, int] | None = None,
+    optimizer: OptimizerSpec | None = None,
+    sparse_mean: SparseMean = SparseMean.PER_INDEX,
+    initializer: Initializer | None = None,
+) -> VariableSlice:
+    """A sparse variable, or those of its rows that lie here."""
+    spec = VariableSpec(
+        name=name, data_type=data_type, shape=shape, is_sparse=True, optimizer=optimizer, sparse_mean=sparse_mean, initializer=initializer
+    )
+    start, stop = rows or (0, spec.num_rows)
+    return VariableSlice(variable=spec, start=start, stop=stop)
+
+
 def layout_of(*pieces: VariableSlice) -> Layout:
     """The layout of the given slices."""
     return Layout(pieces)
@@ -65,10 +97,17 @@ class Trainer:
     """Does to one shard what chief and workers do, with push ids that count up."""
 
     def __init__(
-        self, shard: Shard, layout: Layout = MIXED, *, optimizer: str = "sgd", hyperparameters: Mapping[str, float] | None = None
+        self,
+        shard: Shard,
+        layout: Layout = MIXED,
+        *,
+        optimizer: str = "sgd",
+        hyperparameters: Mapping[str, float] | None = None,
+        clip: ClipSpec = NO_CLIP,
     ) -> None:
         self.shard = shard
         self.layout = layout
+        self.clip = clip
         self.optimizer = OptimizerSpec(name=optimizer, hyperparameters=hyperparameters or {}, learning_rate=constant(0.5))
         self._sequences: dict[tuple[int, int], int] = {}
 
@@ -84,6 +123,7 @@ class Trainer:
             attempt=attempt,
             max_staged_per_worker=max_staged,
             initial_step=step,
+            clip=self.clip,
         )
 
     def arena(self, value: float = 0.0) -> Array:
@@ -107,17 +147,43 @@ class Trainer:
     def create(self, value: float = 0.0, **changes: int) -> bool:
         """Adopts the shard and creates the variables."""
         self.adopt()
-        return self.shard.create_variables(self.spec(**changes), Segments([self.arena(value)]))
+        return self.shard.create_variables(self.spec(**changes), self.first_values(value))
+
+    def first_values(self, value: float = 0.0) -> Segments:
+        """The same number in every element of what a client sends to create the variables."""
+        pieces = [self.arena(value)]
+        for piece in self.layout.tables:
+            if piece.variable.initializer is None:
+                values = np.full(piece.shape, value, piece.variable.data_type.dtype)
+                pieces.append(values.reshape(-1).view(np.uint8))
+        return Segments(pieces)
 
     def header(
-        self, worker: int = 0, *, step: int = 0, incarnation: int = 1, sequence: int | None = None, epoch: int = EPOCH
+        self,
+        worker: int = 0,
+        *,
+        step: int = 0,
+        incarnation: int = 1,
+        sequence: int | None = None,
+        epoch: int = EPOCH,
+        sparse: tuple[SparsePart, ...] = (),
+        absent: tuple[int, ...] = (),
+        metrics: Mapping[str, Metric] | None = None,
     ) -> PushHeader:
         """A header; with the worker's next sequence number unless one is given."""
         if sequence is None:
             sequence = self.last_sequence(worker, incarnation=incarnation) + 1
             self._sequences[worker, incarnation] = sequence
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        return PushHeader(epoch=epoch, push_id=push_id, step=step, layout_hash=self.layout.hash)
+        return PushHeader(
+            epoch=epoch,
+            push_id=push_id,
+            step=step,
+            layout_hash=self.layout.hash,
+            sparse=sparse,
+            absent=absent,
+            metrics=metrics or {},
+        )
 
     def last_sequence(self, worker: int = 0, *, incarnation: int = 1) -> int:
         """The sequence number given last; 0 if there is none."""
@@ -127,11 +193,88 @@ class Trainer:
         """Pushes; ones, unless gradients are given."""
         return self.shard.push_gradients(header, Segments([self.arena(1.0) if gradients is None else gradients]))
 
+    def push_rows(
+        self,
+        worker: int = 0,
+        *,
+        step: int = 0,
+        rows: Mapping[int, tuple[Sequence[int], object]] | None = None,
+        dense: Array | None = None,
+        absent: tuple[int, ...] | None = None,
+    ) -> tuple[PushHeader, PushReply]:
+        """Pushes rows of tables by position, (indices, rows); without `dense`, without gradients of dense variables."""
+        parts, pieces = [], []
+        for position, (indices, values) in (rows or {}).items():
+            piece = self.layout.tables[position]
+            row_shape = piece.shape[1:]
+            values = np.ascontiguousarray(np.broadcast_to(np.asarray(values, piece.variable.data_type.dtype), (len(indices), *row_shape)))
+            parts.append(SparsePart(table=position, num_rows=len(indices)))
+            pieces += [np.asarray(indices, "<i8").view(np.uint8), values.reshape(-1).view(np.uint8)]
+        if absent is None:
+            absent = () if dense is not None else tuple(range(len(self.layout.slices)))
+        header = self.header(worker, step=step, sparse=tuple(parts), absent=absent)
+        return header, self.shard.push_gradients(header, Segments([*([] if dense is None else [dense]), *pieces]))
+
+    def request(
+        self,
+        *contributors: PushId,
+        step: int = 0,
+        chief_incarnation: int = CHIEF,
+        epoch: int = EPOCH,
+        weights: tuple[float, ...] = (),
+        scales: tuple[float, ...] = (),
+        discards: tuple[PushId, ...] = (),
+    ) -> ApplyRequest:
+        """What the chief would ask for; the contributors in the order of their ids."""
+        return ApplyRequest(
+            epoch=epoch,
+            chief_incarnation=chief_incarnation,
+            step=step,
+            contributors=tuple(sorted(contributors)),
+            weights=weights,
+            scales=scales,
+            discards=discards,
+        )
+
     def apply(self, *contributors: PushId, step: int = 0, chief_incarnation: int = CHIEF, epoch: int = EPOCH) -> ApplyReply:
         """Applies a step."""
-        return self.shard.apply_step(
-            ApplyRequest(epoch=epoch, chief_incarnation=chief_incarnation, step=step, contributors=tuple(sorted(contributors)))
+        return self.shard.apply_step(self.request(*contributors, step=step, chief_incarnation=chief_incarnation, epoch=epoch))
+
+    def train_rows(self, step: int, indices: Sequence[int], values: object, *, position: int = 0) -> ApplyReply:
+        """One whole step of one worker that has a gradient for rows of one table only."""
+        header, _ = self.push_rows(step=step, rows={position: (indices, values)})
+        return self.apply(header.push_id, step=step)
+
+    def configure(
+        self,
+        version: int,
+        *,
+        step: int = 0,
+        accepts_stale: bool = False,
+        applies_on_arrival: bool = False,
+        optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = (),
+        chief_incarnation: int = CHIEF,
+    ) -> None:
+        """Changes how the shard works."""
+        self.shard.configure(
+            ShardSettings(
+                epoch=EPOCH,
+                chief_incarnation=chief_incarnation,
+                version=version,
+                step=step,
+                accepts_stale=accepts_stale,
+                applies_on_arrival=applies_on_arrival,
+                optimizers=optimizers,
+            )
         )
+
+    def rows(self, indices: Sequence[int] | Array, *, position: int = 0, step: int | None = None, slot: str = "") -> tuple[int, Array]:
+        """The step and some rows of a table, or of one of its slots."""
+        piece = self.layout.tables[position]
+        into = np.empty((len(indices), *piece.shape[1:]), piece.variable.data_type.dtype)
+        request = RowsRequest(epoch=EPOCH, layout_hash=self.layout.hash, table=position, step=step, slot=slot)
+        found = self.shard.read_rows(request, np.asarray(indices, "<i8"), Segments([into.reshape(-1).view(np.uint8)]))
+        return found, into
 
     def train(self, step: int, *, value: float = 1.0, worker: int = 0) -> ApplyReply:
         """One whole step of one worker whose gradient is `value` everywhere."""

@@ -46,8 +46,10 @@ class _Fixture:
     def spec(self, **changes: int) -> ShardSpec:
         return self.words.spec(**changes)
 
-    def header(self, worker: int = 0, **changes: int) -> PushHeader:
-        return self.words.header(worker, **changes)
+    def header(
+        self, worker: int = 0, *, step: int = 0, incarnation: int = 1, sequence: int | None = None, epoch: int = EPOCH
+    ) -> PushHeader:
+        return self.words.header(worker, step=step, incarnation=incarnation, sequence=sequence, epoch=epoch)
 
     def push(self, header: PushHeader) -> PushReply:
         with self.store.open_push(header) as push:

@@ -18,56 +18,15 @@ from ps_protocol.errors import (
     Superseded,
     TooManyPushes,
 )
-from ps_protocol.shard import PushId, PushReply, PushResult
+from ps_protocol.shard import PushReply, PushResult
 from ps_server import accumulator as accumulator_module
-from ps_server.accumulator import Contribution, GradientAccumulator
-from ps_server.memory import BufferPool, MemoryBudget
-
-NBYTES = 64
-STEP = 5
-
-
-class Fixture:
-    """An accumulator and its pool, at a step."""
-
-    def __init__(self, *, max_staged_per_worker: int = 2, limit_bytes: int | None = None) -> None:
-        self.budget = MemoryBudget(limit_bytes, owner="ps 0")
-        self.pool = BufferPool(NBYTES, budget=self.budget)
-        self.accumulator = GradientAccumulator(self.pool, max_staged_per_worker=max_staged_per_worker)
-        self.step = STEP
-
-    def open(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP) -> Contribution:
-        push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        return self.accumulator.open(push_id, step=step, current_step=self.step)
-
-    def fill(self, contribution: Contribution, value: int = 1) -> bool:
-        buffer = self.accumulator.begin_write(contribution)
-        if buffer is None:
-            return False
-        buffer[0].write(0, bytes([value]) * NBYTES)
-        self.accumulator.end_write(contribution)
-        return True
-
-    def stage(self, contribution: Contribution) -> PushReply:
-        return self.accumulator.stage(contribution, current_step=self.step)
-
-    def push(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, value: int = 1) -> PushResult:
-        contribution = self.open(worker, incarnation=incarnation, sequence=sequence, step=step)
-        self.fill(contribution, value)
-        return self.stage(contribution).result
-
-    def advance(self) -> None:
-        self.step += 1
-        self.accumulator.advance(self.step)
-
-    @property
-    def num_lent(self) -> int:
-        return self.pool._num_lent
+from ps_server.accumulator import Contribution
+from tests.core.staging_shard import NBYTES, STEP, StagingShard, push_id
 
 
 @pytest.fixture
-def shard() -> Iterator[Fixture]:
-    fixture = Fixture()
+def shard() -> Iterator[StagingShard]:
+    fixture = StagingShard()
     yield fixture
     fixture.accumulator.clear(EpochMismatch("the test is over"))
     assert fixture.num_lent == 0
@@ -76,23 +35,19 @@ def shard() -> Iterator[Fixture]:
     assert fixture.budget.allocated_bytes == 0
 
 
-def _id(worker: int, *, incarnation: int = 1, sequence: int = 1) -> PushId:
-    return PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-
-
-def test_whole_push_is_staged(shard: Fixture) -> None:
+def test_whole_push_is_staged(shard: StagingShard) -> None:
     assert shard.push() is PushResult.STAGED
     assert (shard.accumulator.num_staged, shard.accumulator.num_pushes) == (1, 1)
 
 
-def test_open_push_is_not_staged(shard: Fixture) -> None:
+def test_open_push_is_not_staged(shard: StagingShard) -> None:
     shard.fill(shard.open())
     assert shard.accumulator.num_staged == 0
     with pytest.raises(ContributionMissing):
-        shard.accumulator.gradients([_id(0)], step=STEP)
+        shard.values(push_id(0))
 
 
-def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: Fixture) -> None:
+def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: StagingShard) -> None:
     contribution = shard.open()
     shard.fill(contribution)
     shard.accumulator.abandon(contribution)
@@ -100,88 +55,87 @@ def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: Fixtu
     assert shard.push() is PushResult.STAGED
 
 
-def test_abandoning_after_staging_changes_nothing(shard: Fixture) -> None:
+def test_abandoning_after_staging_changes_nothing(shard: StagingShard) -> None:
     contribution = shard.open()
     shard.stage(contribution)
     shard.accumulator.abandon(contribution)
     assert shard.accumulator.num_staged == 1
 
 
-def test_gradients_come_in_the_order_of_push_ids(shard: Fixture) -> None:
+def test_gradients_come_in_the_order_of_push_ids(shard: StagingShard) -> None:
     for worker, value in ((2, 20), (0, 10), (1, 15)):
         shard.push(worker, value=value)
-    memories = shard.accumulator.gradients([_id(1), _id(2), _id(0)], step=STEP)
-    assert [int(memory[0]) for memory in memories] == [10, 15, 20]
+    assert shard.values(push_id(1), push_id(2), push_id(0)) == [10, 15, 20]
 
 
-def test_missing_contributions_are_named(shard: Fixture) -> None:
+def test_missing_contributions_are_named(shard: StagingShard) -> None:
     shard.push(0)
     with pytest.raises(ContributionMissing, match=r"2 of 3 contributions are not staged here: 7/1/1, 8/2/3 "):
-        shard.accumulator.gradients([_id(0), _id(7), _id(8, incarnation=2, sequence=3)], step=STEP)
+        shard.values(push_id(0), push_id(7), push_id(8, incarnation=2, sequence=3))
 
 
-def test_contributors_must_be_given_and_each_once(shard: Fixture) -> None:
+def test_contributors_must_be_given_and_each_once(shard: StagingShard) -> None:
     shard.push(0)
-    for contributors in ([], [_id(0), _id(0)]):
+    for contributors in ([], [push_id(0), push_id(0)]):
         with pytest.raises(InvalidSpec, match="at least one, and each once"):
-            shard.accumulator.gradients(contributors, step=STEP)
+            shard.values(*contributors)
 
 
-def test_push_id_that_is_staged_is_a_duplicate_without_a_buffer(shard: Fixture) -> None:
+def test_push_id_that_is_staged_is_a_duplicate_without_a_buffer(shard: StagingShard) -> None:
     shard.push(value=1)
     again = shard.open()
     assert again.outcome == PushReply(result=PushResult.DUPLICATE, step=STEP)
     assert not shard.fill(again, 99)
     assert (shard.num_lent, shard.accumulator.num_duplicates) == (1, 1)
-    assert shard.accumulator.gradients([_id(0)], step=STEP)[0][0] == 1
+    assert shard.values(push_id(0)) == [1]
 
 
-def test_push_id_of_an_applied_step_is_a_duplicate(shard: Fixture) -> None:
+def test_push_id_of_an_applied_step_is_a_duplicate(shard: StagingShard) -> None:
     shard.push()
     shard.advance()
     assert shard.push() is PushResult.DUPLICATE
     assert shard.accumulator.num_stale == 0
 
 
-def test_push_id_that_was_stale_stays_stale(shard: Fixture) -> None:
+def test_push_id_that_was_stale_stays_stale(shard: StagingShard) -> None:
     assert [shard.push(step=STEP - 1), shard.push(step=STEP - 1)] == [PushResult.STALE, PushResult.STALE]
     assert (shard.accumulator.num_stale, shard.accumulator.num_duplicates, shard.num_lent) == (1, 1, 0)
 
 
-def test_push_id_with_another_step_is_refused(shard: Fixture) -> None:
+def test_push_id_with_another_step_is_refused(shard: StagingShard) -> None:
     shard.push()
     shard.advance()
     with pytest.raises(PushIdReused, match="push 0/1/1 was for step 5 and came again for step 6"):
         shard.open(step=STEP + 1)
 
 
-def test_sequence_that_was_passed_over_is_no_duplicate(shard: Fixture) -> None:
+def test_sequence_that_was_passed_over_is_no_duplicate(shard: StagingShard) -> None:
     shard.push(sequence=3)
     assert shard.push(sequence=2) is PushResult.STAGED
-    assert len(shard.accumulator.gradients([_id(0, sequence=2), _id(0, sequence=3)], step=STEP)) == 2
+    assert len(shard.values(push_id(0, sequence=2), push_id(0, sequence=3))) == 2
 
 
-def test_step_ahead_is_refused_and_supersedes_nobody(shard: Fixture) -> None:
+def test_step_ahead_is_refused_and_supersedes_nobody(shard: StagingShard) -> None:
     with pytest.raises(StepAhead, match="local_step 6 is ahead of global_step 5"):
         shard.open(incarnation=9, step=STEP + 1)
     assert shard.push(incarnation=1) is PushResult.STAGED
 
 
-def test_older_incarnation_is_superseded(shard: Fixture) -> None:
+def test_older_incarnation_is_superseded(shard: StagingShard) -> None:
     shard.push(incarnation=2)
     with pytest.raises(Superseded, match="worker 0: incarnation 2 has pushed, this is 1"):
         shard.open(incarnation=1)
 
 
-def test_newer_incarnation_keeps_what_the_older_one_staged(shard: Fixture) -> None:
+def test_newer_incarnation_keeps_what_the_older_one_staged(shard: StagingShard) -> None:
     shard.push(incarnation=1, value=1)
     shard.push(incarnation=2, value=2)
-    assert len(shard.accumulator.gradients([_id(0, incarnation=1)], step=STEP)) == 1
+    assert shard.values(push_id(0, incarnation=1)) == [1]
     shard.advance()
     assert (shard.accumulator.num_staged, shard.num_lent) == (0, 0)
 
 
-def test_newer_incarnation_ends_the_streams_of_the_older_one(shard: Fixture) -> None:
+def test_newer_incarnation_ends_the_streams_of_the_older_one(shard: StagingShard) -> None:
     older = shard.open(incarnation=1)
     shard.push(incarnation=2)
     assert not shard.fill(older)
@@ -189,7 +143,7 @@ def test_newer_incarnation_ends_the_streams_of_the_older_one(shard: Fixture) -> 
         shard.stage(older)
 
 
-def test_same_push_on_a_second_stream_ends_the_first(shard: Fixture) -> None:
+def test_same_push_on_a_second_stream_ends_the_first(shard: StagingShard) -> None:
     first, second = shard.open(), shard.open()
     assert not shard.fill(first)
     with pytest.raises(Cancelled):
@@ -198,17 +152,17 @@ def test_same_push_on_a_second_stream_ends_the_first(shard: Fixture) -> None:
     assert shard.stage(second).result is PushResult.STAGED
 
 
-def test_buffer_that_is_being_written_goes_back_when_the_copy_ends(shard: Fixture) -> None:
+def test_buffer_that_is_being_written_goes_back_when_the_copy_ends(shard: StagingShard) -> None:
     first = shard.open()
     assert shard.accumulator.begin_write(first) is not None
     second = shard.open()
     assert shard.num_lent == 2
-    assert second.buffer is not None and first.buffer is not None and second.buffer[1] is not first.buffer[1]
+    assert second.memory is not None and first.memory is not None and second.memory.dense is not first.memory.dense
     shard.accumulator.end_write(first)
     assert shard.num_lent == 1
 
 
-def test_worker_has_a_limit_of_pushes_in_flight(shard: Fixture) -> None:
+def test_worker_has_a_limit_of_pushes_in_flight(shard: StagingShard) -> None:
     shard.push(3, sequence=1)
     open_one = shard.open(3, sequence=2)
     with pytest.raises(TooManyPushes, match="worker 3: 2 pushes in flight, limit 2") as caught:
@@ -219,14 +173,14 @@ def test_worker_has_a_limit_of_pushes_in_flight(shard: Fixture) -> None:
     assert shard.push(3, sequence=3) is PushResult.STAGED
 
 
-def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(shard: Fixture) -> None:
+def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(shard: StagingShard) -> None:
     for sequence in (1, 2):
         shard.push(incarnation=1, sequence=sequence)
     for sequence in (1, 2):
         assert shard.push(incarnation=2, sequence=sequence) is PushResult.STAGED
 
 
-def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: Fixture) -> None:
+def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: StagingShard) -> None:
     shard.push(0)
     late = shard.open(1)
     shard.advance()
@@ -237,7 +191,7 @@ def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: Fixture) -
     assert shard.accumulator.num_stale == 1
 
 
-def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: Fixture) -> None:
+def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: StagingShard) -> None:
     late = shard.open()
     assert shard.accumulator.begin_write(late) is not None
     shard.advance()
@@ -247,7 +201,7 @@ def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: Fixture) -> 
     assert shard.num_lent == 0
 
 
-def test_new_epoch_forgets_everything(shard: Fixture) -> None:
+def test_new_epoch_forgets_everything(shard: StagingShard) -> None:
     shard.push(0, incarnation=5)
     under_way = shard.open(1)
     shard.accumulator.clear(EpochMismatch("cluster epoch rose to 2"))
@@ -256,19 +210,19 @@ def test_new_epoch_forgets_everything(shard: Fixture) -> None:
     assert shard.push(0, incarnation=1) is PushResult.STAGED
 
 
-def test_failed_write_leaves_the_push_to_be_abandoned(shard: Fixture) -> None:
+def test_failed_write_leaves_the_push_to_be_abandoned(shard: StagingShard) -> None:
     contribution = shard.open()
-    buffer = shard.accumulator.begin_write(contribution)
-    assert buffer is not None
+    memory = shard.accumulator.begin_write(contribution)
+    assert memory is not None
     with pytest.raises(FrameOutOfOrder):
-        buffer[0].write(8, b"x")
+        memory.writer.write(8, b"x")
     shard.accumulator.end_write(contribution)
     shard.accumulator.abandon(contribution)
     assert shard.num_lent == 0
 
 
 def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
-    shard = Fixture(limit_bytes=NBYTES)
+    shard = StagingShard(limit_bytes=NBYTES)
     shard.push(0)
     with pytest.raises(LimitExceeded, match="a push of worker 1 needs"):
         shard.open(1)
@@ -276,7 +230,7 @@ def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
     assert shard.push(1, step=STEP + 1) is PushResult.STAGED
 
 
-def test_steps_reuse_the_same_buffers(shard: Fixture) -> None:
+def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
     for sequence in range(1, 200):
         for worker in range(3):
             shard.push(worker, sequence=sequence, step=shard.step)
@@ -285,7 +239,7 @@ def test_steps_reuse_the_same_buffers(shard: Fixture) -> None:
     assert len(shard.accumulator._seen[0].outcomes) <= 64
 
 
-def test_workers_that_were_silent_longest_are_forgotten(shard: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulator_module, "MAX_WORKERS", 2)
     for worker in (0, 1, 2):
         shard.push(worker)
@@ -296,7 +250,7 @@ def test_workers_that_were_silent_longest_are_forgotten(shard: Fixture, monkeypa
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_sequence_of_events_loses_no_buffer(shard: Fixture, seed: int) -> None:
+def test_any_sequence_of_events_loses_no_buffer(shard: StagingShard, seed: int) -> None:
     rng = np.random.default_rng(seed)
     under_way: list[Contribution] = []
     for _ in range(300):

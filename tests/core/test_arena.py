@@ -1,73 +1,121 @@
-"""A shard's memory: two copies with their steps, slots, padding, and what it may cost."""
-
-from collections.abc import Mapping
+"""A shard's memory: two copies with their steps, slots, averages, padding, and what it may cost."""
 
 import numpy as np
 import pytest
 
+from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.layout import ALIGNMENT, Layout, VariableSlice
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.arena import ShardArena, arena_bytes, padding_words
+from ps_server.arena import ShardArena, arena_bytes, padding_words, word_bytes
 from ps_server.memory import BufferPool, MemoryBudget, format_bytes
+from ps_server.update_rule import UpdateRule
 
 
-def _slice(name: str, shape: tuple[int, ...], data_type: DataType = DataType.FLOAT32) -> VariableSlice:
-    variable = VariableSpec(name=name, data_type=data_type, shape=shape)
+def _optimizer(name: str, **hyperparameters: float) -> OptimizerSpec:
+    return OptimizerSpec(name=name, learning_rate=constant(0.5), hyperparameters=hyperparameters)
+
+
+def _slice(
+    name: str, shape: tuple[int, ...], data_type: DataType = DataType.FLOAT32, optimizer: OptimizerSpec | None = None
+) -> VariableSlice:
+    variable = VariableSpec(name=name, data_type=data_type, shape=shape, optimizer=optimizer)
     return VariableSlice(variable=variable, start=0, stop=variable.num_rows)
 
 
 MIXED = Layout([_slice("a", (3,)), _slice("b", (), DataType.FLOAT64), _slice("c", (0, 4)), _slice("d", (16,)), _slice("e", (5, 7))])
+HALF = Layout([_slice("a", (3,)), _slice("h", (5,), DataType.FLOAT16), _slice("i", (), DataType.BFLOAT16), _slice("d", (17,))])
 EMPTY = Layout([])
+SGD, ADAM, ADAGRAD = _optimizer("sgd"), _optimizer("adam"), _optimizer("adagrad", initial_accumulator_value=0.25)
 
 
-def _arena(layout: Layout, *, slots: Mapping[str, float] | None = None, limit_bytes: int | None = None) -> ShardArena:
-    arena = ShardArena(layout, slots=slots or {}, budget=MemoryBudget(limit_bytes, owner="ps 0"))
-    arena.begin_next()
-    arena.fill_slots()
+def _rules(layout: Layout, optimizer: OptimizerSpec) -> list[UpdateRule]:
+    return [UpdateRule(rule or optimizer) for rule in layout.rules]
+
+
+def _arena(
+    layout: Layout, optimizer: OptimizerSpec = SGD, *, averages: AverageSpec | None = None, budget: MemoryBudget | None = None
+) -> ShardArena:
+    budget = budget or MemoryBudget(None, owner="ps 0")
+    arena = ShardArena(layout, rules=_rules(layout, optimizer), averages=averages, budget=budget)
+    memory = arena.begin_next().memory
+    for index in range(len(layout.slices)):
+        layout.view(memory, index)[...] = 3.0
+    arena.fill_slots(memory)
     arena.publish_next(7)
     return arena
 
 
-def test_padding_is_what_no_slice_covers() -> None:
-    is_covered = np.zeros(MIXED.nbytes, np.bool_)
-    for offset, piece in zip(MIXED.offsets, MIXED.slices, strict=True):
+@pytest.mark.parametrize("layout", [MIXED, HALF], ids=["single and double", "half"])
+def test_padding_is_what_no_slice_covers(layout: Layout) -> None:
+    is_covered = np.zeros(layout.nbytes, np.bool_)
+    for offset, piece in zip(layout.offsets, layout.slices, strict=True):
         is_covered[offset : offset + piece.nbytes] = True
-    is_padding = np.zeros(MIXED.nbytes // 4, np.bool_)
-    is_padding[padding_words(MIXED)] = True
-    np.testing.assert_array_equal(np.repeat(is_padding, 4), ~is_covered)
+    is_padding = np.zeros(layout.nbytes // word_bytes(layout), np.bool_)
+    is_padding[padding_words(layout)] = True
+    np.testing.assert_array_equal(np.repeat(is_padding, word_bytes(layout)), ~is_covered)
 
 
-def test_clearing_the_padding_leaves_the_variables() -> None:
-    arena = _arena(MIXED)
+@pytest.mark.parametrize("layout", [MIXED, HALF], ids=["single and double", "half"])
+def test_clearing_the_padding_leaves_the_variables(layout: Layout) -> None:
+    arena = _arena(layout)
     memory = arena.current.memory
     memory[:] = 255
     arena.clear_padding(memory)
-    for index, piece in enumerate(MIXED.slices):
-        assert np.isnan(MIXED.view(memory, index)).all(), piece.variable.name
-    assert int((memory == 255).sum()) == sum(piece.nbytes for piece in MIXED.slices)
+    for index, piece in enumerate(layout.slices):
+        assert np.isnan(layout.view(memory, index)).all(), piece.variable.name
+    assert int((memory == 255).sum()) == sum(piece.nbytes for piece in layout.slices)
 
 
 @pytest.mark.parametrize("layout", [EMPTY, Layout([_slice("nothing", (0, 3))])], ids=["no slices", "no elements"])
 def test_arena_without_bytes_steps_along(layout: Layout) -> None:
-    arena = _arena(layout, slots={"m": 0.5})
+    arena = _arena(layout, ADAM, averages=AverageSpec(decay=0.5))
     arena.begin_next()
     arena.publish_next(8)
     arena.clear_padding(arena.current.memory)
-    assert (arena.current.step, arena.current.memory.nbytes, arena.slots["m"].nbytes) == (8, 0, 0)
+    assert (arena.current.step, arena.current.memory.nbytes, sum(slot.nbytes for slot in arena.slots.values())) == (8, 0, 0)
 
 
 def test_every_buffer_is_aligned() -> None:
-    arena = _arena(MIXED, slots={"m": 0.0})
-    for memory in (arena.current.memory, arena.begin_next().memory, arena.slots["m"]):
+    arena = _arena(MIXED, ADAM)
+    for memory in (arena.current.memory, arena.begin_next().memory, *arena.slots.values()):
         assert memory.ctypes.data % ALIGNMENT == 0
 
 
 def test_slots_start_with_their_values_in_every_element_type() -> None:
-    arena = _arena(MIXED, slots={"accumulator": 0.25, "m": 0.0})
+    centered = _optimizer("rmsprop", centered=1.0)
+    arena = _arena(MIXED, centered)
+    assert list(arena.slots) == ["mg", "momentum", "rms"]
     for index in range(len(MIXED.slices)):
-        assert (MIXED.view(arena.slots["accumulator"], index) == 0.25).all()
-        assert (MIXED.view(arena.slots["m"], index) == 0.0).all()
+        assert (MIXED.view(arena.slots["rms"], index) == 1.0).all()
+        assert (MIXED.view(arena.slots["mg"], index) == 0.0).all()
+
+
+def test_slot_is_filled_only_where_the_variable_has_it() -> None:
+    layout = Layout([_slice("a", (3,)), _slice("own", (4,), optimizer=ADAGRAD), _slice("count", (2,), optimizer=_optimizer("add"))])
+    arena = _arena(layout, ADAM)
+    assert list(arena.slots) == ["accumulator", "m", "v"]
+    assert [float(layout.view(arena.slots["accumulator"], index)[0]) for index in range(3)] == [0.0, 0.25, 0.0]
+    assert arena.readable_slot("accumulator") is arena.slots["accumulator"]
+    assert arena.readable_slot("momentum") is None
+
+
+@pytest.mark.parametrize(("zero_debias", "first"), [(False, 3.0), (True, 0.0)])
+def test_averages_start_with_the_first_values_or_zero(zero_debias: bool, first: float) -> None:
+    layout = Layout([_slice("a", (3,)), _slice("count", (2,), optimizer=_optimizer("add"))])
+    arena = _arena(layout, averages=AverageSpec(decay=0.5, zero_debias=zero_debias))
+    average = arena.readable_slot(AVERAGE_SLOT)
+    assert average is not None and average is arena.average
+    assert [float(layout.view(average, index)[0]) for index in range(2)] == [first, 0.0]
+    assert AVERAGE_SLOT not in arena.slots
+
+
+def test_averages_take_memory_only_where_there_are_any() -> None:
+    budget = MemoryBudget(None, owner="ps 0")
+    arena = _arena(MIXED, averages=AverageSpec(decay=0.5, variables=("elsewhere",)), budget=budget)
+    assert arena.average is None and arena.readable_slot(AVERAGE_SLOT) is None
+    assert budget.allocated_bytes == arena_bytes(MIXED, num_slots=0)
 
 
 def test_the_last_two_steps_are_found_until_the_next_one_is_begun() -> None:
@@ -103,14 +151,14 @@ def test_replaced_initial_values_are_the_only_ones_of_their_step() -> None:
 def test_model_that_does_not_fit_is_refused_before_anything_is_allocated() -> None:
     budget = MemoryBudget(3 * MIXED.nbytes, owner="ps 0")
     with pytest.raises(LimitExceeded, match=r"ps 0: the model's part .* needs .* free; .*--max-memory-bytes"):
-        ShardArena(MIXED, slots={"m": 0.0, "v": 0.0}, budget=budget)
+        ShardArena(MIXED, rules=_rules(MIXED, ADAM), budget=budget)
     assert budget.allocated_bytes == 0
 
 
 def test_released_arena_gives_its_bytes_back() -> None:
     budget = MemoryBudget(None, owner="ps 0")
-    arena = ShardArena(MIXED, slots={"m": 0.0}, budget=budget)
-    assert budget.allocated_bytes == arena_bytes(MIXED, num_slots=1) == 3 * MIXED.nbytes
+    arena = _arena(MIXED, ADAGRAD, averages=AverageSpec(decay=0.5), budget=budget)
+    assert budget.allocated_bytes == arena_bytes(MIXED, num_slots=2) == 4 * MIXED.nbytes
     arena.release()
     assert budget.allocated_bytes == 0
 

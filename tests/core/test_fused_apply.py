@@ -1,7 +1,7 @@
 """Mean and optimizer in blocks: the same numbers as for the whole at once, whatever the block."""
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_server.fused_apply import FusedApply, StepMemory
-from ps_server.optimizers import make_optimizer
+from ps_server.update_rule import UpdateRule
 
 
 def _layout(*sizes: int, doubles: int = 0) -> Layout:
@@ -30,22 +30,37 @@ def _random(layout: Layout, rng: np.random.Generator) -> Array:
     return memory
 
 
-def _steps(layout: Layout, name: str, gradients: Sequence[Array], *, block_bytes: int) -> Array:
-    optimizer = make_optimizer(OptimizerSpec(name=name, learning_rate=constant(0.1)))
-    fused = FusedApply(layout, optimizer, block_bytes=block_bytes)
-    value, out = _random(layout, np.random.default_rng(0)), aligned_bytes(layout.nbytes)
-    slots = [aligned_bytes(layout.nbytes) for _ in optimizer.slots]
-    for memory, initial in zip(slots, optimizer.slots.values(), strict=True):
+def _rule(name: str, rate: float = 0.1, **hyperparameters: float) -> UpdateRule:
+    return UpdateRule(OptimizerSpec(name=name, learning_rate=constant(rate), hyperparameters=hyperparameters))
+
+
+def _slots(layout: Layout, rule: UpdateRule) -> Mapping[str, Array]:
+    slots = {name: aligned_bytes(layout.nbytes) for name in rule.slots}
+    for name, initial in rule.slots.items():
         for arena in layout.arenas:
-            layout.arena(memory, arena).fill(initial)
-    for _ in range(3):
-        fused.run(StepMemory(value=value, out=out, slots=slots, gradients=gradients), learning_rate=0.1)
-        fused.advance_powers()
-        value, out = out, value
+            layout.arena(slots[name], arena).fill(initial)
+    return slots
+
+
+def _steps(layout: Layout, name: str, gradients: Sequence[Array], *, block_bytes: int, in_place: bool = False) -> Array:
+    rule = _rule(name)
+    fused = FusedApply(layout, [rule], block_bytes=block_bytes)
+    value, out = _random(layout, np.random.default_rng(0)), aligned_bytes(layout.nbytes)
+    slots = _slots(layout, rule)
+    for step in range(3):
+        target = value if in_place else out
+        rule.begin(step)
+        fused.run(StepMemory(value=value, out=target, slots=slots, gradients=gradients, step=step))
+        rule.advance()
+        if not in_place:
+            value, out = out, value
     return value
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam"])
+EVERY_OPTIMIZER = ["sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"]
+
+
+@pytest.mark.parametrize("name", EVERY_OPTIMIZER)
 @pytest.mark.parametrize("num_gradients", [1, 2, 3, 5])
 def test_block_size_does_not_change_a_bit(name: str, num_gradients: int) -> None:
     rng = np.random.default_rng(num_gradients)
@@ -55,13 +70,21 @@ def test_block_size_does_not_change_a_bit(name: str, num_gradients: int) -> None
         np.testing.assert_array_equal(other, whole)
 
 
+@pytest.mark.parametrize("name", EVERY_OPTIMIZER)
+def test_values_that_change_in_place_are_the_same(name: str) -> None:
+    rng = np.random.default_rng(4)
+    gradients = [_random(LAYOUT, rng) for _ in range(2)]
+    beside, in_place = (_steps(LAYOUT, name, gradients, block_bytes=256, in_place=kind) for kind in (False, True))
+    np.testing.assert_array_equal(in_place, beside)
+
+
 @pytest.mark.parametrize("num_gradients", [1, 2, 3, 4, 7])
 def test_mean_is_the_sum_in_order_divided_by_their_number(num_gradients: int) -> None:
     rng = np.random.default_rng(3)
     gradients = [_random(LAYOUT, rng) for _ in range(num_gradients)]
-    fused = FusedApply(LAYOUT, make_optimizer(OptimizerSpec(name="sgd", learning_rate=constant(1.0))), block_bytes=256)
+    fused = FusedApply(LAYOUT, [_rule("sgd", 1.0)], block_bytes=256)
     value, out = _random(LAYOUT, rng), aligned_bytes(LAYOUT.nbytes)
-    fused.run(StepMemory(value=value, out=out, slots=[], gradients=gradients), learning_rate=1.0)
+    fused.run(StepMemory(value=value, out=out, gradients=gradients, step=0))
     for index in range(len(LAYOUT.slices)):
         first, *others = (LAYOUT.view(gradient, index) for gradient in gradients)
         total = first.copy()
@@ -75,22 +98,24 @@ def test_nonfinite_elements_of_the_mean_are_counted() -> None:
     LAYOUT.view(first, 0)[[1, 5]] = np.inf, np.nan
     LAYOUT.view(second, 0)[1] = -np.inf
     LAYOUT.view(second, 3)[129] = np.nan
-    fused = FusedApply(LAYOUT, make_optimizer(OptimizerSpec(name="adam", learning_rate=constant(1e300))), block_bytes=64)
-    memory = [aligned_bytes(LAYOUT.nbytes) for _ in range(4)]
-    step = StepMemory(value=memory[0], out=memory[1], slots=memory[2:], gradients=[first, second])
-    assert fused.run(step, learning_rate=1e300) == 3
-    assert fused.run(StepMemory(value=memory[0], out=memory[1], slots=memory[2:], gradients=[memory[0]]), learning_rate=0.1) == 0
+    rule = _rule("adam", 1e300)
+    fused = FusedApply(LAYOUT, [rule], block_bytes=64)
+    memory, slots = [aligned_bytes(LAYOUT.nbytes) for _ in range(2)], _slots(LAYOUT, rule)
+    assert fused.run(StepMemory(value=memory[0], out=memory[1], slots=slots, gradients=[first, second], step=0)) == 3
+    assert fused.run(StepMemory(value=memory[0], out=memory[1], slots=slots, gradients=[memory[0]], step=0)) == 0
 
 
-def test_step_allocates_no_memory_for_tensors() -> None:
-    layout = _layout(1 << 18)
-    fused = FusedApply(layout, make_optimizer(OptimizerSpec(name="adam", learning_rate=constant(0.1))))
-    memory = [aligned_bytes(layout.nbytes) for _ in range(6)]
-    step = StepMemory(value=memory[0], out=memory[1], slots=memory[2:4], gradients=memory[4:])
-    fused.run(step, learning_rate=0.1)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_step_allocates_no_memory_for_tensors(in_place: bool) -> None:
+    layout, rule = _layout(1 << 18), _rule("adam")
+    fused = FusedApply(layout, [rule])
+    memory = [aligned_bytes(layout.nbytes) for _ in range(4)]
+    value, out = memory[0], memory[0 if in_place else 1]
+    step = StepMemory(value=value, out=out, slots=_slots(layout, rule), gradients=memory[2:], step=0)
+    fused.run(step)
     tracemalloc.start()
     try:
-        fused.run(step, learning_rate=0.1)
+        fused.run(step)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -98,9 +123,11 @@ def test_step_allocates_no_memory_for_tensors() -> None:
 
 
 def test_empty_layout_has_nothing_to_do() -> None:
-    fused = FusedApply(Layout([]), make_optimizer(OptimizerSpec(name="adam", learning_rate=constant(0.1))))
+    fused = FusedApply(Layout([]), [])
     nothing = aligned_bytes(0)
-    assert fused.run(StepMemory(value=nothing, out=nothing, slots=[nothing, nothing], gradients=[nothing]), learning_rate=0.1) == 0
+    memory = StepMemory(value=nothing, out=nothing, gradients=[nothing], step=0)
+    assert fused.run(memory) == 0
+    assert fused.sums_of_squares(memory) == []
 
 
 def test_work_does_not_grow_with_the_number_of_variables() -> None:
@@ -111,3 +138,17 @@ def test_work_does_not_grow_with_the_number_of_variables() -> None:
     np.testing.assert_array_equal(
         _steps(layout, "adam", [gradient], block_bytes=1 << 16)[:64], _steps(one, "adam", [gradient], block_bytes=1 << 16)[:64]
     )
+
+
+def test_clone_shares_the_rules_and_nothing_else() -> None:
+    rng = np.random.default_rng(6)
+    gradient, value = _random(LAYOUT, rng), _random(LAYOUT, rng)
+    rule = _rule("adam")
+    first = FusedApply(LAYOUT, [rule], block_bytes=256)
+    outs = []
+    for fused in (first, first.clone()):
+        out = aligned_bytes(LAYOUT.nbytes)
+        fused.run(StepMemory(value=value, out=out, slots=_slots(LAYOUT, rule), gradients=[gradient], step=0))
+        outs.append(out)
+    np.testing.assert_array_equal(outs[0], outs[1])
+    assert not np.may_share_memory(first._blocks.pair[0], first.clone()._blocks.pair[0])

@@ -1,8 +1,6 @@
-"""Each optimizer against its formula written out plainly, and against what the original's own kernels recorded."""
+"""Each optimizer against its formula written out plainly, in double precision."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +8,9 @@ import pytest
 
 from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.tensors import Array
-from ps_server.optimizers import Optimizer, Scalars, initial_powers, make_optimizer, next_powers
+from ps_server.update_rule import NUM_SCRATCH, UpdateRule
 
-RECORDED = json.loads((Path(__file__).parent.parent / "conformance" / "optimizer_dense.json").read_text())["cases"]
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.0625
 State = dict[str, Any]
 Formula = Callable[[Array, State, Array, int], Array]
 
@@ -23,13 +20,13 @@ def _sgd(value: Array, state: State, gradient: Array, t: int) -> Any:
 
 
 def _momentum(value: Array, state: State, gradient: Array, t: int) -> Any:
-    state["momentum"] = 0.8 * state["momentum"] + gradient
+    state["momentum"] = 0.75 * state["momentum"] + gradient
     return value - LEARNING_RATE * state["momentum"]
 
 
 def _nesterov(value: Array, state: State, gradient: Array, t: int) -> Any:
-    state["momentum"] = 0.8 * state["momentum"] + gradient
-    return value - LEARNING_RATE * (gradient + 0.8 * state["momentum"])
+    state["momentum"] = 0.75 * state["momentum"] + gradient
+    return value - LEARNING_RATE * (gradient + 0.75 * state["momentum"])
 
 
 def _adagrad(value: Array, state: State, gradient: Array, t: int) -> Any:
@@ -37,95 +34,167 @@ def _adagrad(value: Array, state: State, gradient: Array, t: int) -> Any:
     return value - LEARNING_RATE * gradient / np.sqrt(state["accumulator"])
 
 
+def _adagrad_da(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["gradient_accumulator"] = total = state["gradient_accumulator"] + gradient
+    state["gradient_squared_accumulator"] = squares = state["gradient_squared_accumulator"] + gradient**2
+    size = np.maximum(np.abs(total) - t * 0.125, 0)
+    return -LEARNING_RATE * np.sign(total) * size / (0.25 * t * LEARNING_RATE + np.sqrt(squares))
+
+
 def _adam(value: Array, state: State, gradient: Array, t: int) -> Any:
-    state["m"] = 0.7 * state["m"] + 0.3 * gradient
-    state["v"] = 0.95 * state["v"] + 0.05 * gradient**2
-    rate = LEARNING_RATE * np.sqrt(1 - 0.95**t) / (1 - 0.7**t)
-    return value - rate * state["m"] / (np.sqrt(state["v"]) + 1e-6)
+    state["m"] = 0.75 * state["m"] + 0.25 * gradient
+    state["v"] = 0.875 * state["v"] + 0.125 * gradient**2
+    rate = LEARNING_RATE * np.sqrt(1 - 0.875**t) / (1 - 0.75**t)
+    return value - rate * state["m"] / (np.sqrt(state["v"]) + 2.0**-20)
 
 
-ROWS: list[tuple[str, dict[str, float], Formula]] = [
-    ("sgd", {}, _sgd),
-    ("momentum", {"momentum": 0.8}, _momentum),
-    ("momentum", {"momentum": 0.8, "use_nesterov": 1.0}, _nesterov),
-    ("adagrad", {"initial_accumulator_value": 0.3}, _adagrad),
-    ("adam", {"beta1": 0.7, "beta2": 0.95, "epsilon": 1e-6}, _adam),
+def _rmsprop(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["rms"] = 0.75 * state["rms"] + 0.25 * gradient**2
+    state["momentum"] = 0.5 * state["momentum"] + LEARNING_RATE * gradient / np.sqrt(state["rms"] + 2.0**-10)
+    return value - state["momentum"]
+
+
+def _centered(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["rms"] = 0.75 * state["rms"] + 0.25 * gradient**2
+    state["mg"] = 0.75 * state["mg"] + 0.25 * gradient
+    state["momentum"] = 0.5 * state["momentum"] + LEARNING_RATE * gradient / np.sqrt(state["rms"] - state["mg"] ** 2 + 2.0**-10)
+    return value - state["momentum"]
+
+
+def _adadelta(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["accum"] = 0.75 * state["accum"] + 0.25 * gradient**2
+    update = np.sqrt(state["accum_update"] + 2.0**-10) / np.sqrt(state["accum"] + 2.0**-10) * gradient
+    state["accum_update"] = 0.75 * state["accum_update"] + 0.25 * update**2
+    return value - LEARNING_RATE * update
+
+
+def _ftrl(value: Array, state: State, gradient: Array, t: int) -> Any:
+    before, p = state["accum"], 0.25
+    state["accum"] = after = before + gradient**2
+    state["linear"] = z = state["linear"] + gradient + 2 * 0.125 * value - (after**p - before**p) / LEARNING_RATE * value
+    l2 = 0.5 + 0.75 / (2 * LEARNING_RATE)
+    return np.where(np.abs(z) > 0.25, (np.sign(z) * 0.25 - z) / (after**p / LEARNING_RATE + 2 * l2), 0)
+
+
+def _proximal_sgd(value: Array, state: State, gradient: Array, t: int) -> Any:
+    p = value - LEARNING_RATE * gradient
+    return np.sign(p) * np.maximum(np.abs(p) - LEARNING_RATE * 0.25, 0) / (1 + LEARNING_RATE * 0.5)
+
+
+def _proximal_adagrad(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["accumulator"] = state["accumulator"] + gradient**2
+    rate = LEARNING_RATE / np.sqrt(state["accumulator"])
+    p = value - rate * gradient
+    return np.sign(p) * np.maximum(np.abs(p) - rate * 0.25, 0) / (1 + rate * 0.5)
+
+
+def _moving_average(value: Array, state: State, gradient: Array, t: int) -> Any:
+    return 0.75 * value + 0.25 * gradient
+
+
+# The numbers are exact in float32, as which the optimizers take them.
+_PENALTIES = {"l1_regularization_strength": 0.25, "l2_regularization_strength": 0.5}
+_RMS = {"decay": 0.75, "momentum": 0.5, "epsilon": 2.0**-10}
+_DA = {"initial_gradient_squared_accumulator_value": 0.25, "l1_regularization_strength": 0.125, "l2_regularization_strength": 0.25}
+ROWS: list[tuple[str, str, dict[str, float], Formula]] = [
+    ("sgd", "sgd", {}, _sgd),
+    ("momentum", "momentum", {"momentum": 0.75}, _momentum),
+    ("nesterov", "momentum", {"momentum": 0.75, "use_nesterov": 1.0}, _nesterov),
+    ("adagrad", "adagrad", {"initial_accumulator_value": 0.25}, _adagrad),
+    ("adagrad_da", "adagrad_da", _DA, _adagrad_da),
+    ("adam", "adam", {"beta1": 0.75, "beta2": 0.875, "epsilon": 2.0**-20}, _adam),
+    ("rmsprop", "rmsprop", _RMS, _rmsprop),
+    ("centered", "rmsprop", {**_RMS, "centered": 1.0}, _centered),
+    ("adadelta", "adadelta", {"rho": 0.75, "epsilon": 2.0**-10}, _adadelta),
+    (
+        "ftrl",
+        "ftrl",
+        {**_PENALTIES, "learning_rate_power": -0.25, "l2_shrinkage_regularization_strength": 0.125, "beta": 0.75},
+        _ftrl,
+    ),
+    ("proximal_sgd", "proximal_sgd", _PENALTIES, _proximal_sgd),
+    ("proximal_adagrad", "proximal_adagrad", _PENALTIES, _proximal_adagrad),
+    ("assign_mean", "assign_mean", {}, lambda value, state, gradient, t: gradient),
+    ("add", "add", {}, lambda value, state, gradient, t: value + gradient),
+    ("moving_average", "moving_average", {"decay": 0.75}, _moving_average),
 ]
+every_row = pytest.mark.parametrize(("name", "hyperparameters", "formula"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 
 
-def _optimizer(name: str, hyperparameters: dict[str, float]) -> Optimizer:
-    return make_optimizer(OptimizerSpec(name=name, hyperparameters=hyperparameters, learning_rate=constant(LEARNING_RATE)))
+def _rule(name: str, hyperparameters: dict[str, float]) -> UpdateRule:
+    return UpdateRule(OptimizerSpec(name=name, hyperparameters=hyperparameters, learning_rate=constant(LEARNING_RATE)))
 
 
 class _Run:
-    """A variable under an optimizer, one block at a time; keeps both copies, as a shard does."""
+    """A variable under a rule, one block at a time; keeps both copies, as a shard does."""
 
-    def __init__(self, optimizer: Optimizer, value: Array, *, powers: Scalars | None = None) -> None:
-        self.optimizer = optimizer
-        self.value, self.out, self.scratch = value.copy(), np.empty_like(value), np.empty_like(value)
-        self.slots = {name: np.full_like(value, initial) for name, initial in optimizer.slots.items()}
-        self.powers = initial_powers(optimizer, value.dtype) if powers is None else powers
+    def __init__(self, rule: UpdateRule, value: Array) -> None:
+        self.rule = rule
+        self.value, self.out = value.copy(), np.empty_like(value)
+        self.scratch = [np.full_like(value, np.nan) for _ in range(NUM_SCRATCH)]
+        self.slots = {name: np.full_like(value, initial) for name, initial in rule.slots.items()}
+        self.step_number = 0
 
-    def step(self, gradient: Array, *, learning_rate: float = LEARNING_RATE) -> None:
-        constants = self.optimizer.constants(learning_rate, powers=self.powers, dtype=self.value.dtype)
-        slots = list(self.slots.values())
-        self.optimizer.apply_block(self.value, out=self.out, slots=slots, gradient=gradient, scratch=self.scratch, constants=constants)
+    def step(self, gradient: Array) -> None:
+        self.rule.begin(self.step_number)
+        self.rule.apply(self.value, out=self.out, slots=list(self.slots.values()), gradient=gradient, scratch=self.scratch)
+        self.rule.advance()
         self.value, self.out = self.out, self.value
-        self.powers = next_powers(self.optimizer, self.powers)
+        self.step_number += 1
 
 
 def test_every_known_optimizer_has_a_row() -> None:
-    assert {name for name, _, _ in ROWS} == set(OPTIMIZERS)
+    assert {row[1] for row in ROWS} == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("name", "hyperparameters", "formula"), ROWS, ids=["sgd", "momentum", "nesterov", "adagrad", "adam"])
-def test_fifty_steps_follow_the_formula(
+@every_row
+def test_thirty_steps_follow_the_formula(
     name: str, hyperparameters: dict[str, float], formula: Formula, dtype: type[np.floating[Any]]
 ) -> None:
     rng = np.random.default_rng(1)
-    run = _Run(_optimizer(name, hyperparameters), rng.standard_normal(37).astype(dtype))
+    run = _Run(_rule(name, hyperparameters), rng.standard_normal(37).astype(dtype))
     value = run.value.astype(np.float64)
     state: State = {slot: memory.astype(np.float64) for slot, memory in run.slots.items()}
-    for t in range(1, 51):
+    for t in range(1, 31):
         gradient = rng.standard_normal(37).astype(dtype)
         run.step(gradient)
         value = formula(value, state, gradient.astype(np.float64), t)
-    tolerance = 2e-5 if dtype is np.float32 else 1e-13
+    # In float32, centered rmsprop takes the difference of two numbers that are nearly equal. Adam's powers are float32 numbers.
+    tolerance = 1e-4 if dtype is np.float32 else 1e-7 if name == "adam" else 1e-12
     np.testing.assert_allclose(run.value, value, rtol=tolerance, atol=tolerance)
     for slot, memory in run.slots.items():
         np.testing.assert_allclose(memory, state[slot], rtol=tolerance, atol=tolerance)
     assert run.value.dtype == dtype
 
 
-@pytest.mark.parametrize(("name", "hyperparameters", "formula"), ROWS, ids=["sgd", "momentum", "nesterov", "adagrad", "adam"])
-def test_kernel_leaves_value_and_gradient_alone(name: str, hyperparameters: dict[str, float], formula: Formula) -> None:
+@every_row
+def test_value_and_gradient_are_left_alone(name: str, hyperparameters: dict[str, float], formula: Formula) -> None:
     value, gradient = np.linspace(-1, 1, 9), np.linspace(2, 3, 9)
-    run = _Run(_optimizer(name, hyperparameters), value)
+    run = _Run(_rule(name, hyperparameters), value)
     kept_value, kept_gradient = run.value, gradient.copy()
     run.step(gradient)
     np.testing.assert_array_equal(kept_value, value)
     np.testing.assert_array_equal(gradient, kept_gradient)
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=[f"{c['optimizer']}-{c['dtype']}-{i}" for i, c in enumerate(RECORDED)])
-def test_recorded_case_of_the_original(case: dict[str, Any]) -> None:
-    dtype = np.dtype(case["dtype"])
-    # The original makes float32 tensors of hyper-parameters, and keeps Adam's powers of beta in float32, also for float64 variables.
-    given = {name: value if name.startswith("initial") else float(np.float32(value)) for name, value in case["hyperparameters"].items()}
-    rate = given.pop("learning_rate")
-    optimizer = _optimizer(case["optimizer"], given)
-    run = _Run(optimizer, np.array(case["initial"], dtype), powers=initial_powers(optimizer, np.dtype(np.float32)))
-    assert sorted(run.slots) == case["slot_names"]
-    tolerance = 1e-5 if dtype == np.float32 else 1e-9
-    for step in case["steps"]:
-        run.step(np.array(step["gradient"], dtype), learning_rate=rate)
-        np.testing.assert_allclose(run.value, np.array(step["expect"], dtype), rtol=tolerance)
-        for slot, expected in step["slots"].items():
-            np.testing.assert_allclose(run.slots[slot], np.array(expected, dtype), rtol=tolerance)
+@every_row
+def test_slot_names_are_sorted(name: str, hyperparameters: dict[str, float], formula: Formula) -> None:
+    names = list(_rule(name, hyperparameters).slots)
+    assert names == sorted(names)
 
 
-def test_hyperparameters_have_the_precision_of_the_variable() -> None:
-    run = _Run(_optimizer("sgd", {}), np.zeros(1))
-    run.step(np.ones(1), learning_rate=0.1)
-    assert run.value[0] == -0.1
+def test_ftrl_lets_an_untouched_element_be_zero_where_there_is_nothing_to_divide() -> None:
+    """0 / 0 is what the formula says with an accumulator that starts at 0; the original selects before it shows."""
+    run = _Run(_rule("ftrl", {"initial_accumulator_value": 0.0}), np.ones(2))
+    with np.errstate(all="ignore"):
+        run.step(np.array([0.0, 1.0]))
+    assert run.value[0] == 0.0
+    assert run.value[1] == pytest.approx(0.9375, rel=1e-6)
+
+
+def test_penalties_make_small_variables_exactly_zero() -> None:
+    for name in ("proximal_sgd", "proximal_adagrad", "ftrl", "adagrad_da"):
+        run = _Run(_rule(name, {"l1_regularization_strength": 100.0}), np.full(3, 0.01))
+        run.step(np.array([-0.001, 0.0, 0.001]))
+        assert run.value.tolist() == [0.0, 0.0, 0.0], name

@@ -1,0 +1,92 @@
+"""The moving averages of a shard's variables, one step after the other. Knows arrays and decays; no optimizer and no lock.
+
+Formula of tf.compat.v1.train.ExponentialMovingAverage: average -= (1 - decay) * (average - variable). As there, 1 - decay is a float32
+number.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.averages import AverageSpec
+from ps_protocol.layout import Layout
+from ps_protocol.tensors import Array
+from ps_server.apply_plan import Planner, Run
+
+
+class AverageKeeper:
+    """Knows which variables of a layout are averaged, and the factor of each step; the averages lie in the caller's memory."""
+
+    def __init__(self, layout: Layout, spec: AverageSpec, *, initial_step: int) -> None:
+        self._layout = layout
+        self._spec = spec
+        self._initial_step = initial_step
+        self._runs = _averaged_runs(layout, spec)
+        # The product of the decays of the steps before `_next_step`.
+        self._product, self._next_step = 1.0, initial_step
+
+    def start(self, average: Array, values: Array) -> None:
+        """Gives the averages in `average` their first values, from those of the variables."""
+        for run in self._runs:
+            average[run.start : run.stop] = 0 if self._spec.zero_debias else values[run.start : run.stop]
+
+    def update(self, average: Array, values: Array, *, step: int, scratch: tuple[Array, Array]) -> None:
+        """Moves the averages towards the values that the update of `step` has made; `scratch`: two blocks of bytes of equal length."""
+        rate = self._rate(step)
+        for run in self._runs:
+            dtype = run.arena.data_type.sum_dtype
+            blocks = scratch[0].view(dtype), scratch[1].view(dtype)
+            _move(_elements(average, run), _elements(values, run), rate, blocks=blocks)
+
+    def _rate(self, step: int) -> float:
+        rate = float(np.float32(1) - self._decay(step))
+        if not self._spec.zero_debias:
+            return rate
+        if step + 1 < self._next_step:
+            self._product, self._next_step = 1.0, self._initial_step
+        while self._next_step <= step:
+            self._product *= float(self._decay(self._next_step))
+            self._next_step += 1
+        # A decay of 1 never moves; it has no debiased average either.
+        return rate / (1.0 - self._product) if self._product < 1.0 else 0.0
+
+    def _decay(self, step: int) -> "np.float32":
+        return np.float32(self._spec.decay_at(step + 1))
+
+
+def averaged_slices(layout: Layout, spec: AverageSpec) -> tuple[int, ...]:
+    """Returns the positions in `layout.slices` of those that have an average: the ones named, or all that take gradients."""
+    if spec.variables:
+        names = set(spec.variables)
+        return tuple(index for index, piece in enumerate(layout.slices) if piece.variable.name in names)
+    optimizers = [piece.variable.optimizer for piece in layout.slices]
+    return tuple(index for index, optimizer in enumerate(optimizers) if optimizer is None or not optimizer.is_update_rule)
+
+
+def _averaged_runs(layout: Layout, spec: AverageSpec) -> tuple[Run, ...]:
+    others = set(range(len(layout.slices))) - set(averaged_slices(layout, spec))
+    return tuple(run for run in Planner(layout).runs(1, absent=[sorted(others)]) if run.contributors)
+
+
+def _elements(memory: Array, run: Run) -> Array:
+    return memory[run.start : run.stop].view(run.arena.data_type.dtype)
+
+
+def _move(average: Array, values: Array, rate: float, *, blocks: tuple[Array, Array]) -> None:
+    factor, block_size = blocks[0].dtype.type(rate), blocks[0].size
+    for start in range(0, values.size, block_size):
+        part, target = average[start : start + block_size], values[start : start + block_size]
+        change, precise = blocks[0][: part.size], blocks[1][: part.size]
+        if part.dtype == change.dtype:
+            _move_block(part, target, factor, change=change)
+            continue
+        np.copyto(precise, part)
+        np.copyto(change, target)
+        _move_block(precise, change, factor, change=change)
+        np.copyto(part, precise, casting="same_kind")
+
+
+def _move_block(average: Array, values: Array, factor: "np.floating[Any]", *, change: Array) -> None:
+    np.subtract(average, values, out=change)
+    np.multiply(change, factor, out=change)
+    np.subtract(average, change, out=average)

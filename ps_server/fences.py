@@ -1,0 +1,70 @@
+"""Whom a parameter server serves: its epoch, the chief that has it, and whether it still works at all. Knows no lock, model or wire."""
+
+from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, ShuttingDown, Superseded
+
+
+class Fences:
+    """Epoch and incarnation that calls must have. `name` is the server's, for texts. The caller serialises the calls."""
+
+    def __init__(self, name: str) -> None:
+        self.epoch = 0
+        self.chief_incarnation = 0
+        self._name = name
+        self._damage = ""
+        self._shutdown_reason: str | None = None
+
+    def adopt(self, *, epoch: int, chief_incarnation: int) -> bool:
+        """Lets a chief take over, and says whether a new epoch begins; raises InvalidSpec or Superseded."""
+        if epoch < 1 or chief_incarnation < 1:
+            raise InvalidSpec(f"{self._name}: epoch {epoch} and chief incarnation {chief_incarnation}: want both >= 1")
+        self._check_chief(chief_incarnation)
+        if epoch < self.epoch:
+            raise Superseded(f"{self._name}: cluster epoch is {self.epoch}, you have {epoch}; a later chief has rolled the cluster back")
+        is_new = epoch > self.epoch
+        self.epoch, self.chief_incarnation = epoch, chief_incarnation
+        return is_new
+
+    def check_running(self) -> None:
+        """Raises ShuttingDown or InternalError if the server serves nobody any more."""
+        if self._shutdown_reason is not None:
+            raise ShuttingDown(f"{self._name} is shutting down: {self._shutdown_reason}")
+        if self._damage:
+            raise InternalError(self._damage)
+
+    def check_caller(self, epoch: int) -> None:
+        """Raises EpochMismatch, or what `check_running` raises."""
+        self.check_running()
+        if not self.epoch:
+            raise self.other_epoch(epoch)
+        self.check_epoch(epoch)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raises EpochMismatch unless it is the cluster's."""
+        if epoch != self.epoch:
+            raise self.other_epoch(epoch)
+
+    def check_chief_call(self, epoch: int, chief_incarnation: int) -> None:
+        """Notes the incarnation of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
+        self.check_caller(epoch)
+        self._check_chief(chief_incarnation)
+        self.chief_incarnation = chief_incarnation
+
+    def other_epoch(self, epoch: int) -> EpochMismatch:
+        """Returns the error for a caller of another epoch."""
+        stands = f"cluster epoch is {self.epoch}" if self.epoch else "no chief has adopted it since it started"
+        return EpochMismatch(f"{self._name}: {stands}, you have epoch {epoch}; reconnect", facts={"epoch": str(self.epoch)})
+
+    def refuse_from_now_on(self, reason: str) -> None:
+        """Makes every later call raise ShuttingDown. The first reason stays."""
+        self._shutdown_reason = self._shutdown_reason or reason or "asked to"
+
+    def note_damage(self, step: int) -> None:
+        """Makes every later call raise InternalError: what an apply changes in place is half old, half new."""
+        self._damage = f"{self._name}: applying step {step} failed half-way; its slots are lost, restart from a checkpoint"
+
+    def _check_chief(self, chief_incarnation: int) -> None:
+        if chief_incarnation < self.chief_incarnation:
+            raise Superseded(
+                f"{self._name}: chief incarnation {self.chief_incarnation} has adopted it, you are {chief_incarnation}; end this chief",
+                facts={"chief_incarnation": str(self.chief_incarnation)},
+            )

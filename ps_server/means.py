@@ -1,0 +1,49 @@
+"""The mean, or the sum, of several contributions' gradients: one block of elements at a time. Knows arrays; no variable and no step.
+
+Sums are made in the order given and in the type of `out`: float32 for half-precision gradients, whose own sums stop growing early.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ps_protocol.tensors import Array
+
+
+def mean_of(blocks: Sequence[Array], *, out: Array, scratch: Array, weights: Sequence[float] = (), sums: bool = False) -> Array:
+    """Returns the mean of one or more blocks of equal length, in `out` or, when there is nothing to compute, the one block itself.
+
+    `weights`: a factor for each block; they do not change what the sum is divided by. `sums`: nothing is divided at all.
+    """
+    if weights or blocks[0].dtype != out.dtype:
+        _add_up_converted(blocks, weights, out=out, scratch=scratch)
+    elif len(blocks) == 1:
+        return blocks[0]
+    else:
+        np.add(blocks[0], blocks[1], out=out)
+        for block in blocks[2:]:
+            np.add(out, block, out=out)
+    if not sums:
+        _divide(out, len(blocks))
+    return out
+
+
+def _add_up_converted(blocks: Sequence[Array], weights: Sequence[float], *, out: Array, scratch: Array) -> None:
+    for position, block in enumerate(blocks):
+        term = scratch if position else out
+        np.copyto(term, block)
+        if weights and weights[position] != 1.0:
+            np.multiply(term, out.dtype.type(weights[position]), out=term)
+        if position:
+            np.add(out, term, out=out)
+
+
+def _divide(total: Array, number: int) -> None:
+    if number == 1:
+        return
+    count = total.dtype.type(number)
+    if number & (number - 1):
+        np.divide(total, count, out=total)
+    else:
+        # A power of two has an exact reciprocal: the same result at half the price.
+        np.multiply(total, 1 / count, out=total)

@@ -1,0 +1,30 @@
+"""What a shard reports of itself. Knows model and fences; no lock."""
+
+from ps_protocol.shard import ShardStatus
+from ps_server.fences import Fences
+from ps_server.shard_model import ShardModel
+
+
+def shard_status(
+    model: ShardModel | None, fences: Fences, *, shard: int, process_incarnation: int, allocated_bytes: int, last_apply_s: float
+) -> ShardStatus:
+    """Returns step, memory and counters; zeros for what there is not before the variables stand."""
+    accumulator = model.accumulator if model else None
+    layout = model.spec.layout if model else None
+    return ShardStatus(
+        shard=shard,
+        process_incarnation=process_incarnation,
+        epoch=fences.epoch,
+        chief_incarnation=fences.chief_incarnation,
+        step=model.step if model else None,
+        num_slices=len(layout.slices) + len(layout.tables) if layout else 0,
+        arena_bytes=layout.nbytes + sum(table.nbytes for table in layout.tables) if layout else 0,
+        allocated_bytes=allocated_bytes,
+        num_staged=accumulator.num_staged if accumulator else 0,
+        num_pushes=accumulator.num_pushes if accumulator else 0,
+        num_stale=accumulator.num_stale if accumulator else 0,
+        num_duplicates=accumulator.num_duplicates if accumulator else 0,
+        num_nonfinite=model.num_nonfinite if model else 0,
+        last_apply_s=last_apply_s,
+        settings_version=model.settings.current.version if model else 0,
+    )

@@ -1,0 +1,118 @@
+"""Memory for contributions under way: what a header asks for, checked and lent, and put in order once whole. Knows no push id or step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.layout import ALIGNMENT, Layout, VariableSlice
+from ps_protocol.segments import Segments, SegmentWriter
+from ps_protocol.shard import SparsePart
+from ps_protocol.tensors import MAX_TENSOR_BYTES, Array
+from ps_server.memory import BufferPool, MemoryBudget
+from ps_server.row_gradient import RowGradient, check_indices, in_order
+
+INDEX_DTYPE = np.dtype("<i8")
+# Beside the rows as they came: what sorting or merging them takes, and the journal of the rows that they touch.
+_COPIES_OF_ROWS = 3
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(slots=True, eq=False)
+class StagedGradients:
+    """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position."""
+
+    writer: SegmentWriter
+    dense: Array
+    absent: tuple[int, ...] = ()
+    rows: dict[int, RowGradient] = field(default_factory=dict)
+    reserved_bytes: int = 0
+
+
+class StagingMemory:
+    """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent."""
+
+    def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._budget = budget
+
+    def lend(self, sparse: Sequence[SparsePart], absent: tuple[int, ...], *, purpose: str) -> StagedGradients:
+        """Returns memory with undefined contents; raises InvalidSpec if the layout has no such tables or slices, or LimitExceeded."""
+        self._check(sparse, absent)
+        pieces, rows, reserved = self._rows_memory(sparse, purpose)
+        try:
+            is_left_out = bool(absent) and len(absent) == len(self._layout.slices)
+            dense = _NO_BYTES if is_left_out else self._pool.lend(purpose=purpose)
+        except BaseException:
+            self._budget.release(reserved)
+            raise
+        return StagedGradients(Segments([dense, *pieces]).writer(), dense, absent, rows, reserved)
+
+    def take_back(self, staged: StagedGradients) -> None:
+        """Accepts memory again."""
+        if staged.dense is not _NO_BYTES:
+            self._pool.take_back(staged.dense)
+        self._budget.release(staged.reserved_bytes)
+        staged.rows, staged.reserved_bytes = {}, 0
+
+    def end_step(self) -> None:
+        """Lets go of arenas that no step has needed lately."""
+        self._pool.end_step()
+
+    def put_in_order(self, staged: StagedGradients) -> None:
+        """Makes the indices of whole gradients ascend, each once; raises IndexOutOfRange."""
+        for position, gradient in staged.rows.items():
+            piece = self._layout.tables[position]
+            check_indices(gradient.indices, num_rows=piece.stop - piece.start, name=piece.variable.name, first_row=piece.start)
+            with np.errstate(all="ignore"):
+                staged.rows[position] = in_order(gradient, sum_dtype=piece.variable.data_type.sum_dtype)
+
+    def _check(self, sparse: Sequence[SparsePart], absent: tuple[int, ...]) -> None:
+        tables, num_slices, num_tables = [part.table for part in sparse], len(self._layout.slices), len(self._layout.tables)
+        if absent and not _ascend(absent, num_slices):
+            raise InvalidSpec(f"absent: want ascending positions of the shard's {num_slices} slices, each at most once; ask for the layout")
+        if tables and not _ascend(tables, num_tables):
+            raise InvalidSpec(f"sparse: want ascending positions of the shard's {num_tables} tables, each at most once; ask for the layout")
+
+    def _rows_memory(self, sparse: Sequence[SparsePart], purpose: str) -> tuple[list[Array], dict[int, RowGradient], int]:
+        pieces: list[Array] = []
+        rows: dict[int, RowGradient] = {}
+        nbytes = sum(_part_bytes(part, self._layout.tables[part.table]) for part in sparse)
+        reserved = nbytes * _COPIES_OF_ROWS
+        self._budget.reserve(reserved, purpose=f"{purpose} (rows of tables)")
+        try:
+            for part in sparse:
+                piece = self._layout.tables[part.table]
+                indices, values = _uninitialised(part.num_rows * INDEX_DTYPE.itemsize), _uninitialised(part.num_rows * piece.row_bytes)
+                shape = part.num_rows, math.prod(piece.variable.shape[1:])
+                values_view = values.view(piece.variable.data_type.dtype).reshape(shape)
+                rows[part.table] = RowGradient(indices=indices.view(INDEX_DTYPE), rows=values_view)
+                pieces += (indices, values)
+        except MemoryError:
+            self._budget.release(reserved)
+            raise LimitExceeded(f"{purpose}: this machine does not give the memory for its rows; push fewer rows at once") from None
+        return pieces, rows, reserved
+
+
+def _part_bytes(part: SparsePart, piece: VariableSlice) -> int:
+    nbytes = part.num_rows * (INDEX_DTYPE.itemsize + piece.row_bytes)
+    if part.num_rows < 0:
+        raise InvalidSpec(f"variable {piece.variable.name!r}: {part.num_rows} rows, want >= 0")
+    if nbytes > MAX_TENSOR_BYTES:
+        raise LimitExceeded(
+            f"variable {piece.variable.name!r}: a gradient of {part.num_rows} rows; push at most {MAX_TENSOR_BYTES} bytes of them"
+        )
+    return nbytes
+
+
+def _uninitialised(nbytes: int) -> Array:
+    # Rounded up, so that NumPy's allocator gives memory that any element type is aligned in.
+    return np.empty(-(-nbytes // ALIGNMENT) * ALIGNMENT, np.uint8)[:nbytes]
+
+
+def _ascend(positions: Sequence[int], count: int) -> bool:
+    return positions[0] >= 0 and positions[-1] < count and all(a < b for a, b in pairwise(positions))

@@ -1,0 +1,88 @@
+"""Who may change a model now, and who is reading it: a step takes its turn alone, arrivals share theirs. Knows threads; no model."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+from ps_protocol.errors import Unavailable
+
+# How long a call waits for a step under way before it asks its caller to repeat it.
+TURN_WAIT_S = 20.0
+# How long an apply waits for readers of what it would overwrite, where steps do not wait for anybody else.
+READERS_WAIT_S = 2.0
+
+
+class Turns:
+    """`lock` is the owner's; what ends in `_locked` is called while it is held, and may let it go while waiting."""
+
+    def __init__(self, lock: Condition, *, name: str) -> None:
+        self._lock = lock
+        self._name = name
+        self._is_taken = False
+        self._num_sharing = 0
+        self._readers: Counter[int] = Counter()
+        # Readers of earlier steps than this one have been waited for in vain.
+        self._given_up_before = 0
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A turn that nobody else has. Waits for those under way; raises Unavailable if that takes too long."""
+        with self._lock:
+            self.wait_locked()
+            self._is_taken = True
+            try:
+                self._wait_for_locked(lambda: not self._num_sharing)
+            except BaseException:
+                self._end_locked()
+                raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._end_locked()
+
+    def wait_locked(self) -> None:
+        """Waits until no step is under way. Raises Unavailable."""
+        self._wait_for_locked(lambda: not self._is_taken)
+
+    def share_locked(self) -> None:
+        """Begins an arrival; `wait_locked` must have returned just now."""
+        self._num_sharing += 1
+
+    def end_shared_locked(self) -> None:
+        """Ends an arrival."""
+        self._num_sharing -= 1
+        self._lock.notify_all()
+
+    @contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """A reader of `step` is at work; an apply that would overwrite what it reads may wait for it."""
+        with self._lock:
+            self._readers[step] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers[step] -= 1
+                if not self._readers[step]:
+                    del self._readers[step]
+                    self._lock.notify_all()
+
+    def wait_for_readers_locked(self, *, before: int) -> None:
+        """Waits until nobody reads a step before `before`, but at most READERS_WAIT_S.
+
+        Who is slower than that has to read again, and is not waited for any more: one reader that hangs does not set the pace.
+        """
+        if before < self._given_up_before:
+            self._given_up_before = 0
+        if not self._lock.wait_for(lambda: not any(self._given_up_before <= step < before for step in self._readers), READERS_WAIT_S):
+            self._given_up_before = before
+
+    def _wait_for_locked(self, is_so: Callable[[], bool]) -> None:
+        if not self._lock.wait_for(is_so, TURN_WAIT_S):
+            raise Unavailable(f"{self._name}: a step has been under way for {TURN_WAIT_S:g} s; repeat the call")
+
+    def _end_locked(self) -> None:
+        self._is_taken = False
+        self._lock.notify_all()

@@ -1,0 +1,113 @@
+"""One rule of a shard: an optimizer with its learning rate, powers and weight decay, step after step. Knows blocks; no variable, no lock.
+
+Several variables share a rule, dense ones and tables; each step begins it once, applies it to any number of blocks, and advances it once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import INITIAL_HYPERPARAMETERS, OPTIMIZERS, OptimizerSpec
+from ps_protocol.tensors import Array
+from ps_server.optimizers import initial_powers, make_formula, next_powers
+from ps_server.optimizers_formula import NUM_SCRATCH, Formula, Scalars, single
+from ps_server.schedules import learning_rate
+
+__all__ = ["NUM_SCRATCH", "UpdateRule"]
+
+
+class _Moment:
+    """The numbers of one step. Replaced as a whole, so that who applies in another thread sees those of one step."""
+
+    def __init__(self, formula: Formula, *, rate: float, powers: Scalars, step: int, weight_decay: float) -> None:
+        self.formula = formula
+        self.has_weight_decay = bool(weight_decay)
+        self._rate, self._powers, self._step = rate, powers, step
+        self._weight_decay = weight_decay
+        self._constants: dict[np.dtype[Any], tuple[Scalars, np.floating[Any]]] = {}
+
+    def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]"]:
+        """Returns the formula's constants, and lr * weight decay."""
+        if dtype not in self._constants:
+            with np.errstate(all="ignore"):
+                constants = self.formula.constants(self._rate, powers=self._powers, step=self._step, dtype=dtype)
+                self._constants[dtype] = constants, dtype.type(self._rate * self._weight_decay)
+        return self._constants[dtype]
+
+
+class UpdateRule:
+    """Applies what `spec` says. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several beside them."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        self._spec = spec
+        self._formula = make_formula(spec)
+        self._powers = initial_powers(self._formula)
+        self._slots = dict(self._formula.slots)
+        self._begun: int | None = None
+        self._moment = self._at(0)
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        """The optimizer with its present numbers."""
+        return self._spec
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        """Names of the slots, sorted, and the value that each starts with."""
+        return self._slots
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the rows of a table that no gradient touches stay as they are, with their slots. Not so for adam, unless asked for."""
+        return self._spec.name != "adam" or bool(self._spec.hyperparameter("lazy"))
+
+    @property
+    def sums(self) -> bool:
+        """Whether it wants the sum of the contributions, not their mean."""
+        return self._spec.name == "add"
+
+    def begin(self, step: int) -> None:
+        """Makes the numbers of the step whose gradients are applied next. Repeated for the same step, it has no effect."""
+        if self._begun != step:
+            self._moment = self._at(step)
+            self._begun = step
+
+    def apply(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array]) -> None:
+        """Writes the next values of a block to `out`, and those of the slots in place.
+
+        All arrays are one-dimensional, contiguous, of one length, and of `sum_dtype`, which is computed in. `slots` has the order of
+        their names; `scratch` has at least NUM_SCRATCH blocks; no two arrays share memory; `value` and `gradient` stay as they are.
+        Infinities and nan go where the formula takes them; a caller that wants no warnings of them says so by np.errstate.
+        """
+        moment = self._moment
+        constants, decay = moment.constants(value.dtype)
+        moment.formula.apply_block(value, out=out, slots=slots, gradient=gradient, scratch=scratch, constants=constants)
+        if moment.has_weight_decay:
+            np.multiply(value, decay, out=scratch[0])
+            np.subtract(out, scratch[0], out=out)
+
+    def advance(self) -> None:
+        """Ends a step: the powers of the optimizer's decays move on."""
+        self._powers = next_powers(self._formula, self._powers)
+        self._begun = None
+
+    def change(self, spec: OptimizerSpec) -> None:
+        """Goes on with other numbers, from the next `begin`; powers and slots stay.
+
+        Raises InvalidSpec for another optimizer, or another value of what only counts when the model is created.
+        """
+        if spec.name != self._spec.name:
+            raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: its slots are others; create the model anew")
+        for name in sorted(INITIAL_HYPERPARAMETERS & OPTIMIZERS[spec.name].keys()):
+            if spec.hyperparameter(name) != self._spec.hyperparameter(name):
+                raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
+        self._spec = spec
+        self._formula = make_formula(spec)
+        self._begun = None
+
+    def _at(self, step: int) -> _Moment:
+        weight_decay = 0.0 if self._spec.is_update_rule else self._spec.hyperparameter("weight_decay")
+        rate = single(learning_rate(self._spec.learning_rate, step=step))
+        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=weight_decay)

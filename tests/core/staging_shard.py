@@ -1,0 +1,61 @@
+"""An accumulator at a step, and the words of workers for it. Knows how to open, fill and stage; asserts nothing."""
+
+from ps_protocol.layout import Layout, VariableSlice
+from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult
+from ps_protocol.tensors import DataType, VariableSpec
+from ps_server.accumulator import Contribution, GradientAccumulator
+from ps_server.memory import BufferPool, MemoryBudget
+from ps_server.staging import StagingMemory
+
+NBYTES = 64
+LAYOUT = Layout([VariableSlice(variable=VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(16,)), start=0, stop=16)])
+STEP = 5
+
+
+class StagingShard:
+    """An accumulator and its pool, at a step."""
+
+    def __init__(self, *, max_staged_per_worker: int = 2, limit_bytes: int | None = None) -> None:
+        self.budget = MemoryBudget(limit_bytes, owner="ps 0")
+        self.pool = BufferPool(NBYTES, budget=self.budget)
+        staging = StagingMemory(LAYOUT, self.pool, budget=self.budget)
+        self.accumulator = GradientAccumulator(staging, max_staged_per_worker=max_staged_per_worker)
+        self.step = STEP
+
+    def open(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP) -> Contribution:
+        push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
+        header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=LAYOUT.hash)
+        return self.accumulator.open(header, current_step=self.step)
+
+    def fill(self, contribution: Contribution, value: int = 1) -> bool:
+        memory = self.accumulator.begin_write(contribution)
+        if memory is None:
+            return False
+        memory.writer.write(0, bytes([value]) * NBYTES)
+        self.accumulator.end_write(contribution)
+        return True
+
+    def stage(self, contribution: Contribution) -> PushReply:
+        return self.accumulator.stage(contribution, current_step=self.step)
+
+    def push(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, value: int = 1) -> PushResult:
+        contribution = self.open(worker, incarnation=incarnation, sequence=sequence, step=step)
+        self.fill(contribution, value)
+        return self.stage(contribution).result
+
+    def values(self, *push_ids: PushId) -> list[int]:
+        contributions = self.accumulator.contributions(push_ids, step=self.step)
+        return [int(contribution.memory.dense[0]) for contribution in contributions if contribution.memory is not None]
+
+    def advance(self) -> None:
+        self.step += 1
+        self.accumulator.advance(self.step)
+
+    @property
+    def num_lent(self) -> int:
+        return self.pool._num_lent
+
+
+def push_id(worker: int, *, incarnation: int = 1, sequence: int = 1) -> PushId:
+    """The id of a push."""
+    return PushId(worker=worker, incarnation=incarnation, sequence=sequence)

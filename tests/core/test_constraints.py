@@ -1,0 +1,66 @@
+"""Constraints on variables: what the formulas make of values within and without."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps_protocol.tensors import DataType
+from ps_protocol.variable_options import Constraint, ConstraintKind
+from ps_server.constraints import EPSILON, constrain
+
+NON_NEGATIVE = Constraint(kind=ConstraintKind.NON_NEGATIVE)
+CLIP = Constraint(kind=ConstraintKind.CLIP, low=-0.5, high=2.0)
+MAX_NORM = Constraint(kind=ConstraintKind.MAX_NORM, high=2.0)
+UNIT_NORM = Constraint(kind=ConstraintKind.UNIT_NORM)
+
+
+@pytest.mark.parametrize("dtype", [data_type.dtype for data_type in DataType])
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (NON_NEGATIVE, [[3.0, 0.0], [4.0, 0.0]]),
+        (CLIP, [[2.0, -0.5], [2.0, -0.25]]),
+        # Norms over axis 0 are 5 and 0.75…: the first column shrinks, the second one stays.
+        (MAX_NORM, [[3 * 2 / 5, -0.75], [4 * 2 / 5, -0.25]]),
+        (UNIT_NORM, [[3 / 5, -0.75 / 0.625**0.5], [4 / 5, -0.25 / 0.625**0.5]]),
+    ],
+    ids=["non_negative", "clip", "max_norm", "unit_norm"],
+)
+def test_matrix_satisfies_the_constraint(constraint: Constraint, expected: list[list[float]], dtype: np.dtype[Any]) -> None:
+    value = np.array([[3.0, -0.75], [4.0, -0.25]], dtype)
+    constrain(value, constraint)
+    np.testing.assert_allclose(value.astype(np.float64), expected, rtol=1e-2 if dtype.itemsize == 2 else 1e-6)
+
+
+def test_vector_and_scalar_have_one_norm() -> None:
+    vector, scalar = np.array([3.0, 4.0]), np.array(-8.0)
+    constrain(vector, MAX_NORM)
+    constrain(scalar, UNIT_NORM)
+    np.testing.assert_allclose(vector, [1.2, 1.6], rtol=1e-6)
+    np.testing.assert_allclose(scalar, -1.0, rtol=1e-6)
+
+
+def test_zeros_have_no_direction_and_stay() -> None:
+    for constraint in (MAX_NORM, UNIT_NORM):
+        value = np.zeros((2, 2), np.float32)
+        constrain(value, constraint)
+        assert not value.any()
+
+
+def test_epsilon_is_that_of_the_formula() -> None:
+    value = np.array([EPSILON])
+    constrain(value, UNIT_NORM)
+    assert value[0] == pytest.approx(0.5)
+
+
+def test_nan_stays_to_be_seen() -> None:
+    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM):
+        value = np.array([np.nan, 1.0])
+        constrain(value, constraint)
+        assert np.isnan(value[0]), constraint
+
+
+def test_variable_without_elements_satisfies_everything() -> None:
+    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM):
+        constrain(np.zeros((0, 3), np.float32), constraint)
