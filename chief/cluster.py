@@ -1,22 +1,35 @@
 """The coordinator's state in one place, what it amounts to, and the status made of it. Decides nothing; `now` is an argument."""
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chief.coordination import CoordinationConfig
 from chief.deadlines import Deadlines
+from chief.discards import Discards
 from chief.explain import Situation, explain, is_waiting
 from chief.ledger import Ledger
 from chief.membership import Member, Membership
 from chief.model_registry import ModelRegistry
-from chief.policy import Policy, SyncPolicy
+from chief.policies import new_policy
+from chief.policy import Policy
 from chief.shard_table import ShardTable
 from chief.waiting_calls import WaitingCalls
+from chief.wording import optimizer_words
 from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
 from ps_protocol.errors import InvalidSpec, TrainingFailed
+from ps_protocol.shard import PushId
 
 _TOLD_S = 0.25
+
+
+class UnderWay(enum.Enum):
+    """What all shards are at: they say how large a step's mean is, apply it, or learn how to work from now on."""
+
+    PREPARE = 1
+    APPLY = 2
+    CONFIGURE = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +45,15 @@ class Cluster:
     ledger: Ledger
     deadlines: Deadlines
     waiting: WaitingCalls
+    discards: Discards = field(default_factory=Discards)
+    # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
+    oldest_kept: int = 0
+    # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step all the same.
+    turned_away: set[int] = field(default_factory=set)
+    under_way: UnderWay | None = None
+    # The latest settings that hold, and the model's optimizer as they have it (empty: as the model has it).
+    settings_version: int = 0
+    optimizer: str = ""
     failure: str = ""
     finish_reason: str = ""
     # Set while a step is being applied that shall be the last one, with the calls that wait for that.
@@ -76,6 +98,11 @@ class Cluster:
         """A member has called: its lease runs anew."""
         self.deadlines.set((member.kind.name, member.index), self.membership.touch(member, now=now))
 
+    def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
+        """Asks the policy for a token on behalf of a worker; None: it must wait."""
+        behind = worker in self.turned_away
+        return self.policy.ask(worker, local_step=local_step - behind, request_id=request_id)
+
     def explain(self, now: float, *, asking: int | None = None) -> str:
         """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
         return explain(self._situation(asking), now=now)
@@ -98,9 +125,9 @@ class Cluster:
             reason=situation.reason,
             global_step=policy.step,
             max_steps=self.config.max_steps,
-            policy=policy.name,
+            policy=policy.spec.text,
             replicas_to_aggregate=policy.num_required,
-            total_num_replicas=self.config.total_num_replicas or 0,
+            total_num_replicas=self.config.num_workers or 0,
             num_contributions=policy.num_contributions,
             waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
             step_age_s=self.ledger.step_age_s(now),
@@ -110,7 +137,14 @@ class Cluster:
             num_accepted=self.ledger.num_accepted,
             num_stale=self.ledger.num_stale,
             num_late=self.ledger.num_late,
+            hyperparameters_version=self.settings_version,
+            optimizer=self.optimizer or (optimizer_words(self.registry.model.optimizer) if self.registry.model else ""),
+            max_observed_staleness=self.ledger.max_staleness,
         )
+
+    def take_discards(self) -> tuple[PushId, ...]:
+        """Takes out the contributions that shards may drop with the step that begins now."""
+        return self.discards.take(self.policy.counted()) if self.discards and self.policy.spec.accepts_stale else ()
 
     def _situation(self, asking: int | None = None) -> Situation:
         return Situation(
@@ -121,19 +155,19 @@ class Cluster:
             registry=self.registry,
             shards=self.shards,
             ledger=self.ledger,
-            total_num_replicas=self.config.total_num_replicas,
+            total_num_replicas=self.config.num_workers,
             waiting=self.waiting.token_workers if asking is None else self.waiting.token_workers | {asking},
         )
 
 
 def new_cluster(config: CoordinationConfig, *, shard_addresses: Sequence[str], epoch: int, policy: Policy | None, now: float) -> Cluster:
-    """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: strict "sync"."""
+    """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: the configuration's."""
     deadlines = Deadlines()
     return Cluster(
         config=config,
         epoch=epoch,
         membership=Membership(config=config, epoch=epoch),
-        policy=policy or SyncPolicy(num_required=config.num_required, num_extras=config.num_extras),
+        policy=policy or new_policy(config),
         registry=ModelRegistry(num_shards=len(shard_addresses)),
         shards=ShardTable(shard_addresses, now=now),
         ledger=Ledger(size=config.ledger_size, now=now),

@@ -1,22 +1,26 @@
 """How the chief is to run, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments; no grpc."""
 
 import argparse
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from chief.coordination import DEFAULT_LEASE_S
 from chief.coordination import CoordinationConfig as CoordinationConfig
 from ps_protocol.addresses import parse_address
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.listening import check_bind_address
+from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.tf_config import TfConfig, parse_tf_config
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 DEFAULT_CLUSTER = "lockstep"
 MAX_SHARDS = 10_000
+
+Choice = TypeVar("Choice", bound=enum.Enum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,21 @@ def _coordination(flags: argparse.Namespace, environment: Mapping[str, str], tas
         total_num_replicas=total if total is not None or task is None else len(task.workers) or None,
         max_steps=_integer("--max-steps", flags.max_steps, "LOCKSTEP_MAX_STEPS", environment),
         lease_s=DEFAULT_LEASE_S if lease_s is None else lease_s,
+        policy=_policy(flags, environment),
+    )
+
+
+def _policy(flags: argparse.Namespace, environment: Mapping[str, str]) -> PolicySpec:
+    num_tokens = _integer("--num-tokens", flags.num_tokens, "LOCKSTEP_NUM_TOKENS", environment, least=-1)
+    staleness = _integer("--staleness", flags.staleness, "LOCKSTEP_STALENESS", environment, least=0)
+    return PolicySpec(
+        name=_choice(PolicyName, "--policy", flags.policy, "LOCKSTEP_POLICY", environment) or PolicyName.SYNC,
+        tokens=_choice(TokenMode, "--tokens", flags.tokens, "LOCKSTEP_TOKENS", environment) or TokenMode.STRICT,
+        num_tokens=-1 if num_tokens is None else num_tokens,
+        staleness=staleness or 0,
+        use_locking=not (flags.no_locking or _truth("LOCKSTEP_NO_LOCKING", environment)),
+        max_staleness=_integer("--max-staleness", flags.max_staleness, "LOCKSTEP_MAX_STALENESS", environment, least=0),
+        too_stale=_choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment) or TooStale.DROP,
     )
 
 
@@ -105,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"a worker silent for so long counts as gone [LOCKSTEP_LEASE_S] ({DEFAULT_LEASE_S:g})",
     )
+    _add_policy(parser)
     parser.add_argument("--announce", metavar="FILE", type=Path, help="file to write the address to, once it serves")
     parser.add_argument(
         "--allow-insecure-network",
@@ -114,11 +134,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", metavar="sync|ssp|async", help="how workers are coordinated; may be changed while training [LOCKSTEP_POLICY] (sync)"
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="strict|fifo",
+        help="sync: tokens always of the open step, or the queue of SyncReplicasOptimizer [LOCKSTEP_TOKENS] (strict)",
+    )
+    parser.add_argument("--num-tokens", metavar="N", help="fifo: tokens at the start; -1: as many as R [LOCKSTEP_NUM_TOKENS] (-1)")
+    parser.add_argument(
+        "--staleness", metavar="S", help="ssp: contributions that a worker may be ahead of the slowest [LOCKSTEP_STALENESS] (0)"
+    )
+    parser.add_argument(
+        "--no-locking",
+        action="store_true",
+        help="async: servers apply on arrival without a lock; concurrent updates may be lost [LOCKSTEP_NO_LOCKING=1]",
+    )
+    parser.add_argument(
+        "--max-staleness", metavar="N", help="ssp and async: steps beyond which a contribution is too stale [LOCKSTEP_MAX_STALENESS] (none)"
+    )
+    parser.add_argument(
+        "--too-stale",
+        metavar="drop|scale",
+        help="what becomes of it: dropped, or applied with the weight 1 / (1 + excess) [LOCKSTEP_TOO_STALE] (drop)",
+    )
+
+
 def _given(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> tuple[str, str]:
     return (flag, given) if given is not None else (variable, environment.get(variable, "").strip())
 
 
-def _integer(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> int | None:
+def _integer(flag: str, given: str | None, variable: str, environment: Mapping[str, str], *, least: int = 1) -> int | None:
     name, text = _given(flag, given, variable, environment)
     if not text and name == variable:
         return None
@@ -126,9 +174,19 @@ def _integer(flag: str, given: str | None, variable: str, environment: Mapping[s
         value = int(text) if len(text) <= 20 else None
     except ValueError:
         value = None
-    if value is None or value < 1:
-        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a whole number >= 1")
+    if value is None or value < least:
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a whole number >= {least}")
     return value
+
+
+def _choice(kind: type[Choice], flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> Choice | None:
+    name, text = _given(flag, given, variable, environment)
+    if not text and name == variable:
+        return None
+    by_word = {member.name.lower(): member for member in kind}
+    if text.strip().lower() not in by_word:
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want {' or '.join(by_word)}")
+    return by_word[text.strip().lower()]
 
 
 def _number(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> float | None:

@@ -1,8 +1,11 @@
 """How a cluster coordinates its steps: the options that the coordinator decides by, checked. Knows no flag, file or environment."""
 
+import dataclasses
 from dataclasses import dataclass
 
+from ps_protocol.chief import DEFAULT_POLICY
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicySpec, TokenMode
 
 MAX_PARTICIPANTS = 100_000
 DEFAULT_LEASE_S = 10.0
@@ -10,7 +13,10 @@ DEFAULT_LEASE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinationConfig:
-    """R is `replicas_to_aggregate`, T is `total_num_replicas`. T None: any number of workers. R None: T, or 1 if that is None too."""
+    """R is `replicas_to_aggregate`, T is `total_num_replicas`. T None: any number of workers. R None: T, or 1 if that is None too.
+
+    `policy` may have its own R and T, which then hold instead.
+    """
 
     cluster: str = "lockstep"
     replicas_to_aggregate: int | None = None
@@ -18,6 +24,7 @@ class CoordinationConfig:
     max_steps: int | None = None
     lease_s: float = DEFAULT_LEASE_S
     ledger_size: int = 256
+    policy: PolicySpec = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         if not self.cluster or not self.cluster.isprintable() or self.cluster != self.cluster.strip():
@@ -28,16 +35,43 @@ class CoordinationConfig:
         _check_count("ledger_size", self.ledger_size, limit=1_000_000)
         if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, (int, float)) or not self.lease_s >= 0.1:
             raise InvalidSpec(f"lease: got {self.lease_s!r} s, want >= 0.1 s")
+        num_tokens, num_needed = self.policy.num_tokens, self.num_extras
+        if self.policy.tokens is TokenMode.FIFO and num_tokens >= 0 and num_tokens < num_needed:
+            raise InvalidSpec(f"Too few tokens to finish the first step: {num_tokens} (given) vs {num_needed} (needed)")
+
+    def with_policy(self, policy: PolicySpec) -> "CoordinationConfig":
+        """Returns the same with another policy. Raises InvalidSpec if the two do not go together."""
+        return dataclasses.replace(self, policy=policy)
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers expected (T); None: any number."""
+        return self.policy.total_num_replicas or self.total_num_replicas
 
     @property
     def num_required(self) -> int:
-        """Contributions that a step needs (R)."""
-        return self.replicas_to_aggregate or self.total_num_replicas or 1
+        """Contributions that a synchronous step needs (R)."""
+        return self.policy.replicas_to_aggregate or self.replicas_to_aggregate or self.num_workers or 1
 
     @property
     def num_extras(self) -> int:
         """Tokens of a step beyond one for each worker, so that fewer workers than contributions can make it: max(0, R - T)."""
-        return max(0, self.num_required - self.total_num_replicas) if self.total_num_replicas else 0
+        return max(0, self.num_required - self.num_workers) if self.num_workers else 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a step puts into the fifo queue: max(T, R), where T is R if it is not given."""
+        return max(self.num_required, self.num_workers or 0)
+
+    @property
+    def num_initial_tokens(self) -> int:
+        """Tokens that the fifo queue begins with: as many as R, unless a number is given."""
+        return self.policy.num_tokens if self.policy.num_tokens >= 0 else self.num_required
+
+    @property
+    def max_staged_per_worker(self) -> int:
+        """Contributions that a server keeps of one worker: what a step may take from it under any policy, a late and a repeated one."""
+        return self.num_required + 2
 
 
 def _check_count(name: str, value: object, *, limit: int) -> None:

@@ -4,7 +4,7 @@ One method a kind of event: it checks first, and raises a typed error with nothi
 be done. `now` is monotonic, in seconds. Not thread-safe.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chief import events as ev
@@ -14,21 +14,13 @@ from chief.ending import FINISH_KEY, Ending
 from chief.membership import Member, MemberState, gone_error, superseded_error
 from chief.model_calls import ModelCalls
 from chief.policy import Policy
-from chief.waiting_calls import TokenCall, slice_s
+from chief.settings import Settings
+from chief.shard_sequence import ShardSequence
+from chief.token_calls import TokenCalls
+from chief.token_replies import grant
 from chief.wording import printable, seconds
-from ps_protocol.chief import (
-    ClusterState,
-    ClusterStatus,
-    CommitResult,
-    ParticipantKind,
-    PushCommit,
-    PushOutcome,
-    Registration,
-    TokenReply,
-    TokenResult,
-)
-from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, ShuttingDown, StepAhead
-from ps_protocol.shard import MAX_STEP
+from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind, Registration
+from ps_protocol.errors import PsError, ShuttingDown
 
 Instructions = list[ev.Instruction]
 
@@ -40,8 +32,11 @@ class Coordinator:
         self, *, config: CoordinationConfig, shard_addresses: Sequence[str], now: float, epoch: int = 1, policy: Policy | None = None
     ) -> None:
         self._cluster = new_cluster(config, shard_addresses=shard_addresses, epoch=epoch, policy=policy, now=now)
-        self._models = ModelCalls(self._cluster)
-        self._ending = Ending(self._cluster, self._models)
+        self._settings = Settings(self._cluster)
+        self._models = ModelCalls(self._cluster, self._settings)
+        self._ending = Ending(self._cluster, self._models, self._settings)
+        self._sequence = ShardSequence(self._cluster, self._settings, self._models, self._ending)
+        self._calls = TokenCalls(self._cluster, self._sequence)
         self._handlers: dict[type, Callable[[Any, float], Instructions]] = {
             ev.RegisterWorker: self._register_worker,
             ev.Heartbeat: self._heartbeat,
@@ -49,8 +44,10 @@ class Coordinator:
             ev.RegisterModel: self._models.register,
             ev.CompleteInitialization: self._models.complete,
             ev.GetModel: self._models.get,
-            ev.CommitPush: self._commit_push,
-            ev.DequeueToken: self._dequeue_token,
+            ev.CommitPush: self._calls.commit_push,
+            ev.DequeueToken: self._calls.dequeue_token,
+            ev.SetPolicy: self._set_policy,
+            ev.SetHyperparameters: self._set_hyperparameters,
             ev.FinishTraining: self._ending.finish_training,
             ev.CallCancelled: self._cancel_call,
             ev.TimerFired: self._fire_timer,
@@ -58,7 +55,9 @@ class Coordinator:
             ev.ShardSeen: self._see_shard,
             ev.ShardUnreachable: self._lose_shard,
             ev.ShardFailed: self._fail_shard,
-            ev.StepApplied: self._apply_step,
+            ev.StepPrepared: self._sequence.prepared,
+            ev.ShardsConfigured: self._sequence.configured,
+            ev.StepApplied: self._sequence.applied,
         }
 
     @property
@@ -101,6 +100,8 @@ class Coordinator:
             instructions.append(ev.Note(text=f"{member.name} joined {member.where} incarnation={member.incarnation}"))
             if former is not None:
                 instructions += self._release(former, superseded_error(former.incarnation, by=member))
+            if member.kind is ParticipantKind.WORKER:
+                cluster.policy.join(member.index)
         cluster.renew(member, now=now)
         is_worker = member.kind is ParticipantKind.WORKER
         registration = Registration(
@@ -143,95 +144,24 @@ class Coordinator:
             return []
         waiting = self._cluster.waiting.take_token_call(gone.index)
         refusals: Instructions = [ev.Refuse(call=waiting.call, error=error)] if waiting is not None else []
-        granted = self._cluster.policy.drop(gone.index)
-        return [*refusals, *self._grant(granted), *self._models.drop(self._cluster.membership.participant(gone), error)]
+        granted = grant(self._cluster, self._cluster.policy.drop(gone.index))
+        self._cluster.turned_away.discard(gone.index)
+        if self._cluster.policy.spec.accepts_stale:
+            self._cluster.discards.add_incarnation(gone.index, gone.incarnation)
+        return [*refusals, *granted, *self._models.drop(self._cluster.membership.participant(gone), error)]
 
-    # -- steps
+    # -- settings
 
-    def _commit_push(self, event: ev.CommitPush, now: float) -> Instructions:
-        member = self._cluster.check_worker(event.participant, "contribute", now=now)
-        result, instructions = self._commit(member, event.commit, now)
-        self._cluster.renew(member, now=now)
-        return [ev.Reply(call=event.call, value=result), *instructions]
+    def _set_policy(self, event: ev.SetPolicy, now: float) -> Instructions:
+        instructions = self._settings.set_policy(event)
+        return self._settle_settings(instructions, event.call, event.max_wait_s, now)
 
-    def _dequeue_token(self, event: ev.DequeueToken, now: float) -> Instructions:
-        cluster = self._cluster
-        if cluster.is_finished and not cluster.membership.look_up(event.participant).is_live:
-            return [ev.Reply(call=event.call, value=self._ending.finished(None))]
-        member = cluster.check_worker(event.participant, "take a token", now=now)
-        _check_step(event.local_step, global_step=cluster.policy.step)
-        commit, instructions = self._commit(member, event.commit, now) if event.commit is not None else (None, [])
-        cluster.renew(member, now=now)
-        earlier = cluster.waiting.take_token_call(member.index)
-        if earlier is not None:
-            instructions.append(ev.Reply(call=earlier.call, value=self._wait(earlier.commit, "another call of the same worker")))
-        if cluster.is_finished:
-            return [*instructions, ev.Reply(call=event.call, value=self._ending.finished(commit))]
-        step = cluster.policy.ask(member.index, local_step=event.local_step, request_id=event.request_id)
-        if step is not None:
-            return [*instructions, ev.Reply(call=event.call, value=TokenReply(result=TokenResult.TOKEN, step=step, commit=commit))]
-        if not slice_s(event.max_wait_s):
-            cluster.policy.forget_wish(member.index)
-            return [*instructions, ev.Reply(call=event.call, value=self._wait(commit, cluster.explain(now, asking=member.index)))]
-        cluster.waiting.add_token_call(
-            TokenCall(call=event.call, worker=member.index, commit=commit), until=now + slice_s(event.max_wait_s)
-        )
-        return instructions
+    def _set_hyperparameters(self, event: ev.SetHyperparameters, now: float) -> Instructions:
+        instructions = self._settings.set_hyperparameters(event)
+        return self._settle_settings(instructions, event.call, event.max_wait_s, now)
 
-    def _commit(self, member: Member, commit: PushCommit, now: float) -> tuple[CommitResult, Instructions]:
-        cluster, push_id = self._cluster, commit.push_id
-        policy = cluster.policy
-        _check_step(commit.step, global_step=policy.step)
-        if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
-            raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
-        if member.outcomes.is_repeated(push_id, step=commit.step):
-            first = member.outcomes.first_outcome(push_id)
-            return CommitResult(outcome=PushOutcome.DUPLICATE, global_step=policy.step, first_outcome=first), []
-        if not cluster.registry.is_ready:
-            raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
-        outcome = self._judge(commit)
-        member.outcomes.record(push_id, step=commit.step, outcome=outcome)
-        member.count(outcome)
-        cluster.ledger.count(outcome, step=commit.step)
-        result = CommitResult(outcome=outcome, global_step=policy.step)
-        if outcome is not PushOutcome.ACCEPTED:
-            return result, []
-        if not policy.is_complete:
-            return result, self._grant(policy.after_commit(member.index))
-        contributors = policy.contributors
-        cluster.ledger.complete_step(contributors, last_worker=member.index, now=now)
-        return result, [ev.ApplyStep(epoch=cluster.epoch, step=policy.step, contributors=contributors)]
-
-    def _judge(self, commit: PushCommit) -> PushOutcome:
-        policy = self._cluster.policy
-        if not commit.staged:
-            return PushOutcome.STALE
-        if self._cluster.is_finished:
-            return PushOutcome.STALE if commit.step < policy.step else PushOutcome.LATE
-        return policy.commit(commit.push_id, step=commit.step)
-
-    def _apply_step(self, event: ev.StepApplied, now: float) -> Instructions:
-        cluster = self._cluster
-        if event.step != cluster.policy.step or not cluster.policy.is_complete or cluster.failure:
-            return []  # reported again, or too late to matter
-        cluster.ledger.close_step(now=now)
-        granted = cluster.policy.advance()
-        if cluster.pending_finish:
-            return self._ending.finish(cluster.pending_finish)
-        if cluster.config.max_steps is not None and cluster.policy.step >= cluster.config.max_steps and not cluster.is_finished:
-            return self._ending.finish(f"max_steps {cluster.config.max_steps} reached")
-        return self._grant(granted)
-
-    def _grant(self, workers: Iterable[int]) -> Instructions:
-        step, take = self._cluster.policy.step, self._cluster.waiting.take_token_call
-        return [
-            ev.Reply(call=waiting.call, value=TokenReply(result=TokenResult.TOKEN, step=step, commit=waiting.commit))
-            for worker in workers
-            if (waiting := take(worker)) is not None
-        ]
-
-    def _wait(self, commit: CommitResult | None, waiting_for: str) -> TokenReply:
-        return TokenReply(result=TokenResult.WAIT, step=self._cluster.policy.step, commit=commit, waiting_for=waiting_for)
+    def _settle_settings(self, instructions: Instructions, call: int, max_wait_s: float, now: float) -> Instructions:
+        return [*instructions, *self._sequence.proceed(now), *self._settings.wait(call, max_wait_s=max_wait_s, now=now)]
 
     # -- time and callers that go away
 
@@ -239,9 +169,11 @@ class Coordinator:
         instructions: Instructions = []
         for what, number in self._cluster.deadlines.pop_due(now):
             if what == "token":
-                instructions += self._expire_token_call(number, now)
+                instructions += self._calls.expire(number, now)
             elif what == "model":
                 instructions += self._models.expire(number, now)
+            elif what == "settings":
+                instructions += self._settings.expire(number)
             elif what == FINISH_KEY[0]:
                 instructions += self._ending.finish(self._cluster.pending_finish)
             else:
@@ -249,21 +181,10 @@ class Coordinator:
                 instructions += self._lapse(member, now) if member is not None and member.is_live else []
         return instructions
 
-    def _expire_token_call(self, worker: int, now: float) -> Instructions:
-        if worker not in self._cluster.waiting:
-            return []
-        # Explained while it still waits: it may be the very one that should have contributed first.
-        waiting_for = self._cluster.explain_to_many(now)
-        waiting = self._cluster.waiting.take_token_call(worker)
-        self._cluster.policy.forget_wish(worker)
-        return [ev.Reply(call=waiting.call, value=self._wait(waiting.commit, waiting_for))] if waiting is not None else []
-
     def _cancel_call(self, event: ev.CallCancelled, now: float) -> Instructions:
-        worker = self._cluster.waiting.worker_of(event.call)
-        if worker is not None:
-            self._cluster.waiting.take_token_call(worker)
-            self._cluster.policy.forget_wish(worker)
+        self._calls.cancel(event.call)
         self._cluster.waiting.take_model_call(event.call)
+        self._settings.cancel(event.call)
         return []
 
     # -- shards
@@ -289,10 +210,3 @@ class Coordinator:
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> Instructions:
         return self._ending.fail(f"{self._cluster.shards[event.shard].name}: {printable(event.why)}")
-
-
-def _check_step(step: int, *, global_step: int) -> None:
-    if not 0 <= step <= MAX_STEP:
-        raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
-    if step > global_step:
-        raise StepAhead(f"local_step {step} is ahead of global_step {global_step}; read again")

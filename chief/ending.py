@@ -4,8 +4,10 @@ from chief.cluster import Cluster
 from chief.deadlines import Key
 from chief.events import EndProcesses, FinishTraining, Instruction, Note, Refuse, Reply
 from chief.model_calls import ModelCalls
+from chief.settings import Settings
+from chief.token_replies import finished
 from chief.wording import printable
-from ps_protocol.chief import ClusterState, CommitResult, TokenReply, TokenResult
+from ps_protocol.chief import ClusterState
 from ps_protocol.errors import TrainingFailed
 
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
@@ -17,9 +19,10 @@ _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 class Ending:
     """Releases all who wait, and ends the processes once nobody needs them."""
 
-    def __init__(self, cluster: Cluster, models: ModelCalls) -> None:
+    def __init__(self, cluster: Cluster, models: ModelCalls, settings: Settings) -> None:
         self._cluster = cluster
         self._models = models
+        self._settings = settings
 
     def finish_training(self, event: FinishTraining, now: float) -> list[Instruction]:
         """Somebody wants training to end."""
@@ -37,6 +40,8 @@ class Ending:
             return self.finish(reason)
         if not cluster.pending_finish:
             cluster.pending_finish = reason
+            if cluster.policy.spec.accepts_stale:
+                cluster.policy.close()
             cluster.deadlines.set(FINISH_KEY, now + _FINISH_GRACE_S)
         return []
 
@@ -45,11 +50,13 @@ class Ending:
         cluster = self._cluster
         cluster.finish_reason, cluster.pending_finish = reason, ""
         cluster.deadlines.clear(FINISH_KEY)
-        finished, cluster.finish_calls = cluster.finish_calls, []
+        calls, cluster.finish_calls = cluster.finish_calls, []
+        over = TrainingFailed(f"training was finished ({reason}) before its settings were changed")
         return [
             Note(text=f"training is finished at step {cluster.policy.step}: {reason}"),
-            *(Reply(call=call, value=cluster.policy.step) for call in finished),
-            *(Reply(call=waiting.call, value=self.finished(waiting.commit)) for waiting in cluster.waiting.take_token_calls()),
+            *(Reply(call=call, value=cluster.policy.step) for call in calls),
+            *(Reply(call=waiting.call, value=finished(cluster, waiting.commit)) for waiting in cluster.waiting.take_token_calls()),
+            *self._settings.refuse(over),
             *self._models.settle(),
             *self.end_if_deserted(),
         ]
@@ -63,8 +70,15 @@ class Ending:
         cluster.deadlines.clear(FINISH_KEY)
         blocked = [*cluster.finish_calls, *(waiting.call for waiting in cluster.waiting.take_token_calls())]
         cluster.finish_calls = []
-        refusals = [Refuse(call=call, error=TrainingFailed(reason)) for call in blocked]
-        return [Note(text=f"training has failed: {reason}", is_warning=True), *refusals, *self._models.settle(), *self.end_if_deserted()]
+        error = TrainingFailed(reason)
+        return [
+            Note(text=f"training has failed: {reason}", is_warning=True),
+            *(Refuse(call=call, error=error) for call in blocked),
+            *self._settings.refuse(error),
+            *self._models.refuse_completions(error),
+            *self._models.settle(),
+            *self.end_if_deserted(),
+        ]
 
     def after_loss(self, now: float) -> list[Instruction]:
         """A participant is gone: perhaps it was the last."""
@@ -80,7 +94,3 @@ class Ending:
             return []
         cluster.is_ended = True
         return [EndProcesses(exit_code=1 if cluster.failure else 0, reason=cluster.failure or cluster.finish_reason)]
-
-    def finished(self, commit: CommitResult | None) -> TokenReply:
-        """Returns the answer to who waits for a token that will never come."""
-        return TokenReply(result=TokenResult.FINISHED, step=self._cluster.policy.step, commit=commit)

@@ -5,9 +5,22 @@
 
 from dataclasses import dataclass
 
-from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Participant, PushCommit, RegisterRequest, Registration, TokenReply
+from ps_protocol.chief import (
+    AgreedModel,
+    CommitResult,
+    HyperparameterChange,
+    ModelReply,
+    Participant,
+    PushCommit,
+    RegisterRequest,
+    Registration,
+    SettingsReply,
+    TokenReply,
+)
 from ps_protocol.errors import PsError
 from ps_protocol.model import ModelSpec
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import PushId
 
 
@@ -38,12 +51,13 @@ class DeregisterWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterModel:
-    """A worker presents the model that it wants to train."""
+    """A worker presents the model that it wants to train; it may be told to initialise it only if `may_initialize`."""
 
     call: int
     participant: Participant
     model: ModelSpec
     max_wait_s: float
+    may_initialize: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +96,26 @@ class DequeueToken:
     request_id: int
     max_wait_s: float
     commit: PushCommit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPolicy:
+    """Somebody wants workers to be coordinated otherwise."""
+
+    call: int
+    policy: PolicySpec
+    request_id: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetHyperparameters:
+    """Somebody wants an optimizer to have other numbers."""
+
+    call: int
+    change: HyperparameterChange
+    request_id: int
+    max_wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +171,21 @@ class ShardFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrepared:
+    """All shards have reported the sums of squares of a step's mean, each by its slices."""
+
+    step: int
+    sums: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsConfigured:
+    """All shards work by these settings."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepApplied:
     """All shards have applied a step."""
 
@@ -152,6 +201,8 @@ Event = (
     | GetModel
     | CommitPush
     | DequeueToken
+    | SetPolicy
+    | SetHyperparameters
     | FinishTraining
     | CallCancelled
     | TimerFired
@@ -159,10 +210,12 @@ Event = (
     | ShardSeen
     | ShardUnreachable
     | ShardFailed
+    | StepPrepared
+    | ShardsConfigured
     | StepApplied
 )
 
-Answer = Registration | ModelReply | AgreedModel | CommitResult | TokenReply | bool | int | None
+Answer = Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | bool | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +236,39 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
-    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted."""
+    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted.
+
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1.
+    """
 
     epoch: int
     step: int
     contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+    scales: tuple[tuple[float, ...], ...] = ()
+    discards: tuple[PushId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareStep:
+    """Have all shards say how large the mean of a step is, and report StepPrepared when all have."""
+
+    epoch: int
+    step: int
+    contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigureShards:
+    """Have all shards work otherwise from now on, and report ShardsConfigured when all do; the fields are those of ShardSettings."""
+
+    epoch: int
+    version: int
+    step: int
+    accepts_stale: bool
+    applies_on_arrival: bool
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,4 +294,5 @@ class Note:
     is_warning: bool = False
 
 
-Instruction = Reply | Refuse | ApplyStep | AdoptShard | EndProcesses | Note
+ShardWork = PrepareStep | ApplyStep | ConfigureShards
+Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note

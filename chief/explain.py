@@ -7,9 +7,11 @@ from chief.ledger import Ledger
 from chief.membership import Member, Membership, MemberState
 from chief.model_registry import ModelRegistry
 from chief.policy import Policy
+from chief.queue_policy import QueuePolicy
 from chief.shard_table import ShardTable
 from chief.wording import lease_end, listed, seconds
 from ps_protocol.chief import ClusterState, ParticipantKind
+from ps_protocol.policy_spec import TokenMode
 
 # A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
 _PATIENCE_S = 1.0
@@ -51,6 +53,11 @@ def is_waiting(situation: Situation, *, now: float) -> bool:
     if situation.ledger.step_age_s(now) >= _PATIENCE_S or situation.shards.unreachable_since is not None:
         return True
     policy = situation.policy
+    if policy.spec.reads_latest:
+        # Any worker may contribute at any time, and again; there is one that will, unless all wait or are gone.
+        return not policy.is_complete and not any(
+            member.is_live and _owes(policy, member.index) for member in situation.membership.workers()
+        )
     able = policy.num_free_tokens + sum(1 for member in situation.membership.workers() if member.is_live and _owes(policy, member.index))
     return not policy.is_complete and policy.num_contributions + able < policy.num_required
 
@@ -88,6 +95,8 @@ def _explain_step(situation: Situation, now: float) -> str:
     policy, outage = situation.policy, _explain_outage(situation, now)
     if policy.is_complete:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
+    if policy.spec.accepts_stale:
+        return outage + _explain_free_step(situation, now)
     missing = list(_missing(situation, now))
     parts = [
         f"{outage}step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions",
@@ -96,6 +105,24 @@ def _explain_step(situation: Situation, now: float) -> str:
         "" if outage else _advice(situation),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _explain_free_step(situation: Situation, now: float) -> str:
+    """Of a policy under which each contribution is a step: who is being waited for, and by whom."""
+    policy, live = situation.policy, [member for member in situation.membership.workers() if member.is_live]
+    if not live:
+        return f"step {policy.step} has no contribution, and no worker is live; start one"
+    waiting = [member for member in live if member.index in situation.waiting]
+    if waiting and isinstance(policy, QueuePolicy):
+        slowest = set(policy.slowest())
+        behind = [f"{member.name} ({_sign_of_life(member, now)})" for member in live if member.index in slowest and member not in waiting]
+        ahead = listed([f"{member.name} ({policy.lead(member.index)} ahead)" for member in waiting])
+        return (
+            f"{ahead} {'waits' if len(waiting) == 1 else 'wait'}: at most {policy.spec.staleness} ahead of the slowest is allowed;"
+            f" slowest: {listed(behind) or 'nobody'}; they go on when it contributes or leaves, or its lease ends"
+        )
+    computing = sorted(live, key=lambda member: member.last_seen)
+    return f"step {policy.step} has no contribution; computing: {listed([f'{m.name} ({_sign_of_life(m, now)})' for m in computing])}"
 
 
 def _explain_idle(situation: Situation) -> str:
@@ -156,6 +183,8 @@ def _advice(situation: Situation) -> str:
     workers = {member.index: member for member in situation.membership.workers()}
     owing = [member for member in workers.values() if member.is_live and _owes(policy, member.index)]
     lacking = policy.num_required - policy.num_contributions - len(owing) - policy.num_free_tokens
+    if policy.spec.tokens is TokenMode.FIFO and not owing and any(member.is_live for member in workers.values()):
+        return "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
     if lacking <= 0:
         if not owing:
             return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"

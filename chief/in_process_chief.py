@@ -3,8 +3,10 @@
 The thread whose call completes a step has it applied before its call returns, outside the lock.
 """
 
+import functools
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -12,24 +14,29 @@ from chief import events as ev
 from chief.adoption import next_chief_incarnation
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
+from chief.shard_requests import apply_requests, prepare_request, settings_of
 from ps_protocol.chief import (
     AgreedModel,
     ClusterStatus,
     CommitResult,
+    HyperparameterChange,
     ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
     Registration,
+    SettingsReply,
     TokenReply,
 )
 from ps_protocol.errors import PsError
 from ps_protocol.model import ModelSpec
-from ps_protocol.shard import ApplyRequest, Shard
+from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.shard import Shard
 
 _EPOCH = 1
 
 Kind = TypeVar("Kind")
+Result = TypeVar("Result")
 
 
 class InProcessChief:
@@ -43,6 +50,8 @@ class InProcessChief:
         self._changed = threading.Condition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
+        self._to_do: deque[ev.ShardWork] = deque()
+        self._num_waiting = 0
         statuses = [shard.status() for shard in self._shards]
         self._incarnation = next_chief_incarnation(statuses, names=names)
         for index, (shard, status) in enumerate(zip(self._shards, statuses, strict=True)):
@@ -61,9 +70,14 @@ class InProcessChief:
         """Ends the lease."""
         self._call(type(None), lambda call: ev.DeregisterWorker(call=call, participant=participant, failure=failure))
 
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float) -> ModelReply:
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
         """Agrees on the model; blocks at most `max_wait_s` (and 20 s)."""
-        return self._call(ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=max_wait_s))
+        return self._call(
+            ModelReply,
+            lambda call: ev.RegisterModel(
+                call=call, participant=participant, model=model, max_wait_s=max_wait_s, may_initialize=may_initialize
+            ),
+        )
 
     def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
         """Tells that the shards hold their initial values."""
@@ -91,10 +105,18 @@ class InProcessChief:
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
         with self._changed:
-            steps = self._tick_locked()
+            work = self._tick_locked()
             status = self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
-        self._apply(steps)
+        self._carry_out(work)
         return status
+
+    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes how workers are coordinated, when no step is being applied; None if that has not come in time."""
+        return self._change(lambda call: ev.SetPolicy(call=call, policy=policy, request_id=request_id, max_wait_s=max_wait_s))
+
+    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes an optimizer, when no step is being applied; None if that has not come in time."""
+        return self._change(lambda call: ev.SetHyperparameters(call=call, change=change, request_id=request_id, max_wait_s=max_wait_s))
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""
@@ -103,7 +125,17 @@ class InProcessChief:
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
+    def _change(self, make_event: Callable[[int], ev.Event]) -> SettingsReply | None:
+        value = self._answer(make_event)
+        assert value is None or isinstance(value, SettingsReply)
+        return value
+
     def _call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
+        value = self._answer(make_event)
+        assert isinstance(value, kind)
+        return value
+
+    def _answer(self, make_event: Callable[[int], ev.Event]) -> ev.Answer:
         with self._changed:
             call = next(self._calls)
             self._answers[call] = None
@@ -115,77 +147,115 @@ class InProcessChief:
                 del self._answers[call]
         if isinstance(answer, ev.Refuse):
             raise answer.error
-        assert isinstance(answer.value, kind)
         return answer.value
 
     def _wait_for_answer(self, call: int) -> ev.Reply | ev.Refuse:
+        with self._changed:
+            self._num_waiting += 1
+        is_waiting = True
         try:
             while True:
                 with self._changed:
-                    steps = self._tick_locked()
+                    self._to_do.extend(self._tick_locked())
                     answer = self._answers[call]
-                    if answer is None and not steps:
+                    # What others have caused is left to those who must wait anyway.
+                    if answer is not None and (not self._to_do or self._num_waiting > 1):
+                        self._num_waiting -= 1
+                        is_waiting = False
+                        return answer
+                    work = [self._to_do.popleft()] if self._to_do else []
+                    if not work:
                         due = self._coordinator.next_deadline()
                         self._changed.wait(None if due is None else max(0.001, min(due - self._clock(), threading.TIMEOUT_MAX)))
-                self._apply(steps)
-                if answer is not None:
-                    return answer
+                self._carry_out(work)
         except BaseException:
             # Ctrl-C in a wait: the coordinator must not keep a place for somebody who is gone.
             self._report(ev.CallCancelled(call=call))
             raise
+        finally:
+            if is_waiting:
+                with self._changed:
+                    self._num_waiting -= 1
 
     def _report(self, event: ev.Event) -> None:
         with self._changed:
-            steps = self._tick_locked()
-        self._apply(steps)
+            work = self._tick_locked()
+        self._carry_out(work)
         with self._changed:
-            steps = self._handle_locked(event)
-        self._apply(steps)
+            work = self._handle_locked(event)
+        self._carry_out(work)
 
-    def _tick_locked(self) -> list[ev.ApplyStep]:
+    def _tick_locked(self) -> list[ev.ShardWork]:
         now, due = self._clock(), self._coordinator.next_deadline()
         return self._handle_locked(ev.TimerFired()) if due is not None and due <= now else []
 
-    def _handle_locked(self, event: ev.Event) -> list[ev.ApplyStep]:
+    def _handle_locked(self, event: ev.Event) -> list[ev.ShardWork]:
         """Tells the coordinator and hands out its answers; returns what must be done without the lock.
 
         There is nothing to end when all have left: the shards are memory, and live as long as somebody holds them.
         """
-        steps = []
+        work = []
         for instruction in self._coordinator.handle(event, self._clock()):
-            if isinstance(instruction, ev.ApplyStep):
-                steps.append(instruction)
+            if isinstance(instruction, (ev.PrepareStep, ev.ApplyStep, ev.ConfigureShards)):
+                work.append(instruction)
             elif isinstance(instruction, (ev.Reply, ev.Refuse)) and instruction.call in self._answers:
                 self._answers[instruction.call] = instruction
         self._changed.notify_all()
-        return steps
+        return work
 
-    def _apply(self, steps: Sequence[ev.ApplyStep]) -> None:
-        for step in steps:
-            request = ApplyRequest(epoch=step.epoch, chief_incarnation=self._incarnation, step=step.step, contributors=step.contributors)
-            num_applied, interrupt = 0, None
+    def _carry_out(self, work: Sequence[ev.ShardWork]) -> None:
+        """Does what is to be done at the shards. What follows from a step, another contribution's turn, is for whoever waits."""
+        own, interrupt = deque(work), None
+        while own:
+            item, at_shards = own.popleft(), _AtShards(self._shards, chief_incarnation=self._incarnation)
             try:
-                for shard in self._shards:
-                    interrupt = _apply_whole(shard, request) or interrupt
-                    num_applied += 1
-            except PsError as error:
-                self._report(ev.ShardFailed(shard=num_applied, why=error.message))
+                event = at_shards.carry_out(item)
             except Exception as error:
                 # A defect: the other threads must not wait for a step that nobody will finish.
-                self._report(ev.ShardFailed(shard=num_applied, why=f"step {step.step} broke off: {error!r}"))
+                self._report(ev.ShardFailed(shard=at_shards.num_done, why=f"it broke off: {error!r}"))
                 raise
-            else:
-                self._report(ev.StepApplied(step=step.step))
-            if interrupt is not None:
-                raise interrupt
+            interrupt = at_shards.interrupt or interrupt
+            with self._changed:
+                (self._to_do if isinstance(item, ev.ApplyStep) else own).extend(self._handle_locked(event))
+        if interrupt is not None:
+            raise interrupt
 
 
-def _apply_whole(shard: Shard, request: ApplyRequest) -> KeyboardInterrupt | None:
-    """Applies a step; a Ctrl-C meanwhile is returned, for after the step: half a step would be the end of training for all threads."""
-    try:
-        shard.apply_step(request)
-    except KeyboardInterrupt as interrupt:
-        shard.apply_step(request)
-        return interrupt
-    return None
+class _AtShards:
+    """Does one thing at all shards, one after the other."""
+
+    def __init__(self, shards: Sequence[Shard], *, chief_incarnation: int) -> None:
+        self.num_done = 0
+        self.interrupt: KeyboardInterrupt | None = None
+        self._shards = shards
+        self._incarnation = chief_incarnation
+
+    def carry_out(self, work: ev.ShardWork) -> ev.Event:
+        """Returns the event that reports its end; a refusal of a shard is one, too."""
+        try:
+            match work:
+                case ev.PrepareStep():
+                    request = prepare_request(work, chief_incarnation=self._incarnation)
+                    sums = [self._whole(functools.partial(shard.prepare_step, request)) for shard in self._shards]
+                    return ev.StepPrepared(step=work.step, sums=tuple(tuple(part) for part in sums))
+                case ev.ApplyStep():
+                    requests = apply_requests(work, chief_incarnation=self._incarnation, num_shards=len(self._shards))
+                    for shard, step in zip(self._shards, requests, strict=True):
+                        self._whole(functools.partial(shard.apply_step, step))
+                    return ev.StepApplied(step=work.step)
+            settings = settings_of(work, chief_incarnation=self._incarnation)
+            for shard in self._shards:
+                self._whole(functools.partial(shard.configure, settings))
+            return ev.ShardsConfigured(version=work.version)
+        except PsError as error:
+            return ev.ShardFailed(shard=self.num_done, why=error.message)
+
+    def _whole(self, call: Callable[[], Result]) -> Result:
+        """Makes one call; a Ctrl-C meanwhile is kept for after it: half a step would be the end of training for all threads."""
+        try:
+            result = call()
+        except KeyboardInterrupt as interrupt:
+            self.interrupt = interrupt
+            result = call()
+        self.num_done += 1
+        return result

@@ -26,6 +26,7 @@ class Ledger:
         self.num_accepted = 0
         self.num_stale = 0
         self.num_late = 0
+        self.max_staleness = 0  # of what was accepted
         self._size = size
         self._open = _Record(step=0, opened_at=now)
         self._applied: dict[int, _Record] = {}
@@ -38,11 +39,12 @@ class Ledger:
         """Time that the open step has taken so far."""
         return max(0.0, now - self._open.opened_at)
 
-    def count(self, outcome: PushOutcome, *, step: int) -> None:
-        """Counts a contribution that was meant for `step`."""
+    def count(self, outcome: PushOutcome, *, step: int, staleness: int = 0) -> None:
+        """Counts a contribution that was computed from the variables of `step`."""
         record = self._open if step == self._open.step else self._applied.get(step)
         if outcome is PushOutcome.ACCEPTED:
             self.num_accepted += 1
+            self.max_staleness = max(self.max_staleness, staleness)
         elif outcome is PushOutcome.STALE:
             self.num_stale += 1
             if record is not None:

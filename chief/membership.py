@@ -65,10 +65,10 @@ class Member:
 
 
 class Membership:
-    """All participants there ever were, each as its latest incarnation."""
+    """All participants there ever were, each as its latest incarnation. `config` may be replaced; who is in stays in."""
 
     def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
-        self._config = config
+        self.config = config
         self._epoch = epoch
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
@@ -148,8 +148,8 @@ class Membership:
             pid=request.pid,
             request_id=request.request_id,
             last_seen=now,
-            lease_s=self._config.lease_s,
-            outcomes=PushOutcomes(window=self._config.num_extras + 2),
+            lease_s=self.config.lease_s,
+            outcomes=PushOutcomes(window=self.config.max_staged_per_worker),
             num_accepted=former.num_accepted if former else 0,
             num_stale=former.num_stale if former else 0,
             num_late=former.num_late if former else 0,
@@ -191,12 +191,12 @@ class Membership:
 
     def _wanted_index(self, request: RegisterRequest, *, now: float) -> int:
         is_worker = request.kind is ParticipantKind.WORKER
-        places = (self._config.total_num_replicas if is_worker else None) or MAX_PARTICIPANTS
+        places = (self.config.num_workers if is_worker else None) or MAX_PARTICIPANTS
         if request.index is None:
             return self._free_index(request.kind, places, now)
         name = f"{request.kind.name.lower()} index {request.index}"
         if request.index >= places:
-            why = f" (total_num_replicas is {places})" if is_worker and self._config.total_num_replicas else ""
+            why = f" (total_num_replicas is {places})" if is_worker and self.config.num_workers else ""
             raise WorkerIndexOutOfRange(f"{name}: want 0..{places - 1}{why}")
         holder = self._members[request.kind].get(request.index)
         if holder is not None and not _is_free(holder, now) and not request.takeover:

@@ -2,6 +2,8 @@
 
 from chief.cluster import Cluster
 from chief.events import CompleteInitialization, GetModel, Instruction, Note, Refuse, RegisterModel, Reply
+from chief.model_registry import check_clip
+from chief.settings import Settings
 from chief.waiting_calls import ModelCall, slice_s
 from ps_protocol.chief import AgreedModel, ModelReply, ModelState, Participant
 from ps_protocol.errors import PsError, TrainingFailed
@@ -11,16 +13,20 @@ from ps_protocol.model import ModelSpec
 class ModelCalls:
     """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
+        self._settings = settings
+        # Calls that say that the shards hold their first values, while those are told how to work.
+        self._completions: list[int] = []
 
     def register(self, event: RegisterModel, now: float) -> list[Instruction]:
         """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
         cluster = self._cluster
         member = cluster.check_worker(event.participant, "register a model", now=now)
-        reply = self._join(event.participant, event.model)
+        waiting = ModelCall(call=event.call, participant=event.participant, model=event.model, may_initialize=event.may_initialize)
+        reply = self._join(event.participant, event.model, may_initialize=event.may_initialize)
         cluster.renew(member, now=now)
-        return self._answer(ModelCall(call=event.call, participant=event.participant, model=event.model), reply, event.max_wait_s, now)
+        return self._answer(waiting, reply, event.max_wait_s, now)
 
     def complete(self, event: CompleteInitialization, now: float) -> list[Instruction]:
         """The shards hold their initial values: training begins."""
@@ -28,13 +34,27 @@ class ModelCalls:
         member = cluster.check_worker(event.participant, "initialise the model", now=now)
         is_news = cluster.registry.complete(member.index, member.incarnation, attempt=event.attempt)
         cluster.renew(member, now=now)
-        reply = Reply(call=event.call, value=None)
+        if cluster.registry.is_ready:
+            return [Reply(call=event.call, value=None)]
+        self._completions.append(event.call)
         if not is_news:
-            return [reply]
-        cluster.ledger.open_step(cluster.policy.step, now=now)
+            return []
         num_bytes = sum(layout.nbytes for layout in cluster.registry.layouts)
         words = f"{member.name} has initialised the model: slices={len(cluster.registry.placement)} arena_bytes={num_bytes}"
-        return [reply, Note(text=words), *self.settle()]
+        return [Note(text=words), *(self._settings.open_model() or self.open(now))]
+
+    def open(self, now: float) -> list[Instruction]:
+        """The shards hold their initial values and work as they shall: all who wait for that are told."""
+        cluster = self._cluster
+        cluster.registry.open()
+        cluster.ledger.open_step(cluster.policy.step, now=now)
+        completions, self._completions = self._completions, []
+        return [*(Reply(call=call, value=None) for call in completions), *self.settle()]
+
+    def refuse_completions(self, error: PsError) -> list[Instruction]:
+        """The shards cannot be told how to work."""
+        completions, self._completions = self._completions, []
+        return [Refuse(call=call, error=error) for call in completions]
 
     def get(self, event: GetModel, now: float) -> list[Instruction]:
         """Tells the agreed model, once it is initialised."""
@@ -83,16 +103,19 @@ class ModelCalls:
     def _settled(self, waiting: ModelCall) -> ModelReply | AgreedModel | None:
         self._cluster.refuse_if_failed()
         if waiting.participant is not None and waiting.model is not None:
-            return self._join(waiting.participant, waiting.model)
+            return self._join(waiting.participant, waiting.model, may_initialize=waiting.may_initialize)
         return self._agreed() if self._cluster.registry.is_ready or self._cluster.is_finished else None
 
-    def _join(self, participant: Participant, model: ModelSpec) -> ModelReply | None:
+    def _join(self, participant: Participant, model: ModelSpec, *, may_initialize: bool) -> ModelReply | None:
         cluster = self._cluster
         cluster.registry.check(model)
+        check_clip(model, cluster.config.policy)
         if cluster.is_finished and not cluster.registry.is_ready:
             raise TrainingFailed(f"training was finished ({cluster.finish_reason}) before a model was initialised; start the cluster again")
         if not cluster.shards.are_adopted:
             return None
+        if not may_initialize and cluster.registry.initializer is None:
+            return None  # waits for somebody else's
         state = cluster.registry.join(participant.index, participant.incarnation, model)
         return None if state is ModelState.WAIT else self._reply(state)
 
@@ -107,10 +130,10 @@ class ModelCalls:
             state=state,
             placement=cluster.registry.placement,
             attempt=cluster.registry.attempt,
-            # What the step can take from one worker, and two more: one that is late, and one pushed again after a cut.
-            max_staged_per_worker=cluster.config.num_extras + 2,
+            max_staged_per_worker=cluster.config.max_staged_per_worker,
             global_step=cluster.policy.step,
             waiting_for=waiting_for,
+            policy=cluster.config.policy,
         )
 
     def _agreed(self) -> AgreedModel:

@@ -1,10 +1,11 @@
 """The one model that the cluster trains, and who initialises it. Knows worker numbers; no leases, calls or clocks."""
 
 from ps_protocol.chief import ModelState
-from ps_protocol.errors import ModelMismatch, NotInitializer
+from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitializer
 from ps_protocol.layout import Layout
 from ps_protocol.model import ModelSpec, Placement
 from ps_protocol.placement import layouts, place
+from ps_protocol.policy_spec import PolicySpec
 
 _MAX_DIFFERENCES = 10
 
@@ -17,6 +18,7 @@ class ModelRegistry:
         self.placement: Placement = ()
         self.layouts: tuple[Layout, ...] = ()
         self.attempt = 0
+        self.is_created = False
         self.is_ready = False
         self.initializer: tuple[int, int] | None = None  # worker, incarnation
         self._num_shards = num_shards
@@ -27,6 +29,11 @@ class ModelRegistry:
         if self.model is None:
             return ModelState.ABSENT
         return ModelState.READY if self.is_ready else ModelState.WAIT
+
+    def check_policy(self, policy: PolicySpec) -> None:
+        """Raises InvalidSpec if the model that stands cannot be trained so."""
+        if self.model is not None:
+            check_clip(self.model, policy)
 
     def check(self, model: ModelSpec) -> None:
         """Raises ModelMismatch if another model stands."""
@@ -60,12 +67,25 @@ class ModelRegistry:
             raise NotInitializer(
                 f"worker {worker} (attempt {attempt}) does not have the task of initialising the model: {now}. Register the model again"
             )
-        was_ready, self.is_ready = self.is_ready, True
-        return not was_ready
+        was_created, self.is_created = self.is_created, True
+        return not was_created
+
+    def open(self) -> None:
+        """The shards work as they shall: training may begin."""
+        self.is_ready = True
 
     def release(self, worker: int) -> bool:
         """A worker is gone; True if it was to initialise the model, and somebody else must."""
-        if self.is_ready or self.initializer is None or self.initializer[0] != worker:
+        if self.is_created or self.initializer is None or self.initializer[0] != worker:
             return False
         self.initializer = None
         return True
+
+
+def check_clip(model: ModelSpec, policy: PolicySpec) -> None:
+    """Raises InvalidSpec if the policy cannot keep the model's limits."""
+    if policy.applies_on_arrival and model.clip.needs_norms:
+        raise InvalidSpec(
+            "clip: a norm over all parameter servers needs a step that they apply together, and under async without locking"
+            " there is none; use use_locking=True, or clip by value"
+        )

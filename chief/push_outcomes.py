@@ -1,6 +1,6 @@
 """What became of one incarnation's latest pushes, so that a repeated commit has its effect once. Bounded; knows no step state."""
 
-from ps_protocol.chief import PushOutcome
+from ps_protocol.chief import CommitResult
 from ps_protocol.errors import PushIdReused
 from ps_protocol.shard import PushId
 
@@ -13,7 +13,7 @@ class PushOutcomes:
     def __init__(self, *, window: int = _WINDOW) -> None:
         self._window = max(window, _WINDOW)
         self._last_sequence = 0
-        self._recent: dict[int, tuple[int, PushOutcome]] = {}
+        self._recent: dict[int, tuple[int, CommitResult]] = {}
 
     def is_repeated(self, push_id: PushId, *, step: int) -> bool:
         """Whether this push was counted before. Raises PushIdReused if it was for another step."""
@@ -27,14 +27,14 @@ class PushOutcomes:
             )
         return True
 
-    def first_outcome(self, push_id: PushId) -> PushOutcome | None:
-        """Returns the outcome that a repeated push had; None if that is forgotten or it was skipped."""
+    def first_result(self, push_id: PushId) -> CommitResult | None:
+        """Returns what became of a repeated push at first; None if that is forgotten or it was skipped."""
         known = self._recent.get(push_id.sequence)
         return known[1] if known is not None else None
 
-    def record(self, push_id: PushId, *, step: int, outcome: PushOutcome) -> None:
-        """Remembers the outcome of a push that is not repeated."""
+    def record(self, push_id: PushId, *, step: int, result: CommitResult) -> None:
+        """Remembers what became of a push that is not repeated."""
         self._last_sequence = push_id.sequence
-        self._recent[push_id.sequence] = (step, outcome)
+        self._recent[push_id.sequence] = (step, result)
         if len(self._recent) > self._window:
             del self._recent[next(iter(self._recent))]

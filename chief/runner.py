@@ -131,8 +131,12 @@ class Runner:
                 future = self._blocked.get(instruction.call)
                 if future is not None and not future.done():
                     future.set_result(instruction)
+            case ev.PrepareStep():
+                self._spawn(self._shards.prepare(instruction))
             case ev.ApplyStep():
                 self._spawn(self._shards.apply(instruction))
+            case ev.ConfigureShards():
+                self._spawn(self._shards.configure(instruction))
             case ev.AdoptShard():
                 self._spawn(self._adopt_again(instruction.shard))
             case ev.EndProcesses():

@@ -12,10 +12,11 @@ from typing import TypeVar
 from chief import events as ev
 from chief.adoption import next_chief_incarnation
 from chief.shard_links import ShardLink
+from chief.shard_requests import apply_requests, prepare_request, settings_of
 from chief.wording import seconds
 from ps_protocol.backoff import delays_s
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
-from ps_protocol.shard import ApplyRequest, ShardStatus
+from ps_protocol.shard import ShardStatus
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +62,32 @@ class ShardTasks:
         log.info("adopted ps=%d address=%s chief_incarnation=%d", index, link.address, self._incarnation)
         self._report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation))
 
+    async def prepare(self, step: ev.PrepareStep) -> None:
+        """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
+        request = prepare_request(step, chief_incarnation=self._incarnation)
+        sums = await self._at_all(
+            f"to prepare step {step.step}", lambda index: self._links[index].prepare_step(request, timeout_s=_APPLY_TIMEOUT_S)
+        )
+        if sums is not None:
+            self._report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums)))
+
     async def apply(self, step: ev.ApplyStep) -> None:
         """Has all shards apply a step, at once, and reports StepApplied, or ShardFailed."""
-        request = ApplyRequest(epoch=step.epoch, chief_incarnation=self._incarnation, step=step.step, contributors=step.contributors)
-        has_applied = await asyncio.gather(*(self._apply_at(index, request) for index in range(len(self._links))))
-        if all(has_applied):
+        requests = apply_requests(step, chief_incarnation=self._incarnation, num_shards=len(self._links))
+        replies = await self._at_all(
+            f"to apply step {step.step}", lambda index: self._links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
+        )
+        if replies is not None:
             self._report(ev.StepApplied(step=step.step))
+
+    async def configure(self, change: ev.ConfigureShards) -> None:
+        """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""
+        settings = settings_of(change, chief_incarnation=self._incarnation)
+        replies = await self._at_all(
+            f"settings version {change.version}", lambda index: self._links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S)
+        )
+        if replies is not None:
+            self._report(ev.ShardsConfigured(version=change.version))
 
     async def watch(self, index: int) -> None:
         """Looks every second whether a shard that was not heard of meanwhile is still the same process. Does not end."""
@@ -111,20 +132,24 @@ class ShardTasks:
             log.warning("%s ps=%d", reply.warning, index)
         return await self._insist(index, lambda: link.status(timeout_s=_CONTROL_TIMEOUT_S))
 
-    async def _apply_at(self, index: int, request: ApplyRequest) -> bool:
-        link = self._links[index]
+    async def _at_all(self, what: str, call: Callable[[int], Awaitable[Result]]) -> list[Result] | None:
+        """Calls all shards at once, each until it answers; returns their answers, or None if one refuses, which it reports."""
+        answers = await asyncio.gather(*(self._at(index, what, call) for index in range(len(self._links))))
+        known = [answer[0] for answer in answers if answer is not None]
+        return known if len(known) == len(answers) else None
+
+    async def _at(self, index: int, what: str, call: Callable[[int], Awaitable[Result]]) -> tuple[Result] | None:
         try:
-            await self._insist(index, lambda: link.apply_step(request, timeout_s=_APPLY_TIMEOUT_S))
+            return (await self._insist(index, lambda: call(index)),)
         except PsError as error:
-            log.error("parameter server refused a step ps=%d step=%d cause=%s", index, request.step, error.message)
+            log.error("parameter server refused ps=%d what=%s cause=%s", index, what, error.message)
             try:
                 # If it is another process than before, that says more than its refusal.
                 await self._check(index)
             except PsError as later:
                 log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
             self._report(ev.ShardFailed(shard=index, why=error.message))
-            return False
-        return True
+            return None
 
     async def _check(self, index: int) -> None:
         status = await self._links[index].status(timeout_s=2 * _CONTROL_TIMEOUT_S)

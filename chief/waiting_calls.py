@@ -10,11 +10,13 @@ from ps_protocol.model import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCall:
-    """A worker waits for a token; `commit` is what became of the commit that rode along."""
+    """A worker waits for a token, as it has asked for it; `commit` is what became of the commit that rode along."""
 
     call: int
     worker: int
     commit: CommitResult | None
+    local_step: int
+    request_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,7 @@ class ModelCall:
     call: int
     participant: Participant | None = None
     model: ModelSpec | None = None
+    may_initialize: bool = True
 
 
 def slice_s(max_wait_s: float) -> float:
@@ -66,6 +69,10 @@ class WaitingCalls:
             del self._worker_of_call[waiting.call]
             self._deadlines.clear(_token_key(worker))
         return waiting
+
+    def token_calls(self) -> Iterator[TokenCall]:
+        """The calls for a token at this moment, the oldest first."""
+        return iter([*self._token_calls.values()])
 
     def take_token_calls(self) -> list[TokenCall]:
         """Takes out all calls for a token."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ps_protocol.chief import ParticipantKind
+from ps_protocol.optimizer_spec import OptimizerSpec
 
 _MAX_TEXT = 300
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
@@ -34,3 +35,13 @@ def listed(items: Sequence[str], *, limit: int = 5) -> str:
     """Joins the first `limit` items and says how many more there are."""
     rest = len(items) - limit
     return ", ".join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def optimizer_words(optimizer: OptimizerSpec) -> str:
+    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; hyper-parameters that have their defaults are left out."""
+    rate = optimizer.learning_rate
+    if rate.name == "constant":
+        learning_rate = f"learning_rate {rate.arguments['value']:g}"
+    else:
+        learning_rate = f"learning_rate {rate.name}({', '.join(f'{name} {value:g}' for name, value in rate.arguments.items())})"
+    return f"{optimizer.name} ({', '.join([learning_rate, *(f'{k} {v:g}' for k, v in sorted(optimizer.hyperparameters.items()))])})"

@@ -8,6 +8,7 @@ from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
 from ps_protocol.chief import (
     CommitResult,
+    HyperparameterChange,
     ModelReply,
     ModelState,
     Participant,
@@ -16,12 +17,14 @@ from ps_protocol.chief import (
     PushOutcome,
     RegisterRequest,
     Registration,
+    SettingsReply,
     TokenReply,
     TokenResult,
 )
 from ps_protocol.errors import PsError
 from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import PushId
 from ps_protocol.tensors import DataType, VariableSpec
 
@@ -35,7 +38,7 @@ MODEL = model_of(3)
 
 
 class Driver:
-    """Answers by call in `answers`; steps wait to be applied in `to_apply` unless `applies_at_once`."""
+    """Answers by call in `answers`; what the shards are to do waits in `to_apply`, `to_configure`, … unless `applies_at_once`."""
 
     def __init__(self, *, num_shards: int = 1, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
         self.now = 100.0
@@ -46,6 +49,10 @@ class Driver:
         self.answers: dict[int, Any] = {}
         self.to_apply: list[ev.ApplyStep] = []
         self.applied: list[ev.ApplyStep] = []
+        self.to_prepare: list[ev.PrepareStep] = []
+        self.to_configure: list[ev.ConfigureShards] = []
+        self.configured: list[ev.ConfigureShards] = []
+        self.sums: tuple[tuple[float, ...], ...] = ()
         self.adoptions: list[int] = []
         self.ended: list[ev.EndProcesses] = []
         self._calls = itertools.count(1)
@@ -69,17 +76,53 @@ class Driver:
                     self.answers[call] = error
                 case ev.ApplyStep():
                     self.to_apply.append(instruction)
+                case ev.PrepareStep():
+                    self.to_prepare.append(instruction)
+                case ev.ConfigureShards():
+                    self.to_configure.append(instruction)
                 case ev.AdoptShard(shard=shard):
                     self.adoptions.append(shard)
                 case ev.EndProcesses():
                     self.ended.append(instruction)
-        if self.applies_at_once and self.to_apply:
+        assert len(self.to_apply) + len(self.to_prepare) + len(self.to_configure) <= 1, "two things are under way at the shards"
+        if self.applies_at_once:
+            self.work()
+
+    def work(self) -> None:
+        """Has the shards do what they were told, and what follows from that."""
+        if self.to_configure:
+            self.configure()
+        if self.to_prepare:
+            self.send(ev.StepPrepared(step=self.to_prepare.pop(0).step, sums=self.sums))
+        if self.to_apply:
             self.apply()
+
+    def configure(self) -> None:
+        change = self.to_configure.pop(0)
+        self.configured.append(change)
+        self.send(ev.ShardsConfigured(version=change.version))
 
     def apply(self) -> None:
         step = self.to_apply.pop(0)
         self.applied.append(step)
         self.send(ev.StepApplied(step=step.step))
+
+    def set_policy(self, policy: PolicySpec, *, request_id: int | None = None, max_wait_s: float = 10.0) -> int:
+        """Asks for another policy; returns the call."""
+        call, request = self.call(), next(self._requests) if request_id is None else request_id
+        self.send(ev.SetPolicy(call=call, policy=policy, request_id=request, max_wait_s=max_wait_s))
+        return call
+
+    def set_hyperparameters(self, change: HyperparameterChange, *, max_wait_s: float = 10.0) -> int:
+        """Asks for other numbers of an optimizer; returns the call."""
+        call = self.call()
+        self.send(ev.SetHyperparameters(call=call, change=change, request_id=next(self._requests), max_wait_s=max_wait_s))
+        return call
+
+    def settings(self, call: int) -> SettingsReply:
+        reply = self.answers[call]
+        assert isinstance(reply, SettingsReply)
+        return reply
 
     def pass_time(self, duration_s: float) -> None:
         """Lets time pass, firing the timer whenever it is due."""
@@ -100,15 +143,15 @@ class Driver:
         assert isinstance(registration, Registration)
         return registration
 
-    def ask_model(self, worker: "Worker", model: ModelSpec = MODEL, *, max_wait_s: float = 20.0) -> int:
+    def ask_model(self, worker: "Worker", model: ModelSpec = MODEL, *, max_wait_s: float = 20.0, **fields: Any) -> int:
         call = self.call()
-        self.send(ev.RegisterModel(call=call, participant=worker.participant, model=model, max_wait_s=max_wait_s))
+        self.send(ev.RegisterModel(call=call, participant=worker.participant, model=model, max_wait_s=max_wait_s, **fields))
         return call
 
-    def train(self, *indices: int) -> "list[Worker]":
+    def train(self, *indices: int, model: ModelSpec = MODEL) -> "list[Worker]":
         """Has workers join and the first of them initialise the model."""
         workers = [Worker(self, index) for index in indices]
-        call = self.ask_model(workers[0])
+        call = self.ask_model(workers[0], model)
         reply = self.answers[call]
         assert isinstance(reply, ModelReply)
         assert reply.state is ModelState.INITIALIZE
@@ -135,11 +178,12 @@ class Worker:
         self.sequence += 1
         return PushId(worker=self.index, incarnation=self.participant.incarnation, sequence=self.sequence)
 
-    def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, staged: bool = True) -> PushCommit:
-        return PushCommit(push_id=push_id or self.next_push(), step=self.local_step if step is None else step, staged=staged)
+    def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: bool) -> PushCommit:
+        step = self.local_step if step is None else step
+        return PushCommit(push_id=push_id or self.next_push(), step=step, **{"staged": True, **fields})
 
-    def commit(self, step: int | None = None, *, push_id: PushId | None = None, staged: bool = True) -> CommitResult:
-        commit = self.next_commit(step, push_id=push_id, staged=staged)
+    def commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: bool) -> CommitResult:
+        commit = self.next_commit(step, push_id=push_id, **fields)
         call = self.driver.call()
         self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))
         result = self.driver.answers[call]

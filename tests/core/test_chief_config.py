@@ -4,6 +4,7 @@ import pytest
 
 from chief.config import ChiefConfig, parse_config
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
 
 TF_CONFIG = json.dumps(
     {
@@ -89,3 +90,64 @@ def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> No
 def test_listening_for_others_takes_an_explicit_flag() -> None:
     assert parse("--ps", "a:1", "--address", "0.0.0.0:0", "--allow-insecure-network").address == "0.0.0.0:0"
     assert parse("--ps", "a:1", LOCKSTEP_ADDRESS="0.0.0.0:0", LOCKSTEP_ALLOW_INSECURE_NETWORK="1").allow_insecure_network
+
+
+def test_without_a_word_the_policy_is_strict_sync() -> None:
+    assert parse("--ps", "a:1").coordination.policy == PolicySpec()
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        (("--policy", "sync", "--tokens", "fifo"), PolicySpec(tokens=TokenMode.FIFO)),
+        (("--tokens", "fifo", "--num-tokens", "-1"), PolicySpec(tokens=TokenMode.FIFO)),
+        (("--tokens", "FIFO", "--num-tokens", "0"), PolicySpec(tokens=TokenMode.FIFO, num_tokens=0)),
+        (("--policy", "ssp", "--staleness", "3"), PolicySpec(name=PolicyName.SSP, staleness=3)),
+        (("--policy", "async", "--no-locking"), PolicySpec(name=PolicyName.ASYNC, use_locking=False)),
+        (
+            ("--policy", "async", "--max-staleness", "0", "--too-stale", "scale"),
+            PolicySpec(name=PolicyName.ASYNC, max_staleness=0, too_stale=TooStale.SCALE),
+        ),
+    ],
+)
+def test_flags_give_the_policy(flags: tuple[str, ...], policy: PolicySpec) -> None:
+    assert parse("--ps", "a:1", *flags).coordination.policy == policy
+
+
+def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
+    config = parse(
+        *("--ps", "a:1", "--staleness", "2"),
+        LOCKSTEP_POLICY="ssp",
+        LOCKSTEP_STALENESS="7",
+        LOCKSTEP_MAX_STALENESS="9",
+        LOCKSTEP_TOO_STALE="scale",
+        LOCKSTEP_TOKENS="",
+        LOCKSTEP_NUM_TOKENS="",
+        LOCKSTEP_NO_LOCKING="0",
+    )
+    expected = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=9, too_stale=TooStale.SCALE)
+    assert config.coordination.policy == expected
+    assert not parse(LOCKSTEP_PS="a:1", LOCKSTEP_POLICY="async", LOCKSTEP_NO_LOCKING="yes").coordination.policy.use_locking
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--policy", "bsp"), "--policy: got 'bsp', want sync or ssp or async"),
+        (("--tokens", "lifo"), "--tokens: got 'lifo', want strict or fifo"),
+        (("--too-stale", ""), "--too-stale: got '', want drop or scale"),
+        (("--num-tokens", "-2"), "--num-tokens: got '-2', want a whole number >= -1"),
+        (("--staleness", "-1"), "--staleness: got '-1', want a whole number >= 0"),
+        (("--max-staleness", "x"), "--max-staleness: got 'x', want a whole number >= 0"),
+        (("--no-locking",), "use_locking=False: only the policy async"),
+        (("--policy", "ssp", "--tokens", "fifo"), "tokens: only the policy sync"),
+        (("--max-staleness", "3"), "max_staleness: sync drops"),
+        (
+            ("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "5", "--total-num-replicas", "3"),
+            r"Too few tokens to finish the first step: 1 \(given\) vs 2 \(needed\)",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(flags: tuple[str, ...], text: str) -> None:
+    with pytest.raises(InvalidSpec, match=text):
+        parse("--ps", "a:1", *flags)

@@ -21,7 +21,7 @@ ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, Push
 def test_a_commit_completes_the_step_with_sorted_contributors() -> None:
     driver = Driver(replicas_to_aggregate=2)
     first, second = driver.train(0, 1)
-    assert second.commit() == CommitResult(outcome=ACCEPTED, global_step=0)
+    assert second.commit() == CommitResult(outcome=ACCEPTED, global_step=0, applied_step=0)
     assert first.commit().outcome is ACCEPTED
     (applied,) = driver.applied
     assert (applied.epoch, applied.step, [push.worker for push in applied.contributors]) == (1, 0, [0, 1])
@@ -33,7 +33,7 @@ def test_a_repeated_commit_has_its_effect_once_and_tells_the_first_outcome() -> 
     first, _ = driver.train(0, 1)
     push = first.next_push()
     assert first.commit(push_id=push).outcome is ACCEPTED
-    assert first.commit(push_id=push) == CommitResult(outcome=DUPLICATE, global_step=0, first_outcome=ACCEPTED)
+    assert first.commit(push_id=push) == CommitResult(outcome=DUPLICATE, global_step=0, first_outcome=ACCEPTED, applied_step=0)
     assert driver.coordinator.status(driver.now).num_contributions == 1
 
 
@@ -42,7 +42,7 @@ def test_a_repeated_commit_is_recognised_after_its_step() -> None:
     (worker,) = driver.train(0)
     push = worker.next_push()
     worker.commit(push_id=push)
-    assert worker.commit(step=0, push_id=push) == CommitResult(outcome=DUPLICATE, global_step=1, first_outcome=ACCEPTED)
+    assert worker.commit(step=0, push_id=push) == CommitResult(outcome=DUPLICATE, global_step=1, first_outcome=ACCEPTED, applied_step=0)
     assert driver.coordinator.status(driver.now).num_accepted == 1
 
 

@@ -165,3 +165,10 @@ def test_a_step_reported_twice_is_applied_once() -> None:
     driver.send(ev.StepApplied(step=0))
     driver.send(ev.StepApplied(step=1))
     assert driver.step == 1
+
+
+def test_the_worker_whose_contribution_makes_the_last_step_is_told_that_training_is_finished() -> None:
+    driver = Driver(max_steps=1)
+    (worker,) = driver.train(0)
+    reply = worker.answer(worker.ask(commit=worker.next_commit()))
+    assert (reply.result, reply.step) == (TokenResult.FINISHED, 1)

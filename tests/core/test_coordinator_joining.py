@@ -93,11 +93,11 @@ def test_the_waiting_workers_learn_when_the_model_is_ready() -> None:
     know = driver.call()
     driver.send(ev.GetModel(call=know, max_wait_s=20.0))
     reply = driver.answers[initialise]
-    assert (reply.state, reply.attempt, reply.max_staged_per_worker) == (ModelState.INITIALIZE, 1, 2)
+    assert (reply.state, reply.attempt, reply.max_staged_per_worker) == (ModelState.INITIALIZE, 1, 3)
     assert {wait, know}.isdisjoint(driver.answers)
     first.complete(1)
     assert driver.answers[wait] == ModelReply(
-        state=ModelState.READY, placement=reply.placement, attempt=1, max_staged_per_worker=2, global_step=0
+        state=ModelState.READY, placement=reply.placement, attempt=1, max_staged_per_worker=3, global_step=0
     )
     assert driver.answers[know] == AgreedModel(state=ModelState.READY, model=MODEL, placement=reply.placement, global_step=0)
     assert driver.coordinator.state is ClusterState.TRAINING

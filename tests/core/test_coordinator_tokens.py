@@ -65,7 +65,8 @@ def test_a_commit_that_rides_along_is_answered_with_the_token() -> None:
     assert call not in driver.answers
     driver.apply()
     reply = worker.answer(call)
-    assert (reply.result, reply.step, reply.commit) == (TokenResult.TOKEN, 1, CommitResult(outcome=ACCEPTED, global_step=0))
+    commit = CommitResult(outcome=ACCEPTED, global_step=0, applied_step=0)
+    assert (reply.result, reply.step, reply.global_step, reply.commit) == (TokenResult.TOKEN, 1, 1, commit)
 
 
 def test_a_call_that_is_refused_has_not_counted_its_commit() -> None:

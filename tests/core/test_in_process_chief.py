@@ -1,25 +1,46 @@
 """The chief in this process: a step is applied inside the call that completes it, and Ctrl-C or a defect there stops nobody for ever."""
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from chief.coordination import CoordinationConfig
 from chief.in_process_chief import InProcessChief
-from ps_protocol.chief import ClusterState, Participant, ParticipantKind, PushCommit, PushOutcome, RegisterRequest, TokenReply, TokenResult
+from ps_protocol.chief import (
+    ClusterState,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    RegisterRequest,
+    SettingsReply,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import ContributionMissing, TrainingFailed
 from ps_protocol.layout import aligned_bytes
+from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.placement import layouts
+from ps_protocol.policy_spec import PolicyName, PolicySpec
 from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_protocol.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
 from ps_server.in_process_shard import InProcessShard
 from tests.core.chief_driver import MODEL
 
 
 class Interrupted(InProcessShard):
-    """A shard whose next step raises what it is told to."""
+    """A shard whose next step, or next change of settings, raises what it is told to."""
 
     error: BaseException | None = None
+    settings_error: BaseException | None = None
+
+    def configure(self, settings: ShardSettings) -> None:
+        if self.settings_error is not None:
+            raise self.settings_error
+        super().configure(settings)
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         error, self.error = self.error, None
@@ -29,25 +50,36 @@ class Interrupted(InProcessShard):
 
 
 class Scene:
-    def __init__(self, **coordination: int) -> None:
+    def __init__(self, *, model: ModelSpec = MODEL, **coordination: int) -> None:
         self.now = 0.0
         self.shards = [Interrupted(index=index) for index in range(2)]
         self.chief = InProcessChief(self.shards, config=CoordinationConfig(**coordination), clock=lambda: self.now)  # type: ignore[arg-type]
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=1, request_id=1)
         self.worker: Participant = self.chief.register_worker(request).participant
-        reply = self.chief.register_model(self.worker, MODEL, max_wait_s=0.0)
+        reply = self.chief.register_model(self.worker, model, max_wait_s=0.0)
         self.layouts = layouts(reply.placement, num_shards=2)
         for index, (shard, layout) in enumerate(zip(self.shards, self.layouts, strict=True)):
-            spec = ShardSpec(epoch=1, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt)
+            spec = ShardSpec(
+                epoch=1,
+                shard=index,
+                layout=layout,
+                optimizer=model.optimizer,
+                attempt=reply.attempt,
+                clip=model.clip,
+                max_staged_per_worker=reply.max_staged_per_worker,
+            )
             shard.create_variables(spec, Segments([aligned_bytes(layout.nbytes)]))
         self.chief.complete_initialization(self.worker, attempt=reply.attempt)
         self.sequences = itertools.count(1)
 
-    def push(self, step: int) -> PushCommit:
+    def push(self, step: int, *, gradient: float = 0.0) -> PushCommit:
         push_id = PushId(worker=0, incarnation=1, sequence=next(self.sequences))
         for shard, layout in zip(self.shards, self.layouts, strict=True):
             header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout.hash)
-            shard.push_gradients(header, Segments([aligned_bytes(layout.nbytes)]))
+            memory = aligned_bytes(layout.nbytes)
+            for index in range(len(layout.slices)):
+                layout.view(memory, index)[...] = gradient
+            shard.push_gradients(header, Segments([memory]))
         return PushCommit(push_id=push_id, step=step, staged=True)
 
     def wait(self, step: int) -> TokenReply:
@@ -101,3 +133,51 @@ def test_shards_that_hold_a_model_are_not_taken_over() -> None:
     scene = Scene()
     with pytest.raises(TrainingFailed, match="in-process:0 holds variables at step 0 already"):
         InProcessChief(scene.shards, config=CoordinationConfig(), clock=lambda: 0.0)
+
+
+def test_a_change_of_policy_reaches_the_shards_and_each_contribution_is_then_a_step() -> None:
+    scene = Scene(replicas_to_aggregate=2)
+    reply = scene.chief.set_policy(PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0)
+    assert reply == SettingsReply(version=1, step=0)
+    assert [shard.status().settings_version for shard in scene.shards] == [1, 1]
+    for step in range(2):
+        result = scene.chief.commit_push(scene.worker, scene.push(step))
+        assert (result.outcome, result.applied_step, result.staleness) == (PushOutcome.ACCEPTED, step, 0)
+    assert [shard.status().step for shard in scene.shards] == [2, 2]
+    assert scene.wait(1).reads_latest
+
+
+def test_a_stale_contribution_is_staged_and_applied_under_async() -> None:
+    scene = Scene()
+    scene.chief.set_policy(PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0)
+    scene.chief.commit_push(scene.worker, scene.push(0))
+    result = scene.chief.commit_push(scene.worker, scene.push(0))
+    assert (result.applied_step, result.staleness, scene.chief.status().global_step) == (1, 1, 2)
+
+
+def test_a_shard_that_refuses_new_settings_fails_the_training() -> None:
+    scene = Scene()
+    scene.shards[1].settings_error = ContributionMissing("a refusal")
+    with pytest.raises(TrainingFailed, match="ps 1 at in-process:1: a refusal"):
+        scene.chief.set_policy(PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0)
+
+
+def test_the_mean_of_a_step_is_held_to_its_norm_over_all_shards() -> None:
+    spread = PlacementPolicy(strategy="round_robin")
+    variables = tuple(dataclasses.replace(MODEL.variables[0], name=name) for name in ("a", "b"))
+    scene = Scene(model=dataclasses.replace(MODEL, variables=variables, clip=ClipSpec(global_norm=1.0), placement=spread))
+    scene.chief.commit_push(scene.worker, scene.push(0, gradient=2.0))
+    for shard, layout in zip(scene.shards, scene.layouts, strict=True):
+        memory = aligned_bytes(layout.nbytes)
+        shard.read_variables(Segments([memory]), epoch=1, step=1, layout_hash=layout.hash)
+        # Six elements of 2 have the norm 24 ** 0.5; the learning rate is 0.1.
+        np.testing.assert_allclose(layout.view(memory, 0), -0.1 * 2.0 / 24**0.5, rtol=1e-6)
+
+
+def test_many_contributions_that_wait_for_their_turn_are_applied_one_after_the_other_not_one_within_the_other() -> None:
+    scene = Scene(replicas_to_aggregate=300, total_num_replicas=1)
+    for number in range(1, 300):
+        assert scene.chief.commit_push(scene.worker, scene.push(0)).outcome is PushOutcome.ACCEPTED
+        scene.chief.dequeue_token(scene.worker, local_step=0, request_id=number, max_wait_s=0.0)
+    scene.chief.set_policy(PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0)
+    assert scene.chief.status().global_step == 299

@@ -55,3 +55,10 @@ def test_a_contribution_to_a_step_that_is_forgotten_is_counted_all_the_same() ->
         run_step(ledger, at=float(number))
     ledger.count(PushOutcome.STALE, step=0)
     assert ledger.num_stale == 1
+
+
+def test_the_greatest_staleness_is_that_of_what_was_accepted() -> None:
+    ledger = Ledger(size=2, now=0.0)
+    for outcome, staleness in ((PushOutcome.ACCEPTED, 3), (PushOutcome.STALE, 9), (PushOutcome.ACCEPTED, 1)):
+        ledger.count(outcome, step=0, staleness=staleness)
+    assert ledger.max_staleness == 3

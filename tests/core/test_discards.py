@@ -1,0 +1,34 @@
+"""What shards are told to drop: single contributions, and whole incarnations; bounded, and never what is still to be applied."""
+
+from chief.discards import Discards
+from chief.policy import Counted
+from ps_protocol.shard import PushId
+
+
+def push(worker: int, sequence: int = 1, incarnation: int = 1) -> PushId:
+    return PushId(worker=worker, incarnation=incarnation, sequence=sequence)
+
+
+def test_what_is_refused_is_named_once() -> None:
+    discards = Discards()
+    discards.add(push(1))
+    discards.add(push(0))
+    assert discards.take(()) == (push(0), push(1))
+    assert (discards.take(()), bool(discards)) == ((), False)
+
+
+def test_an_incarnation_is_named_as_a_whole_once_nothing_of_it_is_left_to_apply() -> None:
+    discards = Discards()
+    discards.add_incarnation(0, 1)
+    discards.add(push(0, 2))
+    assert discards.take([Counted(push_id=push(0, 1), step=3)]) == (push(0, 2),)
+    discards.add(push(0, 3))
+    assert discards.take([Counted(push_id=push(0, 1, incarnation=2), step=3)]) == (push(0, 0),)
+
+
+def test_what_a_caller_makes_up_takes_bounded_memory() -> None:
+    discards = Discards()
+    for number in range(20_000):
+        discards.add(push(number))
+        discards.add_incarnation(number, 1)
+    assert len(discards.take(())) <= 20_000

@@ -1,0 +1,168 @@
+"""The queue of SyncReplicasOptimizer, habits and all: when workers go on, and what is lost; and that strict tokens lose nothing."""
+
+import pytest
+
+from chief.coordination import CoordinationConfig
+from ps_protocol.chief import PushOutcome, TokenResult
+from ps_protocol.errors import InvalidSpec, StepAhead
+from ps_protocol.policy_spec import PolicySpec, TokenMode
+from tests.core.chief_driver import Driver, Worker
+
+ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE
+
+
+def cluster(r: int, t: int, *, num_tokens: int = -1, tokens: TokenMode = TokenMode.FIFO, applies_at_once: bool = True) -> Driver:
+    policy = PolicySpec(tokens=tokens, num_tokens=num_tokens)
+    return Driver(replicas_to_aggregate=r, total_num_replicas=t, policy=policy, lease_s=1e6, applies_at_once=applies_at_once)
+
+
+class Clocked:
+    """A worker whose gradients take `periods`; it pushes, waits for its token, and computes again."""
+
+    def __init__(self, worker: Worker, periods: float) -> None:
+        self.worker, self.periods = worker, periods
+        self.due: float | None = periods
+        self.call = 0
+
+    def finish(self) -> PushOutcome:
+        outcome, self.due = self.worker.push(), None
+        self.call = self.worker.ask(max_wait_s=20.0)
+        return outcome
+
+    def go_on(self, now: float) -> None:
+        if self.due is None and self.worker.has_token(self.call):
+            self.due = now + self.periods
+
+
+def play(driver: Driver, *periods: float, num_steps: int) -> tuple[float, list[PushOutcome]]:
+    """Returns the time that so many steps take, if each worker computes for its periods, and what became of all contributions."""
+    clocked = [Clocked(worker, duration) for worker, duration in zip(driver.train(*range(len(periods))), periods, strict=True)]
+    now, outcomes = 0.0, []
+    while driver.step < num_steps:
+        now = min(worker.due for worker in clocked if worker.due is not None)
+        for worker in clocked:
+            if worker.due == now:
+                outcomes.append(worker.finish())
+        for worker in clocked:
+            worker.go_on(now)
+    return now, outcomes
+
+
+def num_dropped(outcomes: list[PushOutcome]) -> int:
+    return sum(outcome is not ACCEPTED for outcome in outcomes)
+
+
+@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 29, 18), (TokenMode.STRICT, 20, 0)])
+def test_one_dead_backup_of_three_poisons_the_fifo_queue_and_not_the_strict_one(tokens: TokenMode, periods: int, dropped: int) -> None:
+    time, outcomes = play(cluster(2, 3, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
+    assert (time, num_dropped(outcomes)) == (periods, dropped)
+
+
+@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 38, 36), (TokenMode.STRICT, 20, 0)])
+def test_two_dead_backups_of_four_nearly_halve_the_speed_of_the_fifo_queue(tokens: TokenMode, periods: int, dropped: int) -> None:
+    time, outcomes = play(cluster(2, 4, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
+    assert (time, num_dropped(outcomes)) == (periods, dropped)
+
+
+def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_again() -> None:
+    fifo, _ = play(cluster(2, 3, num_tokens=0), 1, 1, 10, num_steps=60)
+    strict, _ = play(cluster(2, 3, tokens=TokenMode.STRICT), 1, 1, 10, num_steps=60)
+    assert 80 <= fifo <= 90
+    assert strict <= 61
+
+
+def test_as_many_tokens_as_workers_are_short_of_contributions_are_just_enough() -> None:
+    time, outcomes = play(cluster(3, 2, num_tokens=1), 1, 1, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (20, 0)
+
+
+def test_the_default_tokens_let_two_gradients_go_to_waste_at_the_start() -> None:
+    time, outcomes = play(cluster(2, 2), 1, 1, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (11, 2)
+
+
+def test_with_the_default_tokens_a_fast_worker_makes_the_first_steps_alone() -> None:
+    driver = cluster(2, 2)
+    play(driver, 1, 5.5, num_steps=2)
+    assert [{push.worker for push in step.contributors} for step in driver.applied] == [{0}, {0}]
+
+
+def test_without_initial_tokens_each_worker_gives_one_gradient_to_each_step() -> None:
+    time, outcomes = play(cluster(2, 2, num_tokens=0), 1, 3, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (30, 0)
+
+
+def test_a_stale_token_is_handed_out_and_what_is_computed_with_it_is_dropped() -> None:
+    driver = cluster(1, 1, num_tokens=1)
+    (worker,) = driver.train(0)
+    assert worker.push() is ACCEPTED
+    call = worker.ask()
+    reply = worker.answer(call)
+    assert (reply.result, reply.step, reply.global_step, reply.reads_latest) == (TokenResult.TOKEN, 0, 1, True)
+    assert worker.push() is STALE
+    assert worker.has_token(worker.ask())
+    assert worker.local_step == 1
+
+
+def test_while_a_complete_step_is_applied_it_takes_no_more() -> None:
+    driver = cluster(1, 2, applies_at_once=False)
+    first, second = driver.train(0, 1)
+    assert [first.push(), second.push()] == [ACCEPTED, LATE]
+
+
+def test_a_repeated_request_gets_its_token_again_and_takes_no_other() -> None:
+    driver = cluster(2, 1, num_tokens=2)
+    (worker,) = driver.train(0)
+    for repeat in (False, True, True):
+        assert worker.has_token(worker.ask(repeat=repeat))
+    assert worker.has_token(worker.ask()), "the second token was still there"
+    assert not worker.has_token(worker.ask())
+
+
+def test_tokens_go_to_workers_in_order_of_their_asking() -> None:
+    driver = cluster(1, 3, num_tokens=0)
+    first, second, third = driver.train(0, 1, 2)
+    calls = [worker.ask() for worker in (third, first, second)]
+    first.push()
+    order = [call for call in driver.answers if call in calls]
+    assert order == calls, "one step put three tokens in"
+
+
+def test_a_restarted_worker_contributes_without_a_token_and_its_old_one_is_lost() -> None:
+    driver = cluster(2, 2, num_tokens=1)
+    first, dead = driver.train(0, 1)
+    assert dead.has_token(dead.ask())
+    restarted = Worker(driver, 1, takeover=True)
+    assert restarted.registration.may_contribute
+    call = first.ask()
+    assert not first.has_token(call), "the token that the dead one had is not returned"
+    assert [restarted.push(), first.push()] == [ACCEPTED, ACCEPTED]
+    assert first.has_token(call)
+
+
+def test_nobody_may_be_ahead_of_the_cluster() -> None:
+    (worker,) = cluster(1, 1).train(0)
+    worker.local_step = 3
+    for attempt in (worker.ask, worker.commit):
+        with pytest.raises(StepAhead, match="local_step 3 is ahead of global_step 0"):
+            attempt()
+
+
+@pytest.mark.parametrize(("r", "t", "num_tokens", "needed"), [(5, 3, 1, 2), (3, 1, 0, 2)])
+def test_too_few_initial_tokens_are_refused_with_the_original_words(r: int, t: int, num_tokens: int, needed: int) -> None:
+    policy = PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens)
+    with pytest.raises(InvalidSpec, match=rf"Too few tokens to finish the first step: {num_tokens} \(given\) vs {needed} \(needed\)"):
+        CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t, policy=policy)
+
+
+def test_a_queue_that_all_wait_at_is_explained() -> None:
+    driver = cluster(2, 2, num_tokens=0)
+    first, second = driver.train(0, 1)
+    first.push()
+    first.ask()
+    assert "missing: worker 1 (last seen" in driver.coordinator.explain(driver.now)
+    second.ask()
+    assert driver.coordinator.explain(driver.now).endswith(
+        "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
+    )
+    assert driver.coordinator.status(driver.now).waiting_for
