@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from chief.coordination import CoordinationConfig
 from chief.in_process_chief import InProcessChief
-from ps_protocol.chief import Chief
+from ps_protocol.chief import DEFAULT_POLICY, Chief
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import Shard
 from ps_server.in_process_shard import InProcessShard
 
@@ -17,7 +18,8 @@ LEASE_S = 1e9
 class InProcessCluster:
     """Parameter servers and a chief in this process, for tests and notebooks; `worker_client.local(cluster)` joins it.
 
-    `clock` is the chief's, in seconds; a test may give its own. Thread-safe. Holds nothing but memory: there is nothing to close.
+    `policy` is how it begins (None: sync); `clock` is the chief's, in seconds; a test may give its own. Thread-safe. Holds nothing but
+    memory: there is nothing to close.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class InProcessCluster:
         replicas_to_aggregate: int | None = None,
         total_num_replicas: int | None = None,
         max_steps: int | None = None,
+        policy: PolicySpec | None = None,
         name: str = "lockstep",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -39,5 +42,6 @@ class InProcessCluster:
             total_num_replicas=total_num_replicas,
             max_steps=max_steps,
             lease_s=LEASE_S,
+            policy=policy or DEFAULT_POLICY,
         )
         self.chief: Chief = InProcessChief(self.shards, config=config, clock=clock)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ps_protocol.chief import Chief, ParticipantKind
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import Shard
 from worker_client.cluster_link import ClusterLink, register
 from worker_client.observer import Observer
@@ -33,12 +34,15 @@ def local(
     replicas_to_aggregate: int | None = None,
     total_num_replicas: int | None = None,
     max_steps: int | None = None,
+    policy: PolicySpec | None = None,
+    takeover: bool = False,
 ) -> Session:
     """Returns a worker's session in a cluster inside this process: no network, no other process, the same behaviour.
 
     Without `cluster` makes a new one of `num_ps` parameter servers; a step takes `replicas_to_aggregate` contributions (default: as many as
-    `total_num_replicas`, else 1), and training finishes by itself after `max_steps` steps (None: never). With `cluster` joins that one as
-    another worker, and its arguments are not to be given again; each worker then needs a thread of its own.
+    `total_num_replicas`, else 1), training finishes by itself after `max_steps` steps (None: never), and `policy` coordinates it (None:
+    sync). With `cluster` joins that one as another worker, and its arguments are not to be given again; each worker then needs a thread of
+    its own; `takeover` gives it `worker_index` whoever holds that.
 
     Raises InvalidSpec for numbers that make no cluster, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull.
     """
@@ -47,12 +51,17 @@ def local(
         from lockstep.in_process import InProcessCluster
 
         cluster = InProcessCluster(
-            num_ps=num_ps, replicas_to_aggregate=replicas_to_aggregate, total_num_replicas=total_num_replicas, max_steps=max_steps
+            num_ps=num_ps,
+            replicas_to_aggregate=replicas_to_aggregate,
+            total_num_replicas=total_num_replicas,
+            max_steps=max_steps,
+            policy=policy,
         )
-    elif num_ps != 1 or (replicas_to_aggregate, total_num_replicas, max_steps) != (None, None, None):
-        raise TypeError("local(): the cluster is given, so num_ps, replicas_to_aggregate, total_num_replicas and max_steps must not be")
+    elif num_ps != 1 or (replicas_to_aggregate, total_num_replicas, max_steps, policy) != (None, None, None, None):
+        given = "num_ps, replicas_to_aggregate, total_num_replicas, max_steps and policy"
+        raise TypeError(f"local(): the cluster is given, so {given} must not be")
     link = _link(cluster)
-    return Session(link, register(link, kind=ParticipantKind.WORKER, index=worker_index, takeover=False))
+    return Session(link, register(link, kind=ParticipantKind.WORKER, index=worker_index, takeover=takeover))
 
 
 def observe_local(cluster: LocalCluster) -> Observer:

@@ -1,46 +1,49 @@
 """Looks at a cluster without taking part: evaluation, progress, status. Knows the seams to chief and shards; no transport."""
 
-import os
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ps_protocol.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration
 from ps_protocol.errors import NotInitialized, StepGone
+from ps_protocol.model import ModelSpec
+from ps_protocol.optimizer_spec import Schedule
 from ps_protocol.placement import layouts
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.tensors import Array
+from worker_client import steering
 from worker_client.cluster_link import ClusterLink
-from worker_client.departure import failure_text, leave
-from worker_client.heartbeat import Heartbeat
+from worker_client.departure import failure_text
+from worker_client.membership import Membership
 from worker_client.model_memory import ModelMemory
+from worker_client.model_reader import ModelReader
+from worker_client.outcomes import MetricReport
 from worker_client.patience import Patience
-from worker_client.shard_group import ShardGroup
 
 
 class Observer:
     """A reader of a cluster; made by `observe()`, used as a context manager. The cluster's processes stay until its observers have left.
 
     Belongs to one thread. Every method may raise Unavailable (a server did not answer within the observer's `timeout_s`) and LeaseExpired.
+    What needs a model blocks until there is one and says so after 2 s; `timeout_s` (None: no limit) bounds that, then DeadlineExceeded.
     """
 
     def __init__(self, link: ClusterLink, registration: Registration) -> None:
-        self._link = link
-        self._registration = registration
-        self._participant = registration.participant
-        self._shards: ShardGroup | None = None
+        self._member = Membership(link, registration, what="the observer", renewal="observe()")
         self._variables: ModelMemory | None = None
+        self._reader: ModelReader | None = None
         self._held_step: int | None = None
-        self._is_closed = False
-        self._process_id = os.getpid()
-        self._heartbeat: Heartbeat | None = None
-        if not link.is_in_process:
-            self._heartbeat = Heartbeat(link.chief, self._participant, lease_s=registration.lease_s)
-            self._heartbeat.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._leave(failure_text(error))
+        self._member.leave(failure_text(error))
+
+    @property
+    def membership(self) -> Membership:
+        """The participant's place in the cluster, for what is built on it."""
+        return self._member
 
     @property
     def step(self) -> int | None:
@@ -48,66 +51,116 @@ class Observer:
         return self._held_step
 
     def read(self, step: int | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns the variables of one step, the newest unless `step` names one, whole over all shards, by name.
+        """Returns the dense variables of one step, the newest unless `step` names one, whole over all shards, by name.
 
-        The arrays are the observer's own memory, read-only, and stay as they are until the next `read()`. Blocks until there is a model and
-        says so after 2 s; `timeout_s` (None: no limit) bounds that. Raises StepGone or StepNotReady for a step that is not kept (only the
-        last two are), DeadlineExceeded.
+        Under the policies ssp and async, shards may be some steps apart. The arrays are the observer's own memory, read-only, and stay as
+        they are until the next `read()`. Raises StepGone or StepNotReady for a step that is not kept (only the last two are).
         """
-        self._check_open()
         patience = Patience("observer reads the variables", timeout_s=timeout_s)
-        variables, shards = self._model(patience)
-        if step is not None:
-            self._fetch(shards, variables, step)
-            return dict(variables.views)
-        while True:
-            try:
-                self._fetch(shards, variables, self.status().global_step)
-                return dict(variables.views)
-            except StepGone as error:
-                patience.explain(error.message)
+        variables, _ = self._model(patience)
+        if step is None:
+            self._read_newest(variables, patience)
+        else:
+            self._fetch(variables, step)
+        return dict(variables.views)
+
+    def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
+        """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
+
+        Moves these rows only. Raises VariableNotFound, DtypeMismatch, IndexOutOfRange, InvalidSpec.
+        """
+        return self._look(timeout_s).rows(name, indices, step=None).values
+
+    def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
+        """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
+
+        Raises SlotNotFound if there is none, VariableNotFound.
+        """
+        return self._look(timeout_s).averages(names)
+
+    def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
+        """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
+        return self._look(timeout_s).metrics()
+
+    def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
+        """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
+        return self._look(timeout_s).slot_names()
+
+    def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
+        """Returns a copy of one variable's slot of the newest step. Raises VariableNotFound, SlotNotFound."""
+        return self._look(timeout_s).slot(variable, slot)
+
+    def model(self, *, timeout_s: float | None = None) -> ModelSpec:
+        """Returns the agreed model: its variables with their options, its optimizer, placement, averages and limits."""
+        return self._look(timeout_s).model
+
+    def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
+        """Has the whole cluster coordinated by `policy`; see `Session.set_policy`. Needs no model."""
+        self._member.check_open()
+        return steering.set_policy(self._member.link, policy, who="observer", timeout_s=timeout_s)
+
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | Schedule | None = None,
+        variable: str | None = None,
+        timeout_s: float | None = None,
+        **hyperparameters: float,
+    ) -> int:
+        """Gives an optimizer new numbers and returns the version of the settings; see `Session.set_hyperparameters`."""
+        self._member.check_open()
+        link, numbers = self._member.link, dict(hyperparameters)
+        return steering.set_hyperparameters(
+            link, who="observer", learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
+        )
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
-        self._check_open()
-        return self._link.ask(lambda chief: chief.status(max_ledger_entries=max_ledger_entries), what="status")
+        return self._member.status(max_ledger_entries=max_ledger_entries)
 
     def close(self) -> None:
         """Leaves the cluster, in at most 2 s. Idempotent."""
-        self._leave("")
+        self._member.leave("")
 
-    def _model(self, patience: Patience) -> tuple[ModelMemory, ShardGroup]:
-        while self._variables is None:
+    def _look(self, timeout_s: float | None) -> ModelReader:
+        return self._model(Patience("observer looks at the model", timeout_s=timeout_s))[1]
+
+    def _model(self, patience: Patience) -> tuple[ModelMemory, ModelReader]:
+        self._member.check_open()
+        while self._variables is None or self._reader is None:
             agreed = self._agreed_model(patience.slice_s())
             if agreed.state is ModelState.READY and agreed.model is not None:
-                arrangement = layouts(agreed.placement, num_shards=len(self._registration.shard_addresses))
-                self._variables = ModelMemory(agreed.model, layouts=arrangement, is_writable=False)
+                self._take(agreed, agreed.model)
             else:
                 if self.status().state is ClusterState.FINISHED:
                     raise NotInitialized("training ended before any worker gave the model its first values; there is nothing to read")
                 patience.explain("the model has no values yet: the first worker to join gives them")
-        if self._shards is None:
-            self._shards = ShardGroup(self._link, self._registration)
-        return self._variables, self._shards
+        return self._variables, self._reader
+
+    def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
+        link, shards = self._member.link, self._member.shards()
+        arrangement = layouts(agreed.placement, num_shards=len(shards))
+        self._reader = ModelReader(model, layouts=arrangement, shards=shards, who="observer", timeout_s=link.timeout_s)
+        self._variables = ModelMemory(model, layouts=arrangement, is_writable=False)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
-        return self._link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
+        return self._member.link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
 
-    def _fetch(self, shards: ShardGroup, variables: ModelMemory, step: int) -> None:
+    def _read_newest(self, variables: ModelMemory, patience: Patience) -> None:
+        while True:
+            status = self.status()
+            if not status.policy.startswith("sync"):
+                self._held_step = None
+                self._held_step = self._member.shards().read_latest(variables, is_aligned="unlocked" not in status.policy)
+                return
+            try:
+                self._fetch(variables, status.global_step)
+                return
+            except StepGone as error:
+                patience.explain(error.message)
+
+    def _fetch(self, variables: ModelMemory, step: int) -> None:
         if self._held_step != step:
             self._held_step = None
-            shards.read(variables, step=step)
+            self._member.shards().read(variables, step=step)
             self._held_step = step
-
-    def _leave(self, failure: str) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if os.getpid() == self._process_id:
-            leave(self._link, self._participant, heartbeat=self._heartbeat, shards=self._shards, failure=failure)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the observer is closed; open a new one with observe()")
-        if os.getpid() != self._process_id:
-            raise RuntimeError(f"the observer belongs to process {self._process_id}; a fork must connect anew")

@@ -9,11 +9,18 @@ from worker_client.patience import Patience
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """How a wait ended: the step of the token, or the last step if training is finished; and what became of the commit that rode along."""
+    """How a wait ended: the step of the token, or the last step if training is finished; and what became of the commit that rode along.
+
+    `global_step` is the open step; `settings_version` grows whenever the cluster's policy is changed; `reads_latest`: the newest variables
+    are to be read, not exactly those of `step`.
+    """
 
     step: int
     is_finished: bool
     commit: CommitResult | None
+    global_step: int
+    settings_version: int
+    reads_latest: bool
 
 
 class TokenWaiter:
@@ -36,7 +43,14 @@ class TokenWaiter:
             committed = committed or reply.commit
             if reply.result is not TokenResult.WAIT:
                 self._request_id += 1
-                return Grant(step=reply.step, is_finished=reply.result is TokenResult.FINISHED, commit=committed)
+                return Grant(
+                    step=reply.step,
+                    is_finished=reply.result is TokenResult.FINISHED,
+                    commit=committed,
+                    global_step=max(reply.step, reply.global_step),
+                    settings_version=reply.settings_version,
+                    reads_latest=reply.reads_latest,
+                )
             patience.explain(reply.waiting_for)
 
     def _ask(self, local_step: int, commit: PushCommit | None, patience: Patience) -> TokenReply:

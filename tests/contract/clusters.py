@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ class AnyCluster(Protocol):
 
     def observer(self) -> Observer:
         """Returns an observer."""
+
+
+Start = Callable[[Shape], AnyCluster]
 
 
 class LocalTestCluster:

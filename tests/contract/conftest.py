@@ -1,11 +1,13 @@
-"""What the contract suites run on: every implementation of the `Shard` Protocol."""
+"""What the contract suites run on: every implementation of the `Shard` Protocol, and clusters in this process and behind gRPC."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ps_protocol.shard import Shard
+from tests.contract.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
 from tests.contract.shards import TRANSPORTS, Trainer, open_shard
 
 
@@ -20,3 +22,14 @@ def shard(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Shard]:
 def trainer(shard: Shard) -> Trainer:
     """Chief and workers in one, for the shard."""
     return Trainer(shard)
+
+
+@pytest.fixture(params=["in process", "grpc"])
+def start(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Start]:
+    """Starts clusters, all of which end with the test."""
+    with ExitStack() as stack:
+
+        def started(shape: Shape) -> AnyCluster:
+            return LocalTestCluster(shape, stack) if request.param == "in process" else GrpcTestCluster(shape, stack, directory=socket_dir)
+
+        yield started

@@ -12,7 +12,8 @@ import pytest
 import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.chief import ClusterState, Participant, ParticipantKind
-from ps_protocol.errors import InternalError, LeaseExpired, StepGone, Unavailable
+from ps_protocol.errors import InternalError, LeaseExpired, StepGone, TooManyPushes, Unavailable
+from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import PushReply, PushResult
 from tests.contract.flaky import Flaky
 from tests.waiting import wait_until
@@ -28,8 +29,8 @@ ONES = {name: np.ones(40) for name in VALUES}
 class FaultyCluster:
     """Two shards and a chief that can be told to fail, and one session that reaches them as over a network: with threads and retries."""
 
-    def __init__(self, *, timeout_s: float = 20.0, replicas_to_aggregate: int | None = None, total_num_replicas: int | None = None) -> None:
-        self.cluster = InProcessCluster(num_ps=2, replicas_to_aggregate=replicas_to_aggregate, total_num_replicas=total_num_replicas)
+    def __init__(self, *, timeout_s: float = 20.0, policy: PolicySpec | None = None, **sizes: int) -> None:
+        self.cluster = InProcessCluster(num_ps=2, policy=policy, **sizes)  # type: ignore[arg-type]
         self.chief = Flaky(self.cluster.chief)
         self.shards = [Flaky(shard) for shard in self.cluster.shards]
         self.link = ClusterLink(chief=self.chief, open_shard=lambda index, _: self.shards[index], is_in_process=False, timeout_s=timeout_s)
@@ -111,6 +112,23 @@ def test_error_of_a_shard_is_raised_and_the_session_goes_on() -> None:
         with pytest.raises(InternalError, match="internal error 7"):
             session.step(ONES)
         assert session.step(ONES, timeout_s=20).is_accepted
+
+
+def test_worker_that_pushes_faster_than_is_applied_is_held_up_and_not_refused() -> None:
+    faulty = FaultyCluster(policy=worker_client.async_policy())
+    with faulty.session as session:
+        faulty.shards[1].refuse("push_gradients", *[TooManyPushes("worker 0: 4 pushes in flight, limit 4")] * 2)
+        assert session.push(ONES).outcome is PushOutcome.ACCEPTED
+        # The same contribution each time, as on the shard that took it at once; and a token asked for in between.
+        for shard in faulty.shards:
+            assert {header.push_id.sequence for header in shard.arguments_of("push_gradients")} == {1}
+        assert len(faulty.chief.arguments_of("dequeue_token")) == 2
+        faulty.assert_applied(num_steps=1)
+    strict = FaultyCluster()
+    with strict.session as session:
+        strict.shards[1].refuse("push_gradients", TooManyPushes("worker 0: 4 pushes in flight, limit 4"))
+        with pytest.raises(TooManyPushes):
+            session.push(ONES)
 
 
 def test_exit_takes_two_seconds_at_most_if_the_chief_hangs() -> None:

@@ -1,5 +1,7 @@
 """The worker's memory for a model: shared bytes, segments like the shards' arenas, split variables as one array."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import layouts, place
 from ps_protocol.segments import Segments
 from ps_protocol.tensors import Array, DataType, VariableSpec
+from ps_protocol.variable_options import Partition
 from worker_client.model_memory import ModelMemory
 
 SHAPES: dict[str, tuple[DataType, tuple[int, ...]]] = {
@@ -38,6 +41,15 @@ def as_on_a_shard(memory: ModelMemory, index: int) -> tuple[Layout, Array]:
     arena = aligned_bytes(layout.nbytes)
     Segments([arena]).copy_from(memory.segments[index])
     return layout, arena
+
+
+# Cut along each of its axes, by element types of every size.
+CUT = [
+    VariableSpec(name="second", data_type=DataType.FLOAT64, shape=(3, 5), partition=Partition(axis=1, num_slices=4)),
+    VariableSpec(name="middle", data_type=DataType.FLOAT16, shape=(3, 4, 2), partition=Partition(axis=1, num_slices=2)),
+    VariableSpec(name="rows", data_type=DataType.BFLOAT16, shape=(7, 3), partition=Partition(axis=0, num_slices=3)),
+    VariableSpec(name="sparse", data_type=DataType.FLOAT32, shape=(7, 3), is_sparse=True),
+]
 
 
 CASES = [(split, shards) for split in (0, 64, 200, 1 << 20) for shards in (1, 2, 3, 5)]
@@ -84,6 +96,27 @@ def test_views_come_in_the_models_order_and_only_gradients_are_writable() -> Non
     for array in memory_of(model, num_shards=3, is_writable=False).views.values():
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_variables_cut_along_any_axis_are_packed_and_unpacked(num_shards: int) -> None:
+    plain = model_of(64)
+    model = dataclasses.replace(plain, variables=(*plain.variables[:3], *CUT))
+    source, target = memory_of(model, num_shards=num_shards), memory_of(model, num_shards=num_shards, is_writable=False)
+    assert list(source.views) == [variable.name for variable in model.variables if not variable.is_sparse]
+    for array in source.views.values():
+        array[...] = np.random.default_rng(array.size).integers(-8, 8, array.shape)
+    source.pack()
+    for index in range(num_shards):
+        layout, arena = as_on_a_shard(source, index)
+        for position, piece in enumerate(layout.slices):
+            whole = source.views[piece.variable.name]
+            part = np.take(whole, range(piece.start, piece.stop), axis=piece.axis) if whole.ndim else whole
+            np.testing.assert_array_equal(layout.view(arena, position), part)
+        target.segments[index].copy_from(Segments([arena]))
+    target.unpack()
+    for name, array in target.views.items():
+        np.testing.assert_array_equal(array, source.views[name])
 
 
 def test_whole_variables_are_aligned_and_lie_in_one_run_a_shard() -> None:

@@ -69,7 +69,7 @@ def test_two_workers_equal_one_on_the_union_of_their_batches(num_ps: int) -> Non
         expected = {name: expected[name] - 0.1 * gradients[name] for name in expected}
     for session in (first, second):
         for name, value in session.read().items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-12)
+            np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
 def test_backup_that_comes_too_late_is_told_and_goes_on() -> None:
@@ -199,7 +199,7 @@ def test_slots_can_be_looked_at() -> None:
         session.create_or_join(initial(), optimizer=worker_client.adam())
         session.step({"w": np.ones(3), "b": np.ones(())})
         assert session.get_slot_names() == ["m", "v"]
-        np.testing.assert_allclose(session.get_slot("w", "m"), np.full(3, 0.1))
+        np.testing.assert_allclose(session.get_slot("w", "m"), np.full(3, 0.1), rtol=1e-6)
         with pytest.raises(SlotNotFound, match="accum"):
             session.get_slot("w", "accum")
         with pytest.raises(VariableNotFound, match="Did you mean"):

@@ -8,8 +8,10 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import OPTIMIZERS as SPECIFIED
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
 from worker_client.connect import Target, resolve
+from worker_client.optimizers import slot_names
 from worker_client.patience import Patience
 
 TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
@@ -64,6 +66,35 @@ def test_optimizers_spell_out_their_defaults_so_that_workers_agree() -> None:
     assert worker_client.adam() == worker_client.adam(0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)
     assert worker_client.adagrad(np.float64(0.5)) == worker_client.adagrad(0.5, initial_accumulator_value=np.float64(0.1))
     assert worker_client.sgd(1) == worker_client.sgd(1.0)
+
+
+OPTIMIZERS = [
+    worker_client.sgd(0.1),
+    worker_client.momentum(0.1),
+    worker_client.adagrad(0.1),
+    worker_client.adagrad_da(0.1),
+    worker_client.adam(),
+    worker_client.rmsprop(0.1),
+    worker_client.rmsprop(0.1, centered=True),
+    worker_client.adadelta(),
+    worker_client.ftrl(0.1),
+    worker_client.proximal_sgd(0.1),
+    worker_client.proximal_adagrad(0.1),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_every_optimizer_says_all_of_its_numbers_and_has_the_slots_that_servers_keep(optimizer: OptimizerSpec) -> None:
+    assert optimizer.hyperparameters == {name: default for name, (default, _) in SPECIFIED[optimizer.name].items()} | {
+        name: value for name, value in optimizer.hyperparameters.items() if name == "centered"
+    }
+    with worker_client.local() as session:
+        session.create_or_join({"w": np.zeros(2), "t": worker_client.Table((4, 2))}, optimizer=optimizer)
+        assert tuple(session.get_slot_names()) == slot_names(optimizer)
+        session.step({"w": np.ones(2), "t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))})
+        for name in slot_names(optimizer):
+            assert (session.get_slot("w", name).shape, session.get_slot("t", name).shape) == ((2,), (4, 2))
+        assert (session.read()["w"] < 0).all()
 
 
 SCHEDULES = [

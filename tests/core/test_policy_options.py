@@ -1,0 +1,104 @@
+"""The flags of policies: what they make, what a chief is given for it, and which ones make no sense. No process."""
+
+import argparse
+
+import pytest
+
+from chief.config import parse_config
+from lockstep.cluster import ClusterSpec
+from lockstep.policy import change_of
+from lockstep.policy_options import POLICIES, add_policy_options, policy_flags, policy_of
+from lockstep.supervision import LaunchFailed
+from ps_protocol.chief import HyperparameterChange
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import constant
+from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+
+SSP = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=4, too_stale=TooStale.SCALE)
+UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+FIFO = PolicySpec(tokens=TokenMode.FIFO, num_tokens=3)
+
+
+def parsed(*words: str) -> PolicySpec:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", choices=POLICIES, default="sync")
+    add_policy_options(parser)
+    return policy_of(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [
+        ("", PolicySpec()),
+        ("--tokens fifo --num-tokens 3", FIFO),
+        ("--policy ssp --staleness 2 --max-staleness 4 --too-stale scale", SSP),
+        ("--policy async --no-locking", UNLOCKED),
+    ],
+)
+def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, policy: PolicySpec) -> None:
+    assert parsed(*words.split()) == policy
+    config = parse_config(["--ps", "127.0.0.1:1", *policy_flags(policy)], environment={})
+    assert config.coordination.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--staleness 2", "--staleness: it is for the policy ssp, not sync"),
+        ("--policy async --tokens fifo", "--tokens: it is for the policy sync, not async"),
+        ("--policy ssp --no-locking", "--no-locking: it is for the policy async, not ssp"),
+        ("--max-staleness 3", "--max-staleness: it is for the policy async and ssp, not sync"),
+        ("--num-tokens 3", "--num-tokens: only --tokens fifo has it"),
+        ("--policy async --too-stale drop", "--too-stale: give --max-staleness"),
+        ("--policy async --no-locking --max-staleness 3", "max_staleness: sync drops whatever is stale, and async without locking"),
+    ],
+)
+def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complaint: str) -> None:
+    with pytest.raises(InvalidSpec, match=complaint):
+        parsed(*words.split())
+
+
+def test_changes_are_names_and_numbers() -> None:
+    assert change_of(["learning_rate=0.01", "use_nesterov=true"], variable="w") == HyperparameterChange(
+        variable="w", learning_rate=constant(0.01), hyperparameters={"use_nesterov": 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["learning_rate"], "want NAME=VALUE"),
+        (["=1"], "want NAME=VALUE"),
+        (["momentum=much"], "momentum: got 'much', want a finite number, true or false"),
+        (["momentum=inf"], "momentum: got 'inf'"),
+        (["momentum=1", "momentum=2"], "momentum is given twice"),
+    ],
+)
+def test_changes_that_are_none_are_refused_in_words(words: list[str], complaint: str) -> None:
+    with pytest.raises(InvalidSpec, match=complaint):
+        change_of(words)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_backups", "num_required", "needed"),
+    [(PolicySpec(), 1, None, 2), (PolicySpec(), 0, 5, 3), (PolicySpec(), 0, 1, 1), (FIFO, 0, None, 1), (SSP, 0, None, 1)],
+)
+def test_training_goes_on_with_as_many_workers_as_its_policy_needs(
+    policy: PolicySpec, num_backups: int, num_required: int | None, needed: int
+) -> None:
+    spec = ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
+    assert spec.num_workers_needed == needed
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_backups", "num_required", "complaint"),
+    [
+        (PolicySpec(), 1, 2, "--backup-workers and --replicas-to-aggregate say the same in two ways"),
+        (SSP, 1, None, "--backup-workers: only the policy sync has steps of several contributions, not ssp\\(2\\)"),
+        (UNLOCKED, 0, 2, "--replicas-to-aggregate: only the policy sync"),
+        (PolicySpec(), 0, 0, "--replicas-to-aggregate: got 0, want 1 or more"),
+    ],
+)
+def test_numbers_of_sync_are_refused_elsewhere(policy: PolicySpec, num_backups: int, num_required: int | None, complaint: str) -> None:
+    with pytest.raises(LaunchFailed, match=complaint):
+        ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)

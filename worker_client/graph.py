@@ -1,0 +1,272 @@
+"""What a training program declares before its session exists: variables, global step, training ops. Knows names and values; no session.
+
+The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
+optimizer trains which, and how workers shall be coordinated; gradients come from the program's own functions.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.policy_spec import PolicyName, PolicySpec
+from worker_client.variables import State, Table, Variable
+
+if TYPE_CHECKING:
+    from worker_client.fetches import CurrentVariables, Run
+
+GLOBAL_STEP = "global_step"
+
+
+class ModelVariable:
+    """A variable of the model, by name: a handle, not the values. Made by `get_variable()`; `session.run(variable)` gives its value.
+
+    `initial` is its declaration: an array, or a `Variable`, `Table` or `State`. Compared by identity.
+    """
+
+    phase = 1
+
+    def __init__(self, name: str, initial: Any, *, is_trainable: bool, graph: "Graph") -> None:
+        self.name = name
+        self.initial = initial
+        self.is_trainable = is_trainable
+        self._graph = graph
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name!r}>"
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether gradients may be pushed for it; a `State` takes plain updates instead."""
+        return not isinstance(self.initial, State)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its gradients come as rows, and it is read by rows."""
+        return isinstance(self.initial, Table)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type of its first value."""
+        initial = self.initial
+        if isinstance(initial, Table):
+            value = initial.value_or_shape
+            return value.dtype if isinstance(value, np.ndarray) else np.dtype(initial.dtype)
+        return np.asarray(initial.value if isinstance(initial, (Variable, State)) else initial).dtype
+
+    def value(self) -> Any:
+        """Returns the value that a loss is being computed from, read-only; of a table, all rows. For loss functions without arguments.
+
+        Raises RuntimeError outside of a loss function.
+        """
+        current = self._graph.current
+        if current is None:
+            raise RuntimeError(f"{self!r} has a value only while a loss is computed; elsewhere use session.run(variable)")
+        return current.read_rows(self.name) if self.is_table else current[self.name]
+
+    def evaluate(self, run: "Run") -> Any:
+        """Returns a copy of the value that this run's gradients are computed from; of a table, all rows."""
+        return run.session.read_rows(self.name) if self.is_table else np.array(run.variables[self.name])
+
+
+class GlobalStep:
+    """The number of steps that the cluster has applied; `session.run(step)` gives it as an int, after the run's training ops.
+
+    The chief process counts it; no worker adds to it.
+    """
+
+    phase = 3
+    name = GLOBAL_STEP
+    dtype = np.dtype(np.int64)
+
+    def __repr__(self) -> str:
+        return f"<{GLOBAL_STEP}>"
+
+    def evaluate(self, run: "Run") -> int:
+        """Returns the newest step that this worker has heard of."""
+        return run.session.global_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeclaration:
+    """What a session's model is made of: first values by name, optimizer, averages; and the policy, None to leave the cluster's."""
+
+    values: dict[str, Any]
+    optimizer: OptimizerSpec
+    averages: AverageSpec | None
+    policy: PolicySpec | None
+
+
+class Graph:
+    """One training program's declarations. `with graph.as_default():` makes it the one that `get_variable()` and optimizers add to.
+
+    For one thread. A session finalizes it: the model of a living cluster cannot grow.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, ModelVariable] = {}
+        self.global_step: GlobalStep | None = None
+        self.losses: list[Any] = []
+        self.current: CurrentVariables | None = None
+        self.policy: PolicySpec | None = None
+        self.averages: AverageSpec | None = None
+        self.average_name = AVERAGE_SLOT
+        self._optimizers: dict[str, OptimizerSpec] = {}
+        self._is_finalized = False
+
+    @contextmanager
+    def as_default(self) -> Iterator["Graph"]:
+        """Makes this the thread's default graph within the `with` block."""
+        stack = _graphs()
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.remove(self)
+
+    def add_variable(self, variable: ModelVariable) -> None:
+        """Declares a variable. Raises ValueError if its name is taken, RuntimeError once a session runs."""
+        if self._is_finalized:
+            raise RuntimeError(f"Graph is finalized and cannot be modified: declare {variable.name!r} before the session is made")
+        if variable.name in self.variables or variable.name == GLOBAL_STEP:
+            raise ValueError(f"Variable {variable.name} already exists, disallowed; give each variable a name of its own")
+        self.variables[variable.name] = variable
+
+    def add_training(self, variables: Iterable[ModelVariable], *, optimizer: OptimizerSpec, policy: PolicySpec | None) -> None:
+        """Records what trains these variables, and how workers are coordinated (None: as the cluster has it).
+
+        Raises ValueError for what one cluster cannot do.
+        """
+        merged = _merged(self.policy, policy)
+        for variable in variables:
+            self._check_own(variable)
+            known = self._optimizers.get(variable.name)
+            if known is not None and known.key != optimizer.key:
+                raise ValueError(f"variable {variable.name!r} is trained by {known.name!r} already; a variable has one optimizer")
+            if known is None and self._is_finalized:
+                raise RuntimeError(f"Graph is finalized and cannot be modified: train {variable.name!r} before the session is made")
+        self._optimizers.update({variable.name: optimizer for variable in variables})
+        self.policy = merged
+
+    def add_averages(self, averages: AverageSpec, *, name: str) -> None:
+        """Records which averages servers keep, under "<variable>/<name>"; those of a second call are kept beside the first.
+
+        Raises ValueError if decays differ.
+        """
+        self.average_name = name
+        if self.averages is None:
+            self.averages = averages
+            return
+        if replace(self.averages, variables=()) != replace(averages, variables=()):
+            raise ValueError("Moving average already computed with another decay, num_updates or zero_debias; a model has one kind")
+        self.averages = replace(averages, variables=tuple(dict.fromkeys((*self.averages.variables, *averages.variables))))
+
+    def finalize(self) -> None:
+        """Forbids further variables."""
+        self._is_finalized = True
+
+    def declaration(self) -> ModelDeclaration:
+        """Returns the model. Raises RuntimeError if nothing trains it."""
+        if not self._optimizers:
+            raise RuntimeError("nothing trains this model: call minimize() or apply_gradients() of an optimizer before the session is made")
+        first = next(iter(self._optimizers.values()))
+        values = {name: self._declared(variable, first) for name, variable in self.variables.items()}
+        return ModelDeclaration(values=values, optimizer=first, averages=self.averages, policy=self.policy)
+
+    def _declared(self, variable: ModelVariable, of_model: OptimizerSpec) -> Any:
+        """What a session is told of the variable: its declaration, with its optimizer if that is not the model's."""
+        optimizer, initial = self._optimizers.get(variable.name), variable.initial
+        if optimizer is None or optimizer.key == of_model.key:
+            return initial
+        return replace(initial, optimizer=optimizer) if isinstance(initial, (Variable, Table)) else Variable(initial, optimizer=optimizer)
+
+    def _check_own(self, variable: ModelVariable) -> None:
+        if self.variables.get(variable.name) is not variable:
+            raise ValueError(f"variable {variable.name!r} belongs to another graph; use the variables of this one")
+
+
+def _merged(known: PolicySpec | None, new: PolicySpec | None) -> PolicySpec | None:
+    if known is None or new is None or known == new:
+        return new or known
+    if known.name is PolicyName.ASYNC and new.name is PolicyName.ASYNC:
+        return new if new.use_locking else known
+    raise ValueError(
+        f"one cluster has one policy: training is {known.text} already, and this optimizer wants {new.text} or other numbers of replicas;"
+        " use one SyncReplicasOptimizer for all variables, or none"
+    )
+
+
+class _DefaultGraphs(threading.local):
+    """The stack of default graphs, one a thread, as in the original: workers that share a process must not share declarations."""
+
+    def __init__(self) -> None:
+        self.stack = [Graph()]
+
+
+_default_graphs = _DefaultGraphs()
+
+
+def _graphs() -> list[Graph]:
+    return _default_graphs.stack
+
+
+def default_graph() -> Graph:
+    """Returns the thread's default graph: that of the innermost `as_default()`, else one that the thread has from the start."""
+    return _graphs()[-1]
+
+
+def reset_default_graph() -> None:
+    """Gives the thread a new, empty default graph. Raises AssertionError within `as_default()`."""
+    stack = _graphs()
+    if len(stack) > 1:
+        raise AssertionError("Do not use reset_default_graph() to clear nested graphs; leave the with block of as_default() first")
+    stack[:] = [Graph()]
+
+
+def get_variable(name: str, initial: Any, *, trainable: bool = True) -> ModelVariable:
+    """Declares a variable in the default graph and returns its handle.
+
+    `initial`: its first value, a float array (float16, bfloat16, float32, float64), or a `Variable`, `Table` or `State` with more options.
+    Variables that are not `trainable` (and every `State`) are left out where no `var_list` is given. Raises ValueError if the name is
+    taken.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name: got {name!r}, want the variable's name, a str")
+    graph = default_graph()
+    variable = ModelVariable(name, initial, is_trainable=trainable and not isinstance(initial, State), graph=graph)
+    graph.add_variable(variable)
+    return variable
+
+
+def trainable_variables() -> list[ModelVariable]:
+    """Returns the default graph's trainable variables, in order of declaration."""
+    return [variable for variable in default_graph().variables.values() if variable.is_trainable]
+
+
+def global_variables() -> list[ModelVariable]:
+    """Returns all variables of the default graph, in order of declaration; the global step is not one of them."""
+    return list(default_graph().variables.values())
+
+
+def create_global_step() -> GlobalStep:
+    """Returns the default graph's global step. Raises ValueError if there is one already."""
+    graph = default_graph()
+    if graph.global_step is not None:
+        raise ValueError('"global_step" already exists.')
+    graph.global_step = GlobalStep()
+    return graph.global_step
+
+
+def get_global_step() -> GlobalStep | None:
+    """Returns the default graph's global step, None if it was not created."""
+    return default_graph().global_step
+
+
+def get_or_create_global_step() -> GlobalStep:
+    """Returns the default graph's global step, and creates it if need be."""
+    return get_global_step() or create_global_step()

@@ -1,0 +1,232 @@
+"""The optimizer as tf.compat.v1.train has it: compute, apply, minimize. Knows graphs and gradients; what an update does, servers know.
+
+A plain optimizer trains asynchronously, as in the original: every worker's gradients are applied by themselves, and `use_locking` says
+whether updates may race. `SyncReplicasOptimizer` wraps one to train synchronously.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
+from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.tensors import Array
+from worker_client.fetches import Run
+from worker_client.graph import Graph, ModelVariable, default_graph, trainable_variables
+from worker_client.optimizers import slot_names
+from worker_client.policies import async_policy
+from worker_client.train_op import TrainOp, check_pairs, is_gradient, loss_gradient
+
+Rate = float | Schedule | Callable[[], float]
+
+
+def checked(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Returns `make(...)`, with InvalidSpec as the ValueError that the original raises for the same argument."""
+    try:
+        return make(*arguments, **options)
+    except InvalidSpec as error:
+        raise ValueError(error.message) from error
+
+
+def plain(number: Any) -> Any:
+    """Returns what a hyper-parameter given as a function returns, and anything else as it is."""
+    return number() if callable(number) else number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotVariable:
+    """An optimizer's slot of one variable; `session.run(slot)` gives its newest value."""
+
+    variable: ModelVariable
+    slot: str
+    name: str
+    phase: int = 3
+
+    def evaluate(self, run: Run) -> Array:
+        """Returns a copy of the slot, in the variable's shape. Moves the slots of its shards: for looking, not for every step."""
+        return run.session.get_slot(self.variable.name, self.slot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PowerVariable:
+    """A power of one of Adam's decays, which moves with every update; `session.run()` gives decay ** (global step + 1)."""
+
+    name: str
+    decay: float
+    phase: int = 3
+
+    def evaluate(self, run: Run) -> Array:
+        """Returns the power at the newest step that this worker has heard of."""
+        return np.asarray(self.decay ** (run.session.global_step + 1), np.float32)
+
+
+class Optimizer:
+    """An optimizer that updates variables on the servers. Made by its subclasses, or by `as_optimizer()` from an `OptimizerSpec`.
+
+    `learning_rate` and other numbers may be functions without arguments; they are called once, when the optimizer is made. To change them
+    in a running training use a schedule, or `session.set_hyperparameters`. Raises ValueError for numbers that the original refuses.
+    """
+
+    GATE_NONE = 0
+    GATE_OP = 1
+    GATE_GRAPH = 2
+
+    def __init__(self, spec: OptimizerSpec, *, use_locking: bool = False, name: str, keeps_policy: bool = False) -> None:
+        if not name:
+            raise ValueError("Must specify the optimizer name")
+        self._keeps_policy = keeps_policy
+        self.spec = spec
+        self._use_locking = bool(use_locking)
+        self._name = name
+        self._trained: dict[str, ModelVariable] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r} {self.spec.name}>"
+
+    def get_name(self) -> str:
+        """Returns the name given at construction."""
+        return self._name
+
+    def minimize(
+        self,
+        loss: Callable[..., Any],
+        global_step: Any = None,
+        var_list: Iterable[ModelVariable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> TrainOp:
+        """Returns the op that moves the variables against the gradients of `loss`: `compute_gradients()`, then `apply_gradients()`.
+
+        `loss(variables)` takes arrays by name and returns (value, gradients by name or variable) or a `LossResult`; `loss()` takes nothing
+        and asks `variable.value()`; run with a `feed_dict` it is called
+        as `loss(variables, feed_dict)`. `var_list`: None means all trainable variables of the graph. For `global_step` see
+        `apply_gradients`; `gate_gradients` is checked, and like `aggregation_method`, `colocate_gradients_with_ops` and `grad_loss` has no
+        further meaning where gradients come from a function. Raises ValueError, also if something in `var_list` is not a variable.
+        """
+        pairs = self.compute_gradients(
+            loss,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        return self.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def compute_gradients(
+        self,
+        loss: Callable[..., Any],
+        var_list: Iterable[ModelVariable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Any, ModelVariable]]:
+        """Returns pairs of a gradient's handle and its variable; arguments and errors are those of `minimize()`.
+
+        A handle stands for this worker's gradient in each run; `handle.map(function)` and `map_gradients()` change it, for example clip it.
+        A variable that the loss gives no gradient for, or None, does not change. Calls nothing yet.
+        """
+        del aggregation_method, colocate_gradients_with_ops, grad_loss
+        if not callable(loss):
+            raise ValueError(f"`loss` passed to Optimizer.compute_gradients should be a function, got {loss!r}")
+        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+            raise ValueError(
+                f"gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH. Not {gate_gradients!r}"
+            )
+        variables = trainable_variables() if var_list is None else list(_flat(var_list))
+        foreign = [variable for variable in variables if not isinstance(variable, ModelVariable)]
+        if foreign:
+            raise ValueError(f"Argument is not a variable: {foreign[0]!r}; var_list takes what get_variable() returns")
+        if not variables:
+            raise ValueError("No variables to optimize.")
+        return [(loss_gradient(loss, variable), variable) for variable in variables]
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None) -> TrainOp:
+        """Returns the op that pushes these gradients; the servers apply them at once, by themselves, whatever other workers do.
+
+        `grads_and_vars`: pairs of a gradient (a handle, an array, IndexedSlices, or None: the variable does not change) and its variable.
+        `global_step` is accepted for the sake of the program; the cluster counts every applied contribution, with or without it.
+        Raises ValueError if there are no variables, all gradients are None, or a variable occurs twice; TypeError for another kind of
+        gradient; RuntimeError for IndexedSlices of a variable with a constraint.
+        """
+        del global_step
+        pairs = check_pairs(tuple(grads_and_vars))
+        if not pairs:
+            raise ValueError("No variables provided.")
+        for gradient, _ in pairs:
+            if gradient is not None and not is_gradient(gradient):
+                raise TypeError(f"Gradient must be a Tensor, IndexedSlices, or None: {gradient!r}")
+        policy = None if self._keeps_policy else checked(async_policy, use_locking=self._use_locking)
+        return self.train(pairs, policy=policy, name=name or self._name)
+
+    def get_slot(self, var: ModelVariable, name: str) -> SlotVariable | None:
+        """Returns the slot `name` of the variable, None if there is none; `session.run(slot)` gives its value.
+
+        As in the original there are slots only once `apply_gradients()` was called, and only of the variables with a gradient.
+        """
+        if self._trained.get(var.name) is not var or name not in slot_names(self.spec):
+            return None
+        return SlotVariable(var, name, self._slot_variable_name(var, name))
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the sorted names of the slots; empty before `apply_gradients()`."""
+        return list(slot_names(self.spec)) if self._trained else []
+
+    def variables(self) -> list[Any]:
+        """Returns the optimizer's variables (slots, and Adam's two powers), sorted by name; `session.run()` gives their values."""
+        slots: list[Any] = [self.get_slot(variable, slot) for variable in self._trained.values() for slot in self.get_slot_names()]
+        return sorted([*slots, *self._powers()], key=lambda variable: variable.name)
+
+    def train(self, pairs: Sequence[tuple[Any, ModelVariable]], *, policy: PolicySpec | None, name: str) -> TrainOp:
+        """Adds checked pairs to the graph, trained under a policy, and returns their op. For the optimizers of this package."""
+        with_gradient = [variable for gradient, variable in pairs if gradient is not None]
+        if not with_gradient:
+            raise ValueError(f"No gradients provided for any variable: {[variable.name for _, variable in pairs]}.")
+        for gradient, variable in pairs:
+            if hasattr(gradient, "indices") and getattr(variable.initial, "constraint", None) is not None:
+                raise RuntimeError(f"Cannot use a constraint function on a sparse variable: {variable.name!r}")
+        graph: Graph = default_graph()
+        graph.add_training(with_gradient, optimizer=self.spec, policy=policy)
+        op = TrainOp(name, pairs)
+        if op.loss is not None and op.loss not in graph.losses:
+            graph.losses.append(op.loss)
+        self._trained.update({variable.name: variable for variable in with_gradient})
+        return op
+
+    def _slot_variable_name(self, var: ModelVariable, slot: str) -> str:
+        """As the original calls it: the optimizer's name, numbered from the second slot on."""
+        index = slot_names(self.spec).index(slot)
+        return f"{var.name}/{self._name}" + (f"_{index}" if index else "")
+
+    def _powers(self) -> list[PowerVariable]:
+        if self.spec.name != "adam" or not self._trained:
+            return []
+        return [PowerVariable(f"{decay}_power", self.spec.hyperparameter(decay)) for decay in ("beta1", "beta2")]
+
+
+def as_optimizer(opt: "Optimizer | OptimizerSpec", *, use_locking: bool = True, keeps_policy: bool = False) -> Optimizer:
+    """Returns an optimizer of this module: `opt` itself, or one made from what `worker_client.adam()` and the like return.
+
+    One that is made so trains asynchronously, with `use_locking`; or, if it `keeps_policy`, by whatever policy the cluster has. Raises
+    TypeError for anything else.
+    """
+    if isinstance(opt, Optimizer):
+        return opt
+    if isinstance(opt, OptimizerSpec) and not opt.is_update_rule:
+        return Optimizer(opt, use_locking=use_locking, name=opt.name, keeps_policy=keeps_policy)
+    raise TypeError(f"opt: got {opt!r}, want an optimizer such as GradientDescentOptimizer(0.1) or worker_client.sgd(0.1)")
+
+
+def _flat(variables: Any) -> Iterable[Any]:
+    if isinstance(variables, (list, tuple)):
+        for item in variables:
+            yield from _flat(item)
+    else:
+        yield variables
