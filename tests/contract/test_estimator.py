@@ -1,0 +1,125 @@
+"""`DNNClassifier` in one process: scikit-learn's own checks, the same weights for the same seed, and words for wrong parameters."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import worker_client
+from lockstep.digits_examples import load_digits, split
+from tests.contract.clusters import ROOT
+from worker_client.estimator import DNNClassifier
+
+RANDOM = np.random.default_rng(2)
+X = np.concatenate([RANDOM.normal(center, 1.0, (30, 3)) for center in (-2.0, 0.0, 2.0)])
+Y = np.repeat(["low", "middle", "high"], 30)
+
+
+@pytest.mark.filterwarnings("ignore")  # scikit-learn's checks provoke warnings, and say so if one is missing
+@parametrize_with_checks([DNNClassifier()])  # type: ignore[untyped-decorator]
+def test_scikit_learn_takes_it_for_one_of_its_own(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+@pytest.mark.timeout(120)
+def test_it_learns_the_digits() -> None:
+    train, test = split(load_digits())
+    classifier = DNNClassifier((32,), learning_rate=0.003, max_iter=15, random_state=1).fit(train.images, train.labels)
+    assert classifier.score(test.images, test.labels) > 0.95
+    assert classifier.n_iter_ == 15 and classifier.global_step_ == 15 * 45
+    assert classifier.loss_curve_[-1] < classifier.loss_curve_[0] / 5
+    assert classifier.variables_["hidden_0/weights"].dtype == np.float32
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    one, again, other = (DNNClassifier((4, 3), max_iter=3, random_state=seed).fit(X, Y).variables_ for seed in (1, 1, 2))
+    assert all(np.array_equal(one[name], again[name]) for name in one)
+    assert not np.array_equal(one["logits/weights"], other["logits/weights"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", worker_client.adam(0.05)])
+def test_it_trains_with_any_optimizer(optimizer: Any) -> None:
+    classifier = DNNClassifier((8,), optimizer=optimizer, learning_rate=0.1, max_iter=20, random_state=0)
+    assert clone(classifier).fit(X, Y).score(X, Y) > 0.8
+
+
+def test_without_hidden_units_it_is_logistic_regression() -> None:
+    classifier = DNNClassifier((), learning_rate=0.05, random_state=0).fit(X, Y)
+    assert sorted(classifier.variables_) == ["logits/biases", "logits/weights"] and classifier.score(X, Y) > 0.8
+
+
+def test_it_works_in_a_pipeline_and_a_cross_validation() -> None:
+    pipeline = make_pipeline(StandardScaler(), DNNClassifier((8,), learning_rate=0.02, max_iter=20, random_state=0))
+    assert cross_val_score(pipeline, X, Y, cv=3).min() > 0.7
+
+
+def test_classes_that_the_examples_lack_can_be_named() -> None:
+    classifier = DNNClassifier((4,), max_iter=2, random_state=0).fit(X[:60], Y[:60], classes=["low", "middle", "high"])
+    assert list(classifier.classes_) == ["high", "low", "middle"]
+    assert classifier.predict_proba(X).shape == (90, 3)
+    np.testing.assert_allclose(np.exp(classifier.predict_log_proba(X)), classifier.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"hidden_units": (4, 0)}, "hidden_units: got 0, want a whole number >= 1"),
+        ({"batch_size": 2.5}, "batch_size: got 2.5, want a whole number >= 1"),
+        ({"max_iter": 0}, "max_iter: got 0, want a whole number >= 1"),
+        ({"activation": "swish"}, "activation: got 'swish', want one of relu, tanh, logistic, identity"),
+        ({"optimizer": "adamw"}, "optimizer: got 'adamw', want one of sgd, momentum"),
+        ({"optimizer": "add"}, "optimizer: got 'add', want one of sgd, momentum"),
+        ({"learning_rate": -1.0}, "learning_rate = -1.0, want >= 0"),
+    ],
+)
+def test_parameters_that_cannot_be_trained_with_are_refused_in_words(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DNNClassifier(**parameters).fit(X, Y)
+
+
+def test_labels_outside_the_named_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="not among the given classes: \\['high'\\]"):
+        DNNClassifier().fit(X, Y, classes=["low", "middle"])
+
+
+def test_hooks_hear_of_every_batch() -> None:
+    heard: list[str] = []
+
+    class Listener(worker_client.SessionRunHook):
+        def begin(self) -> None:
+            heard.append("begin")
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            heard.append("run")
+
+        def end(self, session: Any) -> None:
+            heard.append("end")
+
+    DNNClassifier((4,), max_iter=2, random_state=0).fit(X, Y, hooks=[Listener()])
+    assert heard == ["begin", *["run"] * 6, "end"]
+
+
+def test_a_sync_replicas_optimizer_trains_with_its_hook_also_without_a_cluster() -> None:
+    optimizer = worker_client.SyncReplicasOptimizer(worker_client.sgd(0.1), replicas_to_aggregate=1)
+    classifier = DNNClassifier((4,), optimizer=optimizer, max_iter=2, random_state=0)
+    classifier.fit(X, Y, hooks=[optimizer.make_session_run_hook(is_chief=True, num_tokens=0)])
+    assert classifier.global_step_ == 6
+
+
+def test_without_scikit_learn_only_the_estimator_is_missing_and_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").write_text("raise ImportError('hidden by a test')\n")
+    script = "import worker_client as w; w.SyncReplicasOptimizer; w.DNNClassifier"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert result.stderr.splitlines()[-1].endswith("DNNClassifier needs scikit-learn 1.6 or newer: pip install 'lockstep-ps[estimator]'")
