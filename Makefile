@@ -17,7 +17,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test bench check fix proto clean \
+.PHONY: help install demo test bench bench-policies bench-sparse check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
@@ -33,6 +33,12 @@ test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
 
 bench: $(DEV)  ## the time, CPU and memory of a step at four sizes
 	@$(BIN)/python -m benchmarks.table $(ARGS)
+
+bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow worker
+	@$(BIN)/python -m benchmarks.policies $(ARGS)
+
+bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
+	@$(BIN)/python -m benchmarks.sparse_table $(ARGS)
 
 check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
 

@@ -80,7 +80,7 @@ def _figures(watcher: _Watcher, workload: Workload) -> RunFigures:
     for server in watcher.servers:
         role = server.name.partition(" ")[0]
         cpu_s.setdefault(role, []).append(_cpu_s(server) - watcher.servers_cpu_s[server.name])
-        rss.setdefault(role, []).append(_peak_rss_bytes(server))
+        rss.setdefault(role, []).append(peak_rss_bytes(server))
     return RunFigures(
         step_s=workers[0].step_s,
         cpu_s_per_step={role: sum(values) / len(values) / workload.num_steps for role, values in cpu_s.items()},
@@ -98,7 +98,8 @@ def _cpu_s(process: Process) -> float:
     return times.user + times.system
 
 
-def _peak_rss_bytes(process: Process) -> int:
+def peak_rss_bytes(process: Process) -> int:
+    """Returns the most memory that the process ever had resident."""
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():  # no /proc: what it has now is the best there is
         return int(psutil.Process(process.pid).memory_info().rss)

@@ -76,6 +76,20 @@ def _prepare_finish(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_finish)
 
 
+def _prepare_policy(parser: argparse.ArgumentParser) -> None:
+    from lockstep.policy import add_policy_arguments, run_policy
+
+    add_policy_arguments(parser)
+    parser.set_defaults(run=run_policy)
+
+
+def _prepare_set(parser: argparse.ArgumentParser) -> None:
+    from lockstep.policy import add_set_arguments, run_set
+
+    add_set_arguments(parser)
+    parser.set_defaults(run=run_set)
+
+
 def _prepare_health(parser: argparse.ArgumentParser) -> None:
     from lockstep.health import add_health_arguments, run_health
 
@@ -88,6 +102,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "demo": ("train on handwritten digits with a cluster on this machine, and watch it", _prepare_demo),
     "up": ("start a cluster on this machine, with your program as its workers", _prepare_up),
     "status": ("show a cluster's step, workers and parameter servers, and what it waits for", _prepare_status),
+    "policy": ("show how a cluster coordinates its workers, or change it between two steps", _prepare_policy),
+    "set": ("change the learning rate or another number of a running cluster's optimizer", _prepare_set),
     "finish": ("end training: every worker is released, and the processes end", _prepare_finish),
     "health": ("ask a parameter server or chief whether it is alive, or ready", _prepare_health),
 }

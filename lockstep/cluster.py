@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.policy_options import policy_flags
 from lockstep.process import Process, ProcessSpec, describe_end, shell_code
 from lockstep.supervision import LaunchFailed, Supervisor
+from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
 
 # A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
+DEFAULT_POLICY = PolicySpec()
 
 # What the shell may say about some other cluster must not reach the roles of this one.
 _FOREIGN = {
@@ -20,35 +23,67 @@ _FOREIGN = {
     for name in (
         *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX"),
         *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX"),
+        *("POLICY", "TOKENS", "NUM_TOKENS", "STALENESS", "NO_LOCKING", "MAX_STALENESS", "TOO_STALE"),
     )
 } | {"TF_CONFIG": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for."""
+    """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
+
+    `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
+    """
 
     num_ps: int
     num_workers: int
     num_backups: int = 0
+    num_required: int | None = None
     max_steps: int | None = None
     lease_s: float | None = None
     is_tcp: bool = False
+    policy: PolicySpec = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
-        for flag, value, least in (("--ps", self.num_ps, 1), ("--workers", self.num_workers, 1), ("--max-steps", self.max_steps, 1)):
-            if value is not None and value < least:
-                raise LaunchFailed(f"{flag}: got {value}, want {least} or more", exit_code=2)
+        counts = {"--ps": self.num_ps, "--workers": self.num_workers, "--max-steps": self.max_steps}
+        for flag, value in {**counts, "--replicas-to-aggregate": self.num_required}.items():
+            if value is not None and value < 1:
+                raise LaunchFailed(f"{flag}: got {value}, want 1 or more", exit_code=2)
         if not 0 <= self.num_backups < self.num_workers:
             want = f"0 to {self.num_workers - 1}, since {self.num_workers} workers are to be started and a step needs one at least"
             raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=2)
+        if self.num_backups and self.num_required is not None:
+            raise LaunchFailed("--backup-workers and --replicas-to-aggregate say the same in two ways; give one of them", exit_code=2)
+        if not self.is_sync and (self.num_backups or self.num_required is not None):
+            flag = "--backup-workers" if self.num_backups else "--replicas-to-aggregate"
+            raise LaunchFailed(f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=2)
         if self.lease_s is not None and not self.lease_s > 0:
             raise LaunchFailed(f"--lease: got {self.lease_s}, want more than 0 seconds", exit_code=2)
 
     @property
+    def is_sync(self) -> bool:
+        """Whether a step is the mean of several contributions; with the other policies every contribution is a step."""
+        return self.policy.name is PolicyName.SYNC
+
+    @property
     def replicas_to_aggregate(self) -> int:
-        """Contributions that a step needs."""
-        return self.num_workers - self.num_backups
+        """Contributions that a step needs while the policy is sync."""
+        return self.num_workers - self.num_backups if self.num_required is None else self.num_required
+
+    @property
+    def num_workers_needed(self) -> int:
+        """Workers without whom training cannot go on."""
+        if not self.is_sync or self.policy.tokens is TokenMode.FIFO:
+            return 1
+        return min(self.replicas_to_aggregate, self.num_workers)
+
+    @property
+    def needs_text(self) -> str:
+        """What a step needs, in words."""
+        if not self.is_sync:
+            return f"policy {self.policy.text}: every contribution is a step"
+        needs = self.replicas_to_aggregate
+        return f"a step needs {needs}" if self.policy == DEFAULT_POLICY else f"policy {self.policy.text}: a step needs {needs}"
 
 
 class LocalCluster:
@@ -77,6 +112,8 @@ class LocalCluster:
         ps_addresses = [self._await_address(process) for process in self.roles]
         arguments = ["--ps", ",".join(ps_addresses)]
         arguments += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
+        if spec.policy != DEFAULT_POLICY:
+            arguments += policy_flags(spec.policy)
         if spec.max_steps is not None:
             arguments += ["--max-steps", str(spec.max_steps)]
         if spec.lease_s is not None:

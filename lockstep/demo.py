@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.cluster import ClusterSpec, LocalCluster
@@ -12,10 +13,14 @@ from lockstep.demo_files import DemoFiles
 from lockstep.demo_observer import DemoObserver, Trained
 from lockstep.demo_progress import Progress
 from lockstep.digits_examples import ExamplesMissing
+from lockstep.digits_optimizers import DEFAULT, NAMES, optimizer_of
+from lockstep.policy_options import POLICIES, add_policy_options
 from lockstep.process import describe_end
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
-from lockstep.up import end_roles
+from lockstep.up import chosen_policy, end_roles
 from lockstep.watch import ClusterWatch
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicyName
 
 WANTED_ACCURACY = 0.95
 _POLL_S = 0.1
@@ -28,10 +33,18 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `demo`."""
-    parser.add_argument("--steps", type=int, default=400, metavar="N", help="steps to train (default 400)")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="steps to train (default 400; 800 if the policy makes a step of every contribution)"
+    )
     parser.add_argument("--workers", type=int, default=3, metavar="M", help="workers (default 3)")
     parser.add_argument("--ps", type=int, default=2, metavar="N", help="parameter servers (default 2)")
-    parser.add_argument("--backup-workers", type=int, default=1, metavar="B", help="a step does not wait for the slowest B (default 1)")
+    parser.add_argument(
+        "--backup-workers", type=int, metavar="B", help="a step does not wait for the slowest B (default 1 with sync and several workers)"
+    )
+    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
+    add_policy_options(parser)
+    parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
     parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(
@@ -42,14 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo to its end and returns the exit code."""
     try:
-        spec = _spec(arguments)
+        setting = _setting(arguments)
         files = DemoFiles(arguments.output)
-        with open_display(num_steps=arguments.steps, is_plain=arguments.plain) as display:
-            trained, summary = _run_demo(spec, arguments.pace, files=files, display=display)
+        with open_display(num_steps=setting.num_steps, is_plain=arguments.plain) as display:
+            trained, summary = _run_demo(setting, files=files, display=display)
         print(f"{summary}\nfiles in {files.directory}:")
         for path in files.written():
             print(f"  {path.relative_to(files.directory)}")
-        return _verdict(trained.progress, num_steps=arguments.steps)
+        return _verdict(trained.progress, num_steps=setting.num_steps)
     except Interrupted as interrupted:
         print(f"\n{interrupted}: all processes have been ended", file=sys.stderr)
         return interrupted.exit_code
@@ -61,33 +74,60 @@ def run(arguments: argparse.Namespace) -> int:
         return 2 if error.exit_code == 2 else 1
 
 
-def _spec(arguments: argparse.Namespace) -> ClusterSpec:
-    if arguments.steps < 1:
-        raise LaunchFailed(f"--steps: got {arguments.steps}, want 1 or more", exit_code=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What was asked for: a cluster, and what its workers do."""
+
+    spec: ClusterSpec
+    num_steps: int
+    optimizer: str
+    learning_rate: float | None
+    pace_s: float
+
+    @property
+    def worker_flags(self) -> list[str]:
+        rate = [] if self.learning_rate is None else ["--learning-rate", str(self.learning_rate)]
+        return ["--pace", str(self.pace_s), "--optimizer", self.optimizer, *rate]
+
+    @property
+    def summary(self) -> dict[str, object]:
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        return {"steps_asked_for": self.num_steps, "policy": self.spec.policy.text, "optimizer": self.optimizer, **rate}
+
+
+def _setting(arguments: argparse.Namespace) -> _Setting:
+    policy = chosen_policy(arguments)
+    is_sync = policy.name is PolicyName.SYNC
+    steps = arguments.steps if arguments.steps is not None else 400 if is_sync else 800
+    if steps < 1:
+        raise LaunchFailed(f"--steps: got {steps}, want 1 or more", exit_code=2)
     if not 0 <= arguments.pace <= 60:
         raise LaunchFailed(f"--pace: got {arguments.pace}, want 0 to 60 seconds", exit_code=2)
-    return ClusterSpec(
-        num_ps=arguments.ps,
-        num_workers=arguments.workers,
-        num_backups=arguments.backup_workers,
-        max_steps=arguments.steps,
-        lease_s=_LEASE_S,
+    try:
+        optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
+    except InvalidSpec as error:
+        raise LaunchFailed(f"--learning-rate: {error.message}", exit_code=2) from error
+    backups = arguments.backup_workers if arguments.backup_workers is not None else int(is_sync and arguments.workers > 1)
+    spec = ClusterSpec(
+        num_ps=arguments.ps, num_workers=arguments.workers, num_backups=backups, max_steps=steps, lease_s=_LEASE_S, policy=policy
     )
+    return _Setting(spec=spec, num_steps=steps, optimizer=arguments.optimizer, learning_rate=arguments.learning_rate, pace_s=arguments.pace)
 
 
-def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:
-    start = time.monotonic()
-    needs = f"a step needs {spec.replicas_to_aggregate} contributions" + (f", {spec.num_backups} in reserve" if spec.num_backups else "")
+def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:
+    start, spec = time.monotonic(), setting.spec
+    needs = f"{spec.needs_text} contributions" if spec.is_sync else spec.needs_text
+    needs += f", {spec.num_backups} in reserve" if spec.num_backups else ""
     with Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
-        if spec.num_backups:
+        if spec.num_workers > spec.num_workers_needed:
             display.say("try it: kill -9 the process of a worker, from another terminal; training goes on")
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
         watch = ClusterWatch(cluster, say=display.say)
         observer = DemoObserver(num_workers=spec.num_workers, digits_path=supervisor.directory / "digits")
         observer.start()
         try:
-            _start(cluster, pace_s, supervisor=supervisor, observer=observer, watch=watch, files=files)
+            _start(cluster, setting.worker_flags, supervisor=supervisor, observer=observer, watch=watch, files=files)
             trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         finally:
             observer.stop(timeout_s=0.2)
@@ -95,18 +135,18 @@ def _run_demo(spec: ClusterSpec, pace_s: float, *, files: DemoFiles, display: Di
     seconds = time.monotonic() - start
     failed = {worker.name: describe_end(worker.returncode or 0) for worker in watch.failed_workers}
     files.write_model(trained.variables)
-    files.write_summary(trained.progress, num_steps=spec.max_steps or 0, seconds=seconds, ended_on_the_way=failed)
+    files.write_summary(trained.progress, setting=setting.summary, seconds=seconds, ended_on_the_way=failed)
     return trained, _summary(trained.progress, seconds=seconds, failed=failed)
 
 
 def _start(
-    cluster: LocalCluster, pace_s: float, *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles
+    cluster: LocalCluster, worker_flags: list[str], *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles
 ) -> None:
     cluster.start_roles(environment=_ONE_THREAD)
     while not observer.has_examples:
         watch.see(supervisor.poll(timeout_s=_POLL_S))
         _check(observer, files=files)
-    command = [sys.executable, "-P", "-m", "lockstep.digits_worker", "--pace", str(pace_s), "--digits", str(observer.digits_path)]
+    command = [sys.executable, "-P", "-m", "lockstep.digits_worker", *worker_flags, "--digits", str(observer.digits_path)]
     cluster.start_workers(command, environment=_ONE_THREAD)
     observer.connect(cluster.chief_address, cluster=cluster.name)
 
@@ -146,9 +186,11 @@ def _summary(progress: Progress, *, seconds: float, failed: Mapping[str, str]) -
         f"finished: {progress.step} steps in {seconds:.1f} s, test accuracy {progress.test_accuracy:.3f}, loss {progress.loss:.4f}",
         f"contributions accepted: {accepted}; dropped: {progress.num_stale} stale, {progress.num_late} late",
     ]
+    if progress.max_staleness:
+        lines.append(f"a contribution was computed from variables at most {progress.max_staleness} steps old")
     if failed:
         ends = ", ".join(f"{name} ({end})" for name, end in failed.items())
-        lines.append(f"lost on the way: {ends}; the others went on, as a backup worker is for")
+        lines.append(f"lost on the way: {ends}; the others went on")
     return "\n".join(lines)
 
 

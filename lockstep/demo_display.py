@@ -70,6 +70,8 @@ def progress_line(progress: Progress, *, num_steps: int) -> str:
         f"step {progress.step:>4}/{num_steps}  loss {progress.loss:.4f}  test accuracy {progress.test_accuracy:.3f}"
         f"  {progress.steps_per_s:5.1f} steps/s  contributions {accepted}  stale {progress.num_stale}  late {progress.num_late}"
     )
+    if progress.max_staleness:
+        line += f"  staleness up to {progress.max_staleness}"
     return f"{line}  waiting: {progress.waiting_for}" if progress.waiting_for else line
 
 

@@ -46,16 +46,19 @@ class DemoFiles:
         arrays: dict[str, Any] = dict(variables)
         np.savez(self.directory / "model.npz", **arrays)
 
-    def write_summary(self, progress: Progress, *, num_steps: int, seconds: float, ended_on_the_way: Mapping[str, str]) -> None:
-        """Writes what a program may want to know of the run."""
+    def write_summary(
+        self, progress: Progress, *, setting: Mapping[str, object], seconds: float, ended_on_the_way: Mapping[str, str]
+    ) -> None:
+        """Writes what a program may want to know of the run; `setting` is what was asked for."""
         summary = {
             "steps": progress.step,
-            "steps_asked_for": num_steps,
+            **setting,
             "seconds": round(seconds, 3),
             "test_accuracy": progress.test_accuracy,
             "loss": progress.loss,
             "stale": progress.num_stale,
             "late": progress.num_late,
+            "max_staleness": progress.max_staleness,
             "accepted_by_worker": {str(worker.index): worker.num_accepted for worker in progress.workers},
             "workers_that_failed": dict(ended_on_the_way),
         }

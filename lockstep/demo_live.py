@@ -41,9 +41,9 @@ class LiveDisplay:
 
     def _headline(self, progress: Progress) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for _ in range(6):
+        for _ in range(7):
             table.add_column(justify="left")
-        table.add_row("step", "", "loss", "test accuracy", "steps/s", "stale / late", style="dim")
+        table.add_row("step", "", "loss", "test accuracy", "steps/s", "stale / late", "staleness up to", style="dim")
         table.add_row(
             f"{progress.step} of {self._num_steps}",
             ProgressBar(total=self._num_steps, completed=progress.step, width=24),
@@ -51,6 +51,7 @@ class LiveDisplay:
             Text(f"{progress.test_accuracy:.1%}", style="bold green" if progress.test_accuracy >= 0.95 else "bold"),
             f"{progress.steps_per_s:.1f}",
             f"{progress.num_stale} / {progress.num_late}",
+            str(progress.max_staleness),
         )
         return Group(table, Text(f"waiting: {progress.waiting_for}", style="yellow")) if progress.waiting_for else table
 

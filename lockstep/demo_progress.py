@@ -21,7 +21,10 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for."""
+    """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for.
+
+    `max_staleness`: how many steps older than the newest the variables were that a contribution was computed from, at most so far.
+    """
 
     step: int
     elapsed_s: float
@@ -32,6 +35,7 @@ class Progress:
     num_late: int
     waiting_for: str
     workers: tuple[WorkerProgress, ...]
+    max_staleness: int = 0
 
 
 class ProgressMeter:
@@ -68,4 +72,5 @@ class ProgressMeter:
                 else WorkerProgress(index=index)
                 for index in range(self._num_workers)
             ),
+            max_staleness=status.max_observed_staleness,
         )

@@ -12,7 +12,9 @@ from pathlib import Path
 import worker_client
 from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, read_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
+from lockstep.digits_optimizers import DEFAULT, NAMES, optimizer_of
 from ps_protocol.errors import PsError
+from ps_protocol.optimizer_spec import OptimizerSpec
 
 SEED = 7
 _BATCH_SIZE = 32
@@ -25,10 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         examples, test = split(read_digits(arguments.digits) if arguments.digits else load_digits())
+        optimizer = optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
         with worker_client.connect() as session:
             part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
             print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)
-            num_accepted = _train(session, part, pace_s=arguments.pace)
+            num_accepted = _train(session, part, optimizer=optimizer, pace_s=arguments.pace)
             accuracy = evaluate(session.read(), test.images, test.labels).accuracy
             words = f"finished at step {session.local_step}, {num_accepted} contributions accepted, test accuracy {accuracy:.3f}"
             print(f"worker {session.worker_index}: {words}", flush=True)
@@ -38,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(session: worker_client.Session, part: Examples, *, pace_s: float) -> int:
+def _train(session: worker_client.Session, part: Examples, *, optimizer: OptimizerSpec, pace_s: float) -> int:
     # Every worker starts from the same values; only the first one's are used.
-    session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.momentum(0.05, momentum=0.9))
+    session.create_or_join(initial_values(seed=SEED), optimizer=optimizer)
     num_accepted = 0
     while not session.is_finished:
         start = time.monotonic()
@@ -66,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pace", type=float, default=0.0, metavar="S", help="seconds a batch takes at least, as with a larger model (default 0)"
     )
+    parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
     parser.add_argument("--digits", type=Path, metavar="FILE", help="read them from this file (default: from scikit-learn)")
     return parser
 

@@ -65,7 +65,7 @@ class LastWorkers:
 
     def _count(self) -> str:
         num_running, spec = self._num_running, self._cluster.spec
-        return f"{num_running} of {spec.num_workers} workers still run; a step needs {spec.replicas_to_aggregate}"
+        return f"{num_running} of {spec.num_workers} workers still run; {spec.needs_text}"
 
     def _tell(self, early: Iterable[int]) -> None:
         for index in early:
@@ -91,6 +91,6 @@ class LastWorkers:
         status = chief.status()
         self._state = status.state
         is_still = standstill.see(status, now=time.monotonic(), gone_s=gone_s)
-        if is_still and self._num_running < self._cluster.spec.replicas_to_aggregate:
+        if is_still and self._num_running < self._cluster.spec.num_workers_needed:
             self._words = f"too few workers are left: {self._count()}"
             self._last_step = chief.finish(reason=self._words)

@@ -8,6 +8,7 @@ from lockstep.chief_access import ChiefAbsent, add_arguments, chief_of
 from lockstep.status_text import as_json, as_text
 from ps_protocol.chief import ClusterStatus
 from ps_protocol.errors import PsError
+from ps_protocol.model import Placement
 
 _WATCH_PERIOD_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -18,6 +19,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON (with --watch: one object after the other)")
     parser.add_argument("--ledger", type=int, default=0, metavar="N", help="also show what the last N steps were made of")
+    parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C or the chief's end")
 
 
@@ -32,11 +34,13 @@ def run_status(arguments: argparse.Namespace) -> int:
     if arguments.ledger < 0:
         print(f"lockstep status: --ledger: got {arguments.ledger}, want 0 or more", file=sys.stderr)
         return 2
-    has_shown = False
+    has_shown, placement = False, None
     try:
         with chief_of(arguments) as chief:
             while True:
-                _show(chief.status(max_ledger_entries=arguments.ledger), arguments)
+                # Agreed on once, but not before there is a model.
+                placement = placement or (chief.get_model(max_wait_s=0.0).placement if arguments.placement else None)
+                _show(chief.status(max_ledger_entries=arguments.ledger), placement, arguments)
                 has_shown = True
                 if not arguments.watch:
                     return 0
@@ -64,7 +68,7 @@ def run_finish(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(status: ClusterStatus, arguments: argparse.Namespace) -> None:
+def _show(status: ClusterStatus, placement: Placement | None, arguments: argparse.Namespace) -> None:
     if arguments.watch and not arguments.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
-    print(as_json(status) if arguments.json else as_text(status), flush=True)
+    print(as_json(status, placement=placement) if arguments.json else as_text(status, placement=placement), flush=True)

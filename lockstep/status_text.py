@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ps_protocol.chief import ClusterState, ClusterStatus, LedgerEntry, ParticipantKind, ParticipantStatus, ShardLink
+from ps_protocol.model import PlacedSlice, Placement
 
 _STATES = {
     ClusterState.CONNECTING: "connecting to the parameter servers",
@@ -16,15 +17,20 @@ _STATES = {
 }
 
 
-def as_json(status: ClusterStatus) -> str:
-    """Returns every field by its own name; enums in lower case, durations in seconds."""
-    return json.dumps(_plain(dataclasses.asdict(status)), indent=2)
+def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str:
+    """Returns every field by its own name; enums in lower case, durations in seconds. With a placement also that, slice by slice."""
+    fields = dataclasses.asdict(status)
+    if placement is not None:
+        fields["placement"] = [_slice_fields(placed) for placed in placement]
+    return json.dumps(_plain(fields), indent=2)
 
 
-def as_text(status: ClusterStatus) -> str:
-    """Returns tables for a person, and in words what the cluster waits for."""
+def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str:
+    """Returns tables for a person, and in words what the cluster waits for; with a placement also where each variable lies."""
     parts = ["\n".join(_headline(status)), _participants(status.participants), _shards(status.shards)]
     parts.append(f"contributions since the start: {status.num_accepted} accepted, {status.num_stale} stale, {status.num_late} late")
+    if placement is not None:
+        parts.append(_placement(placement))
     if status.ledger:
         parts.append(_ledger(status.ledger))
     return "\n\n".join(part for part in parts if part)
@@ -65,9 +71,15 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
     if status.reason:
         yield f"reason: {status.reason}"
     expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
+    is_sync = status.policy.startswith("sync")
     needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
-    yield f"policy {status.policy}: {needs}, {expected}, epoch {status.epoch}"
-    if status.state is ClusterState.TRAINING:
+    yield f"policy {status.policy}: {needs if is_sync else 'every contribution is a step'}, {expected}, epoch {status.epoch}"
+    if status.optimizer:
+        version = f", version {status.hyperparameters_version}" if status.hyperparameters_version else ""
+        yield f"optimizer {printable(status.optimizer)}{version}"
+    if status.max_observed_staleness:
+        yield f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old"
+    if status.state is ClusterState.TRAINING and is_sync:
         count = f"{status.num_contributions} of {status.replicas_to_aggregate} contributions"
         yield f"this step: {count} after {duration_text(status.step_age_s)}"
     if status.waiting_for:
@@ -97,6 +109,22 @@ def _shards(shards: Sequence[ShardLink]) -> str:
         step = "-" if link.step is None else str(link.step)
         rows.append((str(link.index), state, step, bytes_text(link.arena_bytes), str(link.num_slices), link.address))
     return table(rows, left=(0, 1, 5))
+
+
+def _placement(placement: Placement) -> str:
+    rows = [("variable", "ps", "type", "shape", "part", "bytes")]
+    for placed in placement:
+        piece, variable = placed.slice, placed.slice.variable
+        part = "" if piece.is_whole else f"{piece.start} to {piece.stop} of axis {piece.axis}"
+        shape = "×".join(map(str, variable.shape)) or "scalar"
+        rows.append((printable(variable.name), str(placed.shard), variable.data_type.value, shape, part, bytes_text(piece.nbytes)))
+    return table(rows, left=(0, 2, 3, 4)) if placement else "no model yet, so no variable lies anywhere"
+
+
+def _slice_fields(placed: PlacedSlice) -> dict[str, object]:
+    piece, variable = placed.slice, placed.slice.variable
+    where = {"shard": placed.shard, "axis": piece.axis, "start": piece.start, "stop": piece.stop, "bytes": piece.nbytes}
+    return {"variable": variable.name, "data_type": variable.data_type, "shape": variable.shape, **where}
 
 
 def _ledger(entries: Sequence[LedgerEntry]) -> str:

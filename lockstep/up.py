@@ -11,9 +11,12 @@ from pathlib import Path
 
 from lockstep.cluster import ClusterSpec, LocalCluster
 from lockstep.output import PrefixedOutput
+from lockstep.policy_options import POLICIES, add_policy_options, policy_of
 from lockstep.process import describe_end
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor, make_directory
 from lockstep.watch import ClusterWatch
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicySpec
 
 _EXIT_USAGE = 2
 _POLL_S = 1.0
@@ -35,11 +38,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
     parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
     parser.add_argument("--backup-workers", type=int, default=0, metavar="B", help="a step does not wait for the slowest B (default 0)")
+    parser.add_argument(
+        "--replicas-to-aggregate",
+        type=int,
+        metavar="R",
+        help="contributions that a step needs (default: M - B), also more than there are workers",
+    )
+    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
+    add_policy_options(parser)
     parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
     parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
     parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def chosen_policy(arguments: argparse.Namespace) -> PolicySpec:
+    """Returns the policy of the arguments; raises LaunchFailed for one that makes no sense."""
+    try:
+        return policy_of(arguments)
+    except InvalidSpec as error:
+        raise LaunchFailed(error.message, exit_code=_EXIT_USAGE) from error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,9 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
             num_ps=arguments.ps,
             num_workers=arguments.workers,
             num_backups=arguments.backup_workers,
+            num_required=arguments.replicas_to_aggregate,
             max_steps=arguments.max_steps,
             lease_s=arguments.lease,
             is_tcp=arguments.tcp,
+            policy=chosen_policy(arguments),
         )
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
@@ -94,7 +115,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     cluster.start_roles()
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
-        f" worker{'s' * (spec.num_workers > 1)}, a step needs {spec.replicas_to_aggregate}\n"
+        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text}\n"
         f"to look at it: lockstep status --chief {cluster.chief_address}"
     )
     cluster.start_workers(command)

@@ -67,8 +67,8 @@ class ClusterWatch:
         self._failed.append(process)
         spec, num_left = self._cluster.spec, self._cluster.spec.num_workers - len(self._failed)
         words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_lines(process)}"
-        left = f"{num_left} of {spec.num_workers} workers left, a step needs {spec.replicas_to_aggregate}"
-        if num_left < spec.replicas_to_aggregate:
+        left = f"{num_left} of {spec.num_workers} workers left, {spec.needs_text}"
+        if num_left < spec.num_workers_needed:
             first = self._failed[0]
             raise ClusterFailed(
                 f"{words}\nending all: {left}; logs: {process.log_path.parent}", exit_code=shell_code(first.returncode or 1)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from benchmarks.policies import main as policies
+from benchmarks.sparse_table import main as sparse_table
 from benchmarks.step import main
 
 
@@ -22,3 +24,33 @@ def test_benchmark_measures_every_role(transport: str, roles: set[str], capsys: 
 def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--bytes", "4", "--variables", "2"]) == 2
     assert "want more bytes" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(120)
+def test_policies_are_measured_on_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
+    only = ["--only", "sync, 1 backup worker", "--only", "async"]
+    arguments = ["--contributions", "12", "--pace", "0.001", "--slowdown", "2", "--workers", "3", "--ps", "1", "--margin", "1", "--json"]
+    assert policies([*arguments, *only]) == 0
+    sync, free = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (sync["policy"], free["policy"]) == ("sync, 1 backup worker", "async")
+    assert sync["accepted"] == free["accepted"] == 12
+    assert (sync["steps"], free["steps"]) == (6, 12)
+    assert sync["mean_staleness"] == 0 < free["mean_staleness"]
+    assert free["seconds"] > 0 and 0 < free["test_accuracy"] < 1
+
+
+@pytest.mark.timeout(120)
+def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--rows", "20000", "--rows-per-push", "50", "--steps", "4", "--optimizer", "adam", "--json"]
+    assert sparse_table(arguments) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["work"]["num_rows"] == 20000
+    assert figures["rows_per_s"] > 0 and figures["create_s"] > 0
+    # Rows of both workers, there and back. Whatever else this machine sends to itself counts too.
+    assert figures["bytes_per_step"] > 49 * 2 * 2 * 64
+    assert figures["ps_bytes"] > figures["ps_empty_bytes"] > 1 << 20
+
+
+def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert policies(["--workers", "0", "--only", "async"]) == 1
+    assert capsys.readouterr().err == "benchmarks.policies: --workers: got 0, want 1 or more\n"

@@ -11,11 +11,11 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol.channel import open_channel
-from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.waiting import wait_until
 
 SERVICES = {
-    "ps": (parameter_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
+    "ps": (parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
     "chief": (chief_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
 }
 METHODS = [

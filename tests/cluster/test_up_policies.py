@@ -1,0 +1,53 @@
+"""`lockstep up` under other policies: who is waited for, who may end early, and what the workers are told."""
+
+from pathlib import Path
+
+from tests.cluster.launching import run_up
+
+# All wait for all to come; then worker 0 ends of its own accord after a few contributions, and the others go on to the end.
+EARLY = """
+import threading
+import numpy as np
+import os
+import worker_client
+with worker_client.connect() as session:
+    session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+    while len(session.status().participants) < int(os.environ["LOCKSTEP_NUM_WORKERS"]):
+        threading.Event().wait(0.01)
+    count = 0
+    while not session.is_finished and not (session.worker_index == 0 and count == 3):
+        result = session.step({"w": np.ones(4)})
+        count += result.is_accepted
+    print("contributed", count, "policy", session.policy.text, flush=True)
+"""
+
+
+def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> None:
+    code, out = run_up("--workers", "3", "--policy", "async", "--max-steps", "200", worker=EARLY, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "starting 3 workers, policy async: every contribution is a step" in out
+    assert "contributed 3 policy async" in out and "too few workers" not in out
+    counts = [int(line.split("contributed ")[1].split()[0]) for line in out.splitlines() if "contributed " in line]
+    assert sum(counts) == 200
+
+
+def test_under_ssp_a_worker_that_ends_early_does_not_hold_the_others_back(tmp_path: Path) -> None:
+    arguments = ["--workers", "3", "--policy", "ssp", "--staleness", "1", "--max-steps", "100"]
+    code, out = run_up(*arguments, worker=EARLY, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "policy ssp(1): every contribution is a step" in out and "contributed 3 policy ssp(1)" in out
+
+
+def test_fewer_workers_than_contributions_give_several_each(tmp_path: Path) -> None:
+    arguments = ["--workers", "2", "--replicas-to-aggregate", "5", "--max-steps", "4"]
+    code, out = run_up(*arguments, worker=EARLY.replace("count == 3", "count == -1"), run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "starting 2 workers, a step needs 5" in out
+    counts = [int(line.split("contributed ")[1].split()[0]) for line in out.splitlines() if "contributed " in line]
+    assert sum(counts) == 20
+
+
+def test_a_policy_that_makes_no_sense_is_told_before_anything_starts(tmp_path: Path) -> None:
+    code, out = run_up("--policy", "async", "--backup-workers", "1", "--workers", "2", worker=EARLY, run_dir=tmp_path / "run")
+    assert code == 2
+    assert "--backup-workers: only the policy sync has steps of several contributions, not async" in out
