@@ -1,0 +1,49 @@
+"""Recorded cases of the original, replayed by the program that replays them, against real processes. Knows the program's words."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / "tests" / "conformance" / "cases"
+# A cluster for each case takes its time, so of the kinds with many cases only every n-th is played here (of the optimizers one of each);
+# `python tests/conformance/replay.py tests/conformance/cases/*.json` plays all.
+EVERY = {"optimizer": 6, "placement": 5, "partitioner": 5, "moving_average": 3}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def _replay(*files: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "tests/conformance/replay.py", *map(str, files)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+
+
+def _written(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", sorted(path.stem for path in CASES.glob("*.json")))
+def test_recorded_cases_come_out_as_in_the_original(kind: str, tmp_path: Path) -> None:
+    content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
+    cases = content["cases"][:: EVERY.get(kind, 1)]
+    result = _replay(_written(tmp_path / f"{kind}.json", {**content, "cases": cases}))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == f"{len(cases)} passed, 0 failed"
+    assert result.stdout.startswith(f"{kind}: {len(cases)} of {len(cases)} passed")
+
+
+def test_what_does_not_come_out_is_told_and_is_the_exit_status(tmp_path: Path) -> None:
+    content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))
+    content["cases"] = content["cases"][:2]
+    place = next(index for index, op in enumerate(content["cases"][1]["ops"]) if op["op"] == "num_accumulated")
+    content["cases"][1]["ops"][place]["expect"] += 1
+    result = _replay(_written(tmp_path / "wrong.json", content), _written(tmp_path / "unknown.json", {"kind": "new", "cases": [{}]}))
+    assert result.returncode == 1
+    assert f"dense_accumulator case 1: Mismatch: ops[{place}] num_accumulated" in result.stdout
+    assert "new case 0: no such kind" in result.stdout
+    assert result.stdout.splitlines()[-1] == "1 passed, 2 failed"

@@ -1,0 +1,128 @@
+"""Replays recorded cases of the original through a client, against real parameter servers and a real chief over gRPC.
+
+    python tests/conformance/replay.py FILE…
+
+Prints what failed, a line for each kind and a line of all; exits with 1 if anything failed. Knows kinds of cases and how to run them.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # run as a file, Python finds what lies beside it and not the repository
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import worker_client
+from ps_protocol.errors import PsError
+from tests.conformance.checking import Mismatch
+from tests.conformance.processes import running_cluster
+from tests.conformance.replay_accumulators import replay_dense, replay_sparse
+from tests.conformance.replay_arrangement import replay_partitioner, replay_placement
+from tests.conformance.replay_sync import chief_flags, replay_sync_replicas
+from tests.conformance.replay_training import ONE_WORKER, replay_moving_average, replay_optimizer
+
+Case = dict[str, Any]
+Replay = Callable[[Case], None]
+
+NUM_PARALLEL_CLUSTERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How cases of a kind are replayed: `open` starts what they share, and `num_parallel` of them run at the same time."""
+
+    open: Callable[[ExitStack], Replay]
+    num_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A case that did not do what was recorded."""
+
+    case: int
+    text: str
+
+
+def _in_one_cluster(replay: Callable[..., None]) -> Kind:
+    """All cases in one cluster of two parameter servers, each with a name of its own."""
+
+    def opened(stack: ExitStack) -> Replay:
+        cluster = stack.enter_context(running_cluster(2))
+        observer = stack.enter_context(worker_client.observe(cluster.chief))
+        numbers = itertools.count()
+        return lambda case: replay(case, target=observer, name=f"case {next(numbers)}")
+
+    return Kind(opened)
+
+
+def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], flags: Callable[[Case], Sequence[str]]) -> Kind:
+    """A new cluster for each case, since a cluster trains one model. Most of the time is Python's start, so several at a time."""
+
+    def one(case: Case) -> None:
+        with running_cluster(num_ps(case), chief_flags=flags(case)) as cluster:
+            replay(case, cluster=cluster)
+
+    return Kind(lambda stack: one, num_parallel=NUM_PARALLEL_CLUSTERS)
+
+
+KINDS: dict[str, Kind] = {
+    "dense_accumulator": _in_one_cluster(replay_dense),
+    "sparse_accumulator": _in_one_cluster(replay_sparse),
+    "optimizer": _in_clusters(replay_optimizer, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
+    "moving_average": _in_clusters(replay_moving_average, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
+    "placement": _in_clusters(replay_placement, num_ps=lambda case: case["ps_tasks"], flags=lambda case: ONE_WORKER),
+    "partitioner": _in_clusters(replay_partitioner, num_ps=lambda case: 2, flags=lambda case: ONE_WORKER),
+    "sync_replicas": _in_clusters(replay_sync_replicas, num_ps=lambda case: case["ps_tasks"], flags=chief_flags),
+}
+
+
+def replay_file(path: Path) -> tuple[str, int, list[Failure]]:
+    """Returns the file's kind, the number of its cases, and those that failed."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    kind, cases = str(content["kind"]), content["cases"]
+    if kind not in KINDS:
+        return kind, len(cases), [Failure(index, f"no such kind; known are {', '.join(KINDS)}") for index in range(len(cases))]
+    with ExitStack() as stack:
+        replay = KINDS[kind].open(stack)
+        with ThreadPoolExecutor(KINDS[kind].num_parallel) as pool:
+            results = list(pool.map(lambda numbered: _attempt(replay, *numbered), enumerate(cases)))
+    return kind, len(cases), [failure for failure in results if failure is not None]
+
+
+def _attempt(replay: Replay, index: int, case: Case) -> Failure | None:
+    try:
+        replay(case)
+    except (Mismatch, PsError) as error:
+        return Failure(index, f"{type(error).__name__}: {error}")
+    except Exception as error:
+        # A case that this program cannot even play is a failed one, and the others shall still be played.
+        return Failure(index, f"{type(error).__name__}: {error!r}")
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Replays the named files and returns the exit status."""
+    parser = argparse.ArgumentParser(description="Replays recorded cases against real processes over gRPC.")
+    parser.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file of the conformance format")
+    num_passed = num_failed = 0
+    for path in parser.parse_args(arguments).files:
+        started = time.monotonic()
+        kind, count, failures = replay_file(path)
+        for failure in failures:
+            print(f"  {kind} case {failure.case}: {failure.text}")
+        print(f"{kind}: {count - len(failures)} of {count} passed ({time.monotonic() - started:.1f} s)", flush=True)
+        num_passed, num_failed = num_passed + count - len(failures), num_failed + len(failures)
+    print(f"{num_passed} passed, {num_failed} failed")
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
