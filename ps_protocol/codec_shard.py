@@ -31,6 +31,8 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 
 MAX_METRICS = 1000
+# A shard holds a few contributions of a worker at most.
+MAX_REFUSED = 100_000
 
 
 def encode_adoption(adoption: Adoption) -> pb.AdoptShardResponse:
@@ -93,6 +95,7 @@ def encode_push_header(header: PushHeader) -> pb.PushHeader:
         sparse=[pb.SparsePart(table=part.table, num_rows=part.num_rows) for part in header.sparse],
         absent=header.absent,
         metrics={name: pb.Metric(value=metric.value, weight=metric.weight) for name, metric in header.metrics.items()},
+        refused=header.refused,
     )
 
 
@@ -103,6 +106,8 @@ def decode_push_header(message: pb.PushHeader) -> PushHeader:
     absent = tuple(message.absent)
     _check_ascending([part.table for part in sparse], what="sparse: the tables")
     _check_ascending(absent, what="absent: the positions")
+    if len(message.refused) > MAX_REFUSED:
+        raise LimitExceeded(f"refused: {len(message.refused)} sequences in one contribution, {MAX_REFUSED} at most")
     return PushHeader(
         epoch=message.epoch,
         push_id=codec.decode_push_id(message.push_id),
@@ -111,6 +116,7 @@ def decode_push_header(message: pb.PushHeader) -> PushHeader:
         sparse=sparse,
         absent=absent,
         metrics=_decode_metrics(message) if message.metrics else {},
+        refused=tuple(message.refused),
     )
 
 

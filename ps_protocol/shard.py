@@ -49,7 +49,8 @@ class PushHeader:
     indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
     the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
-    `metrics` go to shard 0 and are counted when the contribution is applied.
+    `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
+    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds.
     """
 
     epoch: int
@@ -59,6 +60,7 @@ class PushHeader:
     sparse: tuple[SparsePart, ...] = ()
     absent: tuple[int, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    refused: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:

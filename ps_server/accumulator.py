@@ -83,6 +83,7 @@ class GradientAccumulator:
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
         self._note_incarnation(push_id)
+        self._drop_refused(header)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
             return contribution
@@ -166,6 +167,13 @@ class GradientAccumulator:
             for contribution in [c for c in self._open if _is_named(c.push_id, push_id)]:
                 gone = Superseded(f"worker {push_id.worker}: the chief has given up incarnation {push_id.incarnation}; register again")
                 self._settle(contribution, self._stale(contribution, current_step) if push_id.sequence else gone)
+
+    def _drop_refused(self, header: PushHeader) -> None:
+        push_id = header.push_id
+        for sequence in header.refused:
+            refused = PushId(worker=push_id.worker, incarnation=push_id.incarnation, sequence=sequence)
+            if refused in self._staged:
+                self._drop(self._staged[refused])
 
     def clear(self, reason: PsError) -> None:
         """Drops everything, and forgets every push id: a new epoch begins. Streams under way end with `reason`."""

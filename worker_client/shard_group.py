@@ -106,7 +106,14 @@ class ShardGroup:
         return min(found.values(), default=None)
 
     def push(
-        self, parts: Sequence[ShardPart], *, layout_hashes: Sequence[str], push_id: PushId, step: int, metrics: Mapping[str, Metric]
+        self,
+        parts: Sequence[ShardPart],
+        *,
+        layout_hashes: Sequence[str],
+        push_id: PushId,
+        step: int,
+        metrics: Mapping[str, Metric],
+        refused: tuple[int, ...],
     ) -> list[PushResult]:
         """Gives every shard its part of a contribution, and returns what became of each. Idempotent per id."""
 
@@ -120,6 +127,7 @@ class ShardGroup:
                 sparse=part.sparse,
                 absent=part.absent,
                 metrics={} if index else metrics,
+                refused=refused,
             )
             return shard.push_gradients(header, part.segments, timeout_s=timeout_s).result
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ps_protocol.chief import DEFAULT_POLICY, CommitResult, PushCommit
+from ps_protocol.chief import DEFAULT_POLICY, CommitResult, PushCommit, PushOutcome
 from ps_protocol.errors import InternalError, StepGone, TooManyPushes
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import Metric, PushId, PushResult
@@ -29,6 +29,8 @@ class Progress:
         self.has_newest = False  # of the variables that were read as the newest: nothing has happened since
         self._settings_version = 0
         self.is_finished = False
+        # Sequences of contributions that may lie on shards and that nobody will apply: the next push tells the shards.
+        self.refused: list[int] = []
 
     @property
     def follows_reads(self) -> bool:
@@ -49,6 +51,7 @@ class Progress:
         link, participant = self._member.link, self._member.participant
         result = link.ask(lambda chief: chief.commit_push(participant, commit), what=f"count a push to step {commit.step}")
         self.global_step = max(self.global_step, result.global_step)
+        self._note_refusal(commit, result)
         return result
 
     def await_token(self, commit: PushCommit | None, *, timeout_s: float | None) -> CommitResult | None:
@@ -61,7 +64,14 @@ class Progress:
             self._settings_version = grant.settings_version
         if grant.is_finished or not self.follows_reads:
             self.local_step = grant.step
+        if commit is not None and grant.commit is not None:
+            self._note_refusal(commit, grant.commit)
         return grant.commit
+
+    def _note_refusal(self, commit: PushCommit, result: CommitResult) -> None:
+        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
+        if outcome in (PushOutcome.STALE, PushOutcome.LATE):
+            self.refused.append(commit.push_id.sequence)
 
     def finish(self, reason: str) -> int:
         """Ends the training of all and returns the last step."""
@@ -133,7 +143,11 @@ class Training:
         self._sequence += 1
         participant = self._member.participant
         push_id = PushId(worker=participant.index, incarnation=participant.incarnation, sequence=self._sequence)
-        results = self._push(parts, push_id=push_id, step=step, metrics=numbers)
+        try:
+            results = self._push(parts, push_id=push_id, step=step, metrics=numbers)
+        except BaseException:
+            self._progress.refused.append(push_id.sequence)
+            raise
         applies_on_arrival = self._progress.policy.applies_on_arrival
         if (PushResult.STAGED if applies_on_arrival else PushResult.APPLIED) in results:
             self._progress.hear_policy()
@@ -144,7 +158,16 @@ class Training:
         patience = Patience(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
         while True:
             try:
-                return self._shards.push(parts, layout_hashes=self._outgoing.layout_hashes, push_id=push_id, step=step, metrics=metrics)
+                results = self._shards.push(
+                    parts,
+                    layout_hashes=self._outgoing.layout_hashes,
+                    push_id=push_id,
+                    step=step,
+                    metrics=metrics,
+                    refused=tuple(self._progress.refused),
+                )
+                self._progress.refused.clear()
+                return results
             except TooManyPushes as error:
                 if not self._progress.policy.accepts_stale:
                     raise

@@ -105,7 +105,7 @@ class PushGradientsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics")
+    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class PushHeader(_message.Message):
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     push_id: _tensor_pb2.PushId
     step: int
@@ -127,7 +128,8 @@ class PushHeader(_message.Message):
     sparse: _containers.RepeatedCompositeFieldContainer[SparsePart]
     absent: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.MessageMap[str, Metric]
-    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ...) -> None: ...
+    refused: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")

@@ -44,6 +44,16 @@ def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, poli
     assert_all(session, -4)
 
 
+def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    session = joined(cluster, worker_client.async_policy(max_staleness=1))
+    outcomes = [session.push(ONES).outcome for _ in range(12)]
+    assert outcomes == [PushOutcome.ACCEPTED] * 2 + [PushOutcome.STALE] * 10
+    session.read()
+    assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
+    assert_all(session, -3)
+
+
 def test_staleness_is_told_and_its_bound_drops_or_scales(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     fast = joined(cluster, worker_client.async_policy(max_staleness=1))

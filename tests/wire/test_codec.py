@@ -147,6 +147,7 @@ ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
             sparse=(shard.SparsePart(table=0, num_rows=0), shard.SparsePart(table=2, num_rows=1 << 40)),
             absent=(0, 3, 4),
             metrics={"loss": shard.Metric(value=-0.5, weight=0.0), "räte": shard.Metric(value=math.inf)},
+            refused=(3, 1 << 60),
         ),
         codec_shard.encode_push_header,
         codec_shard.decode_push_header,
