@@ -16,7 +16,7 @@ from chief.policies import new_policy
 from chief.policy import Policy
 from chief.shard_table import ShardTable
 from chief.waiting_calls import WaitingCalls
-from chief.wording import optimizer_words
+from chief.wording import optimizers_words
 from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
 from ps_protocol.errors import InvalidSpec, TrainingFailed
 from ps_protocol.shard import PushId
@@ -51,7 +51,7 @@ class Cluster:
     # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step all the same.
     turned_away: set[int] = field(default_factory=set)
     under_way: UnderWay | None = None
-    # The latest settings that hold, and the model's optimizer as they have it (empty: as the model has it).
+    # The latest settings that hold, and the optimizers as they have them, in words (empty: as the model has them, not asked for yet).
     settings_version: int = 0
     optimizer: str = ""
     failure: str = ""
@@ -138,9 +138,17 @@ class Cluster:
             num_stale=self.ledger.num_stale,
             num_late=self.ledger.num_late,
             hyperparameters_version=self.settings_version,
-            optimizer=self.optimizer or (optimizer_words(self.registry.model.optimizer) if self.registry.model else ""),
+            optimizer=self._optimizer_words(),
             max_observed_staleness=self.ledger.max_staleness,
         )
+
+    def _optimizer_words(self) -> str:
+        if self.optimizer or self.registry.model is None:
+            return self.optimizer
+        words = optimizers_words(self.registry.model, {})
+        if self.registry.is_ready:
+            self.optimizer = words  # a model may have very many variables
+        return words
 
     def take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
@@ -157,6 +165,7 @@ class Cluster:
             ledger=self.ledger,
             total_num_replicas=self.config.num_workers,
             waiting=self.waiting.token_workers if asking is None else self.waiting.token_workers | {asking},
+            is_configuring=self.under_way is UnderWay.CONFIGURE,
         )
 
 

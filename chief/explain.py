@@ -30,6 +30,7 @@ class Situation:
     ledger: Ledger
     total_num_replicas: int | None
     waiting: Container[int]  # workers that block on a token
+    is_configuring: bool = False  # the shards are being told of new settings
 
 
 def explain(situation: Situation, *, now: float) -> str:
@@ -93,6 +94,8 @@ def _explain_model(situation: Situation, now: float) -> str:
 
 def _explain_step(situation: Situation, now: float) -> str:
     policy, outage = situation.policy, _explain_outage(situation, now)
+    if situation.is_configuring:
+        return f"{outage}the parameter servers are being told of new settings"
     if policy.is_complete:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
     if policy.spec.accepts_stale:

@@ -3,7 +3,6 @@
 The thread whose call completes a step has it applied before its call returns, outside the lock.
 """
 
-import functools
 import itertools
 import threading
 from collections import deque
@@ -36,6 +35,7 @@ from ps_protocol.shard import Shard
 _EPOCH = 1
 
 Kind = TypeVar("Kind")
+Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
@@ -150,12 +150,13 @@ class InProcessChief:
         return answer.value
 
     def _wait_for_answer(self, call: int) -> ev.Reply | ev.Refuse:
-        with self._changed:
-            self._num_waiting += 1
-        is_waiting = True
+        is_waiting = False
         try:
             while True:
                 with self._changed:
+                    if not is_waiting:
+                        self._num_waiting += 1
+                        is_waiting = True
                     self._to_do.extend(self._tick_locked())
                     answer = self._answers[call]
                     # What others have caused is left to those who must wait anyway.
@@ -205,6 +206,8 @@ class InProcessChief:
 
     def _carry_out(self, work: Sequence[ev.ShardWork]) -> None:
         """Does what is to be done at the shards. What follows from a step, another contribution's turn, is for whoever waits."""
+        if not work:
+            return
         own, interrupt = deque(work), None
         while own:
             item, at_shards = own.popleft(), _AtShards(self._shards, chief_incarnation=self._incarnation)
@@ -236,26 +239,26 @@ class _AtShards:
             match work:
                 case ev.PrepareStep():
                     request = prepare_request(work, chief_incarnation=self._incarnation)
-                    sums = [self._whole(functools.partial(shard.prepare_step, request)) for shard in self._shards]
+                    sums = [self._whole(shard.prepare_step, request) for shard in self._shards]
                     return ev.StepPrepared(step=work.step, sums=tuple(tuple(part) for part in sums))
                 case ev.ApplyStep():
                     requests = apply_requests(work, chief_incarnation=self._incarnation, num_shards=len(self._shards))
                     for shard, step in zip(self._shards, requests, strict=True):
-                        self._whole(functools.partial(shard.apply_step, step))
+                        self._whole(shard.apply_step, step)
                     return ev.StepApplied(step=work.step)
             settings = settings_of(work, chief_incarnation=self._incarnation)
             for shard in self._shards:
-                self._whole(functools.partial(shard.configure, settings))
+                self._whole(shard.configure, settings)
             return ev.ShardsConfigured(version=work.version)
         except PsError as error:
             return ev.ShardFailed(shard=self.num_done, why=error.message)
 
-    def _whole(self, call: Callable[[], Result]) -> Result:
+    def _whole(self, call: Callable[[Request], Result], request: Request) -> Result:
         """Makes one call; a Ctrl-C meanwhile is kept for after it: half a step would be the end of training for all threads."""
         try:
-            result = call()
+            result = call(request)
         except KeyboardInterrupt as interrupt:
             self.interrupt = interrupt
-            result = call()
+            result = call(request)
         self.num_done += 1
         return result

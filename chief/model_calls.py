@@ -4,6 +4,7 @@ from chief.cluster import Cluster
 from chief.events import CompleteInitialization, GetModel, Instruction, Note, Refuse, RegisterModel, Reply
 from chief.model_registry import check_clip
 from chief.settings import Settings
+from chief.shard_table import held_bytes
 from chief.waiting_calls import ModelCall, slice_s
 from ps_protocol.chief import AgreedModel, ModelReply, ModelState, Participant
 from ps_protocol.errors import PsError, TrainingFailed
@@ -39,8 +40,8 @@ class ModelCalls:
         self._completions.append(event.call)
         if not is_news:
             return []
-        num_bytes = sum(layout.nbytes for layout in cluster.registry.layouts)
-        words = f"{member.name} has initialised the model: slices={len(cluster.registry.placement)} arena_bytes={num_bytes}"
+        num_bytes = sum(held_bytes(layout) for layout in cluster.registry.layouts)
+        words = f"{member.name} has initialised the model: slices={len(cluster.registry.placement)} bytes={num_bytes}"
         return [Note(text=words), *(self._settings.open_model() or self.open(now))]
 
     def open(self, now: float) -> list[Instruction]:

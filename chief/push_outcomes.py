@@ -32,6 +32,11 @@ class PushOutcomes:
         known = self._recent.get(push_id.sequence)
         return known[1] if known is not None else None
 
+    def revise(self, push_id: PushId, result: CommitResult) -> None:
+        """Has whoever repeats this push told something else than the first time; forgotten ones stay so."""
+        if push_id.sequence in self._recent:
+            self._recent[push_id.sequence] = (self._recent[push_id.sequence][0], result)
+
     def record(self, push_id: PushId, *, step: int, result: CommitResult) -> None:
         """Remembers what became of a push that is not repeated."""
         self._last_sequence = push_id.sequence

@@ -4,16 +4,17 @@ A change waits until no step is being applied. Then all shards are told, if it c
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chief.cluster import Cluster, UnderWay
 from chief.events import ConfigureShards, Instruction, Note, Refuse, Reply, SetHyperparameters, SetPolicy
 from chief.policies import new_policy
-from chief.policy import Grant
+from chief.policy import Counted, Grant
 from chief.token_replies import grant
 from chief.waiting_calls import slice_s
-from chief.wording import optimizer_words
-from ps_protocol.chief import HyperparameterChange, SettingsReply
+from chief.wording import optimizers_words
+from ps_protocol.chief import HyperparameterChange, ParticipantKind, SettingsReply
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, TrainingFailed, VariableNotFound
 from ps_protocol.optimizer_spec import INITIAL_HYPERPARAMETERS, OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
@@ -105,8 +106,10 @@ class Settings:
 
     def begin(self) -> list[Instruction]:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
+        if not self._pending:
+            return []
         instructions: list[Instruction] = []
-        if self._pending and isinstance(self._pending[0].asked, PolicySpec) and self._must_drain(self._pending[0].asked):
+        if isinstance(self._pending[0].asked, PolicySpec) and self._must_drain(self._pending[0].asked):
             self._cluster.policy.close()
         while self._pending and self._cluster.under_way is None:
             change = self._pending[0]
@@ -188,6 +191,8 @@ class Settings:
             cluster.discards.clear()  # the shards drop by themselves what they cannot apply any more
         if not old.spec.accepts_stale:
             cluster.oldest_kept = old.step
+            if policy.accepts_stale:
+                self._spread(old.counted())
         live = [member.index for member in cluster.membership.workers() if member.is_live]
         cluster.policy = new_policy(
             cluster.config, step=old.step, counted=old.counted(), workers=live, is_start=not cluster.registry.is_ready
@@ -199,6 +204,21 @@ class Settings:
             if step is not None:
                 granted.append(Grant(waiting.worker, step))
         return grant(cluster, granted)
+
+    def _spread(self, counted: Sequence[Counted]) -> None:
+        """What was counted for one step becomes a step each: tells those who have not been answered yet, and who asks again."""
+        cluster = self._cluster
+        for position, entry in enumerate(counted):
+            member = cluster.membership.find(ParticipantKind.WORKER, entry.push_id.worker)
+            if member is None or member.incarnation != entry.push_id.incarnation:
+                continue
+            result = member.outcomes.first_result(entry.push_id)
+            if result is not None:
+                step = cluster.policy.step + position
+                result = dataclasses.replace(result, applied_step=step, staleness=step - entry.step)
+                member.outcomes.revise(entry.push_id, result)
+                cluster.waiting.revise_commit(entry.push_id, result)
+                cluster.ledger.max_staleness = max(cluster.ledger.max_staleness, result.staleness)
 
     def _tell(self, wanted: _ForShards) -> Instruction:
         self._known, self._cluster.under_way = wanted, UnderWay.CONFIGURE
@@ -248,7 +268,7 @@ class Settings:
     def _optimizer_words(self) -> str:
         model = self._cluster.registry.model
         assert model is not None
-        return optimizer_words(self._optimizers.get(model.optimizer.key, (None, model.optimizer))[1])
+        return optimizers_words(model, {key: spec for key, (_, spec) in self._optimizers.items()})
 
     def _remember(self, key: _Key, reply: SettingsReply) -> None:
         self._done[key] = reply

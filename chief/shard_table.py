@@ -91,11 +91,16 @@ class ShardTable:
                 address=record.address,
                 is_reachable=record.is_reachable,
                 step=step,
-                arena_bytes=layouts[record.index].nbytes if layouts else 0,
-                num_slices=len(layouts[record.index].slices) if layouts else 0,
+                arena_bytes=held_bytes(layouts[record.index]) if layouts else 0,
+                num_slices=len(layouts[record.index].slices) + len(layouts[record.index].tables) if layouts else 0,
             )
             for record in self._records
         )
+
+
+def held_bytes(layout: Layout) -> int:
+    """Returns the bytes of one copy of what a shard holds, its tables included."""
+    return layout.nbytes + sum(table.nbytes for table in layout.tables)
 
 
 def _words(record: ShardRecord, now: float) -> str:

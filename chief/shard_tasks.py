@@ -116,6 +116,9 @@ class ShardTasks:
         async def shut_down(index: int) -> None:
             try:
                 await asyncio.wait_for(self._shut_down(index, reason), within_s)
+            except Unavailable as error:
+                # As a rule whoever ends all processes has ended this one too.
+                log.info("parameter server is gone, or cannot be reached to be told to end ps=%d cause=%s", index, error.message)
             except (TimeoutError, PsError) as error:
                 log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
 

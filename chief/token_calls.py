@@ -46,7 +46,14 @@ class TokenCalls:
         if not slice_s(event.max_wait_s):
             cluster.policy.forget_wish(member.index)
             return [*instructions, Reply(call=event.call, value=wait(cluster, commit, cluster.explain(now, asking=member.index)))]
-        call = TokenCall(call=event.call, worker=member.index, commit=commit, local_step=event.local_step, request_id=event.request_id)
+        call = TokenCall(
+            call=event.call,
+            worker=member.index,
+            commit=commit,
+            local_step=event.local_step,
+            request_id=event.request_id,
+            push_id=event.commit.push_id if event.commit is not None else None,
+        )
         cluster.waiting.add_token_call(call, until=now + slice_s(event.max_wait_s))
         return instructions
 
@@ -93,11 +100,10 @@ class TokenCalls:
         cluster.ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
         if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
             cluster.discards.add(push_id)
-        has_met_change = policy.spec.accepts_stale or commit.is_applied or (not commit.staged and not is_complete)
         if verdict.outcome is PushOutcome.ACCEPTED and commit.is_applied == policy.spec.applies_on_arrival:
             cluster.turned_away.discard(member.index)
-        elif has_met_change:
-            cluster.turned_away.add(member.index)
+        elif policy.spec.accepts_stale or commit.is_applied or (not commit.staged and not is_complete):
+            cluster.turned_away.add(member.index)  # it has met a change of policy
         granted = grant(cluster, policy.after_commit(member.index))
         if policy.step > open_step:
             return result, [*granted, *self._sequence.counted(push_id, now)]

@@ -1,22 +1,24 @@
 """The callers that block: on a token, on the model, on the end of training. Knows whose call it is; decides nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chief.deadlines import Deadlines, Key
 from ps_protocol.chief import MAX_WAIT_SLICE_S, CommitResult, Participant
 from ps_protocol.model import ModelSpec
+from ps_protocol.shard import PushId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCall:
-    """A worker waits for a token, as it has asked for it; `commit` is what became of the commit that rode along."""
+    """A worker waits for a token, as it has asked for it; `commit` is what became of the commit of `push_id` that rode along."""
 
     call: int
     worker: int
     commit: CommitResult | None
     local_step: int
     request_id: int
+    push_id: PushId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,12 @@ class WaitingCalls:
         self._model_calls[waiting.call] = waiting
         self._deadlines.set(_model_key(waiting.call), until)
 
+    def revise_commit(self, push_id: PushId, result: CommitResult) -> None:
+        """Has a worker that waits told something else of the commit that rode along."""
+        waiting = self._token_calls.get(push_id.worker)
+        if waiting is not None and waiting.push_id == push_id and waiting.commit is not None:
+            self._token_calls[push_id.worker] = replace(waiting, commit=_revised(waiting.commit, result))
+
     def take_token_call(self, worker: int) -> TokenCall | None:
         """Takes out the call that a worker blocks in, if it does."""
         waiting = self._token_calls.pop(worker, None)
@@ -92,6 +100,10 @@ class WaitingCalls:
     def worker_of(self, call: int) -> int | None:
         """Returns the worker that blocks in this call on a token."""
         return self._worker_of_call.get(call)
+
+
+def _revised(told: CommitResult, result: CommitResult) -> CommitResult:
+    return replace(told, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)
 
 
 def _token_key(worker: int) -> Key:

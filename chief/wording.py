@@ -1,9 +1,10 @@
 """Words and numbers for messages, one way everywhere. Knows no state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ps_protocol.chief import ParticipantKind
-from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.model import ModelSpec
+from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec
 
 _MAX_TEXT = 300
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
@@ -31,17 +32,30 @@ def printable(text: str) -> str:
     return line if len(line) <= _MAX_TEXT else line[:_MAX_TEXT] + "…"
 
 
-def listed(items: Sequence[str], *, limit: int = 5) -> str:
+def listed(items: Sequence[str], *, limit: int = 5, separator: str = ", ") -> str:
     """Joins the first `limit` items and says how many more there are."""
     rest = len(items) - limit
-    return ", ".join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    return separator.join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> str:
+    """Returns the model's optimizer, and those that variables have of their own; `changed`: by the key of what the model has."""
+    own: dict[str, list[str]] = {}
+    for variable in model.variables:
+        if variable.optimizer is not None and not variable.optimizer.is_update_rule:
+            spec = variable.optimizer
+            own.setdefault(optimizer_words(changed.get(spec.key, spec)), []).append(variable.name)
+    of_model = optimizer_words(changed.get(model.optimizer.key, model.optimizer))
+    return listed([of_model, *(f"{printable(listed(names))}: {words}" for words, names in own.items())], separator="; ")
 
 
 def optimizer_words(optimizer: OptimizerSpec) -> str:
-    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; hyper-parameters that have their defaults are left out."""
+    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; what is 0 and is so by default is left out."""
     rate = optimizer.learning_rate
     if rate.name == "constant":
         learning_rate = f"learning_rate {rate.arguments['value']:g}"
     else:
         learning_rate = f"learning_rate {rate.name}({', '.join(f'{name} {value:g}' for name, value in rate.arguments.items())})"
-    return f"{optimizer.name} ({', '.join([learning_rate, *(f'{k} {v:g}' for k, v in sorted(optimizer.hyperparameters.items()))])})"
+    defaults = OPTIMIZERS[optimizer.name]
+    numbers = (f"{name} {value:g}" for name, value in sorted(optimizer.hyperparameters.items()) if value or defaults[name][0])
+    return f"{optimizer.name} ({', '.join([learning_rate, *numbers])})"

@@ -33,8 +33,10 @@ class InProcessCluster:
         name: str = "lockstep",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if num_ps < 1:
-            raise InvalidSpec(f"num_ps: got {num_ps}, want >= 1")
+        if type(num_ps) is not int or num_ps < 1:
+            raise InvalidSpec(f"num_ps: got {num_ps!r}, want a whole number >= 1")
+        if policy is not None and not isinstance(policy, PolicySpec):
+            raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
         self.shards: tuple[Shard, ...] = tuple(InProcessShard(index=index) for index in range(num_ps))
         config = CoordinationConfig(
             cluster=name,

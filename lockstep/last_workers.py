@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from lockstep.cluster import LocalCluster
+from lockstep.needs import needs_of
 from lockstep.standstill import Standstill
 from ps_protocol.chief import Chief, ClusterState
 from ps_protocol.errors import PsError
@@ -30,6 +31,7 @@ class LastWorkers:
         self._state: ClusterState | None = None
         self._last_step: int | None = None
         self._words = ""
+        self._needs = needs_of(None, spec=cluster.spec)
         self._leave_until: float | None = None
 
     @property
@@ -64,8 +66,7 @@ class LastWorkers:
         return sum(worker.is_running for worker in self._cluster.workers)
 
     def _count(self) -> str:
-        num_running, spec = self._num_running, self._cluster.spec
-        return f"{num_running} of {spec.num_workers} workers still run; {spec.needs_text}"
+        return f"{self._num_running} of {self._cluster.spec.num_workers} workers still run; {self._needs.text}"
 
     def _tell(self, early: Iterable[int]) -> None:
         for index in early:
@@ -89,8 +90,8 @@ class LastWorkers:
     def _look(self, chief: Chief, standstill: Standstill) -> None:
         gone_s = {index: time.monotonic() - at for index, at in self._ended_at.copy().items()}
         status = chief.status()
-        self._state = status.state
+        self._state, self._needs = status.state, needs_of(status, spec=self._cluster.spec)
         is_still = standstill.see(status, now=time.monotonic(), gone_s=gone_s)
-        if is_still and self._num_running < self._cluster.spec.num_workers_needed:
+        if is_still and self._num_running < self._needs.num_workers:
             self._words = f"too few workers are left: {self._count()}"
             self._last_step = chief.finish(reason=self._words)

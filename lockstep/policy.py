@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.chief_access import ChiefAbsent, add_arguments, chief_of
 from lockstep.policy_options import POLICIES, add_policy_options, policy_of
+from lockstep.status_text import policy_text
 from ps_protocol.chief import Chief, HyperparameterChange, SettingsReply
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError
 from ps_protocol.optimizer_spec import constant
@@ -39,9 +40,9 @@ def run_policy(arguments: argparse.Namespace) -> int:
     def change(chief: Chief) -> str:
         if arguments.policy is None:
             _check_nothing_given(arguments)
-            return f"policy {chief.status().policy}"
+            return policy_text(chief.status())
         policy = policy_of(arguments, replicas_to_aggregate=arguments.replicas_to_aggregate)
-        reply = _await(lambda call, wait_s: chief.set_policy(policy, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout)
+        reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
         return f"policy {policy.text} from step {reply.step} on"
 
     return _run("policy", arguments, change)
@@ -53,7 +54,7 @@ def run_set(arguments: argparse.Namespace) -> int:
     def change(chief: Chief) -> str:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _await(
-            lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
+            chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
         )
         return f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
 
@@ -94,7 +95,7 @@ def _check_nothing_given(arguments: argparse.Namespace) -> None:
             raise InvalidSpec(f"--{name.replace('_', '-')}: of which policy? name it: lockstep policy {' | '.join(POLICIES)}")
 
 
-def _await(ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:
+def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:
     """Asks, under one request id, until the change has been made."""
     request_id, deadline = secrets.randbits(63), time.monotonic() + timeout_s
     while True:
@@ -102,7 +103,8 @@ def _await(ask: Callable[[int, float], SettingsReply | None], *, timeout_s: floa
         if reply is not None:
             return reply
         if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"no step ended within {timeout_s:g} s; the change is made when the one under way does")
+            why = chief.status().waiting_for or "a step is being applied"
+            raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
 def _run(command: str, arguments: argparse.Namespace, change: Callable[[Chief], str]) -> int:

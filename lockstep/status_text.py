@@ -65,21 +65,29 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def policy_text(status: ClusterStatus) -> str:
+    """Says how the cluster's workers are coordinated, with the numbers."""
+    expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
+    needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
+    return f"policy {status.policy}: {needs if _is_sync(status) else 'every contribution is a step'}, {expected}"
+
+
+def _is_sync(status: ClusterStatus) -> bool:
+    return status.policy.startswith("sync")
+
+
 def _headline(status: ClusterStatus) -> Iterator[str]:
     step = f"step {status.global_step}" + (f" of {status.max_steps}" if status.max_steps is not None else "")
     yield f"cluster {status.cluster!r}: {_STATES[status.state]}, {step}"
     if status.reason:
         yield f"reason: {status.reason}"
-    expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
-    is_sync = status.policy.startswith("sync")
-    needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
-    yield f"policy {status.policy}: {needs if is_sync else 'every contribution is a step'}, {expected}, epoch {status.epoch}"
+    yield f"{policy_text(status)}, epoch {status.epoch}"
     if status.optimizer:
         version = f", version {status.hyperparameters_version}" if status.hyperparameters_version else ""
         yield f"optimizer {printable(status.optimizer)}{version}"
     if status.max_observed_staleness:
         yield f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old"
-    if status.state is ClusterState.TRAINING and is_sync:
+    if status.state is ClusterState.TRAINING and _is_sync(status):
         count = f"{status.num_contributions} of {status.replicas_to_aggregate} contributions"
         yield f"this step: {count} after {duration_text(status.step_age_s)}"
     if status.waiting_for:

@@ -115,7 +115,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     cluster.start_roles()
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
-        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text}\n"
+        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
         f"to look at it: lockstep status --chief {cluster.chief_address}"
     )
     cluster.start_workers(command)
@@ -146,6 +146,7 @@ def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWa
     begin = time.monotonic()
     if cluster.chief.is_running:
         asking.start()
+    watch.close()
     while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
         asking.is_alive() or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
     ):

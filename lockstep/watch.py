@@ -2,13 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from lockstep.cluster import LocalCluster, last_lines
 from lockstep.process import Process, describe_end, shell_code
 from lockstep.supervision import LaunchFailed
 
+if TYPE_CHECKING:
+    from lockstep.needs import Inquiry, StepNeeds
+
 # The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
 _ROLES_END_TOGETHER_S = 5.0
+# How long a look at the chief may hold up the output of the others.
+_GLANCE_S = 0.2
 
 
 class ClusterFailed(LaunchFailed):
@@ -22,6 +28,9 @@ class ClusterWatch:
         self._cluster = cluster
         self._say = say
         self._failed: list[Process] = []
+        self._failed_at = 0.0
+        self._told = 0  # of the failed ones, those of which it is said what their failure means
+        self._inquiry: Inquiry | None = None
         self._role_ended_at: float | None = None
 
     @property
@@ -37,14 +46,26 @@ class ClusterWatch:
     def see(self, ended: Iterable[Process]) -> None:
         """Takes note of processes that have ended. Raises ClusterFailed, with the exit code to end with, if training can't go on."""
         ended = list(ended)
+        if self._inquiry is None and self.has_running_workers:
+            from lockstep.needs import Inquiry  # NumPy takes its time to import, and a broken one is the roles' to tell of
+
+            self._inquiry = Inquiry(self._cluster.chief_address, cluster=self._cluster.name)
         for process in ended:
             if process in self._cluster.roles:
                 self._see_role(process)
         for process in ended:
             if process in self._cluster.workers and process.returncode:
-                self._see_failed_worker(process)
+                self._failed.append(process)
+                self._failed_at = time.monotonic()
+        if len(self._failed) > self._told:
+            self._judge()
         if self._role_ended_at is not None and time.monotonic() > self._role_ended_at + _ROLES_END_TOGETHER_S:
             self._check_roles_ended_together()
+
+    def close(self) -> None:
+        """Watches no more."""
+        if self._inquiry is not None:
+            self._inquiry.close()
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0
@@ -62,13 +83,23 @@ class ClusterWatch:
     def _fail(self, process: Process, words: str) -> None:
         raise ClusterFailed(f"{words}\nending all; logs: {process.log_path.parent}", exit_code=shell_code(process.returncode or 0) or 1)
 
-    def _see_failed_worker(self, process: Process) -> None:
+    def _judge(self) -> None:
+        """Says what the failures of workers mean, once it is known what a step needs."""
+        from lockstep.needs import needs_of
+
+        inquiry, is_of_use = self._inquiry, self.has_running_workers and self._cluster.chief.is_running
+        if inquiry is not None and is_of_use and not inquiry.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
+            return
+        needs = needs_of(inquiry.status if inquiry is not None else None, spec=self._cluster.spec)
+        for process in self._failed[self._told :]:
+            self._told += 1
+            self._tell(process, num_left=self._cluster.spec.num_workers - self._told, needs=needs)
+
+    def _tell(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
         assert process.returncode is not None
-        self._failed.append(process)
-        spec, num_left = self._cluster.spec, self._cluster.spec.num_workers - len(self._failed)
         words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_lines(process)}"
-        left = f"{num_left} of {spec.num_workers} workers left, {spec.needs_text}"
-        if num_left < spec.num_workers_needed:
+        left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"
+        if num_left < needs.num_workers:
             first = self._failed[0]
             raise ClusterFailed(
                 f"{words}\nending all: {left}; logs: {process.log_path.parent}", exit_code=shell_code(first.returncode or 1)

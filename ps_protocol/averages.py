@@ -25,7 +25,7 @@ class AverageSpec:
     variables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
+        if isinstance(self.decay, bool) or not isinstance(self.decay, (int, float)) or not 0 <= self.decay <= 1:
             raise InvalidSpec(f"averages: decay = {self.decay!r}, want 0 to 1")
         if len(set(self.variables)) < len(self.variables):
             raise InvalidSpec("averages: a variable occurs twice; name each once")

@@ -182,7 +182,7 @@ class ParticipantStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLink:
-    """One parameter server as the chief knows it."""
+    """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included."""
 
     index: int
     address: str

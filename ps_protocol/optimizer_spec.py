@@ -22,6 +22,9 @@ _POSITIVE = _Domain(lambda value: value > 0, "> 0")
 _DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
 _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 
+# Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
+_LARGEST = (2 - 2**-23) * 2.0**127
+
 _NOT_POSITIVE = _Domain(lambda value: value <= 0, "<= 0")
 
 _PENALTIES: dict[str, tuple[float, _Domain]] = {
@@ -146,9 +149,11 @@ class OptimizerSpec:
             if key not in domains:
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
             _check_number(f"optimizer {self.name!r}: {key}", value, domains[key][1])
+            _check_single(f"optimizer {self.name!r}: {key}", value)
         for value in self._rates():
             if value < 0:
                 raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
+            _check_single(f"optimizer {self.name!r}: learning_rate", value)
 
     def _rates(self) -> tuple[float, ...]:
         schedule = self.learning_rate
@@ -182,6 +187,11 @@ def _check_number(what: str, value: object, domain: _Domain | None = None) -> No
         raise InvalidSpec(f"{what} = {value!r}, want a finite number")
     if domain is not None and not domain.allows(value):
         raise InvalidSpec(f"{what} = {value!r}, want {domain.want}")
+
+
+def _check_single(what: str, value: float) -> None:
+    if abs(value) > _LARGEST:
+        raise InvalidSpec(f"{what} = {value!r}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")
 
 
 def _known(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:

@@ -72,6 +72,8 @@ def partition_of(partitioner: Partitioner, *, name: str, shape: tuple[int, ...],
     what = f"variable {name!r}: its partitioner"
     if not shape:
         raise InvalidSpec(f"{what} is for a scalar, which cannot be cut; take it away")
+    if not callable(partitioner):
+        raise InvalidSpec(f"{what} is {partitioner!r}, want what fixed_size_partitioner(2) or another partitioner function returns")
     counts = partitioner(shape, dtype)
     if not isinstance(counts, Sequence) or isinstance(counts, (str, bytes)) or len(counts) != len(shape):
         raise InvalidSpec(f"{what} returned {counts!r}, want a list of {len(shape)} numbers of slices, one for each axis of {shape}")

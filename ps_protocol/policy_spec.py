@@ -52,6 +52,7 @@ class PolicySpec:
     too_stale: TooStale = TooStale.DROP
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for field in ("replicas_to_aggregate", "total_num_replicas"):
             value = getattr(self, field)
             if value is not None and not 1 <= value <= MAX_REPLICAS:
@@ -64,16 +65,21 @@ class PolicySpec:
             raise InvalidSpec(f"num_tokens: got {self.num_tokens}, want -1 (as many as replicas_to_aggregate) or more")
         self._check_combination()
 
+    def _check_kinds(self) -> None:
+        for field in ("replicas_to_aggregate", "total_num_replicas", "staleness", "max_staleness", "num_tokens"):
+            value = getattr(self, field)
+            # Not isinstance: a bool is an int, but no number of anything.
+            if type(value) is not int and (value is not None or field in ("staleness", "num_tokens")):
+                raise InvalidSpec(f"{field}: got {value!r}, want a whole number")
+
     def _check_combination(self) -> None:
         if self.name is not PolicyName.SYNC and self.tokens is not TokenMode.STRICT:
             raise InvalidSpec(f"tokens: only the policy sync has a choice of tokens, not {self.text}")
         if self.name is not PolicyName.ASYNC and not self.use_locking:
             raise InvalidSpec("use_locking=False: only the policy async has updates without a lock")
         if self.max_staleness is not None and (self.name is PolicyName.SYNC or not self.use_locking):
-            raise InvalidSpec(
-                "max_staleness: sync drops whatever is stale, and async without locking applies before anybody can look;"
-                " use it with ssp, or with async and use_locking=True"
-            )
+            why = "async without locking applies before anybody can look" if not self.use_locking else "sync drops whatever is stale"
+            raise InvalidSpec(f"max_staleness: {why}; use it with ssp, or with async and use_locking=True")
 
     @property
     def text(self) -> str:

@@ -29,7 +29,7 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
     Every other error passes through at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
     Cancelled when `stop` is set meanwhile. `attempt` must be idempotent.
     """
-    wait = _Wait(what=what, timeout_s=timeout_s, stop=stop or threading.Event())
+    wait = _Wait(what=what, timeout_s=timeout_s, stop=stop)
     while True:
         try:
             return attempt(wait.left_s())
@@ -42,7 +42,7 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
 class _Wait:
     """One caller's patience: what it waits for, since when, and why."""
 
-    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event) -> None:
+    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None) -> None:
         self._what, self._timeout_s, self._stop = what, timeout_s, stop
         self._started = time.monotonic()
         self._delays: Iterator[float] | None = None  # made at the first failure: its seed costs more than many a call
@@ -65,7 +65,7 @@ class _Wait:
         if elapsed_s + delay_s >= self._next_notice_s:
             log.warning("still trying what=%s elapsed_s=%.1f left_s=%.1f cause=%s", self._what, elapsed_s, left_s, failure.message)
             self._next_notice_s = elapsed_s + NOTICE_INTERVAL_S
-        if self._stop.wait(delay_s):
+        if (self._stop or threading.Event()).wait(delay_s):
             raise Cancelled(f"{self._what}: closed while it was waited for; the last failure: {failure.message}")
 
     def explained(self, error: DeadlineExceeded) -> DeadlineExceeded:

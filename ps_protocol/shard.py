@@ -1,7 +1,7 @@
 """The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -250,10 +250,19 @@ class Shard(Protocol):
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Averages the contributions and lets the optimizer make the next step."""
 
-    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
         """Copies rows of one table, or of one of its slots, into the caller's memory, and returns their step.
 
         `indices`: int64, counted from the slice's first row, any order, repetitions allowed. `into` has as many bytes as those rows.
+        `meanwhile`, only where these are some, is called with the step while the shard counts the caller among the readers of that step.
         Raises IndexOutOfRange, SlotNotFound, NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
         """
 

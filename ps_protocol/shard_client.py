@@ -1,6 +1,8 @@
 """A parameter server behind gRPC: the `Shard` of another process. Knows its methods and messages; no retries, no memory of its own."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -118,21 +120,39 @@ class GrpcShard:
             )
         )
 
-    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
         """Receives rows of a table into the caller's memory while their indices are sent; returns their step."""
         wanted = np.ascontiguousarray(indices, np.dtype("<i8"))
         header = pb.ReadRowsRequest(header=codec.encode_rows_request(request, num_rows=wanted.size))
 
+        sent, is_over = encode_stream(header, Segments([wanted.reshape(-1).view(np.uint8)])), threading.Event()
+
         def receive(messages: Iterator[bytes]) -> int:
+            if meanwhile is not None:
+                first = next(messages, b"")
+                meanwhile(_step(first, pb.ReadRowsResponse, source=self._connection.target))
+                is_over.set()
+                messages = itertools.chain([first], messages)
             return _receive(messages, pb.ReadRowsResponse, into, source=self._connection.target)
 
-        return self._connection.stream_both(
-            "ReadRows",
-            encode_stream(header, Segments([wanted.reshape(-1).view(np.uint8)])),
-            receive,
-            timeout_s=_limit(timeout_s),
-            awaited=f"{wanted.size} rows of table {request.table}",
-        )
+        try:
+            return self._connection.stream_both(
+                "ReadRows",
+                sent if meanwhile is None else _kept_open(sent, until=is_over),
+                receive,
+                timeout_s=_limit(timeout_s),
+                awaited=f"{wanted.size} rows of table {request.table}",
+            )
+        finally:
+            is_over.set()
 
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported, by name and worker."""
@@ -176,6 +196,20 @@ class GrpcShard:
             return _receive(messages, message_type, into, source=self._connection.target)
 
         return self._connection.stream_down(method, request, receive, timeout_s=timeout_s, awaited=awaited)
+
+
+def _kept_open(messages: Iterable[bytes], *, until: threading.Event) -> Iterator[bytes]:
+    """The messages, and then an empty one, behind which the stream does not end before it may."""
+    yield from messages
+    yield b""
+    until.wait()
+
+
+def _step(message: bytes, message_type: type[Downward], *, source: str) -> int:
+    header, _ = parse(message, message_type)
+    if header is None:
+        raise MalformedMessage(f"{source}: the stream does not begin with a step")
+    return header.step
 
 
 def _receive(messages: Iterator[bytes], message_type: type[Downward], into: Segments, *, source: str) -> int:

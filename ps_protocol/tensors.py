@@ -28,6 +28,9 @@ class DataType(enum.Enum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
 
+    # Members are compared by identity; the hash of an enum's name is computed anew each time, and every step looks types up.
+    __hash__ = object.__hash__
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type, little-endian; that of ml_dtypes for bfloat16, which is imported only here."""

@@ -1,7 +1,7 @@
 """What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean. Knows no formula."""
 
 import enum
-import math
+import sys
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
@@ -74,8 +74,8 @@ class Initializer:
     def __post_init__(self) -> None:
         _check_finite("initializer: low", self.low)
         _check_finite("initializer: high", self.high)
-        if not 0 <= self.seed < 1 << 63:
-            raise InvalidSpec(f"initializer: seed = {self.seed}, want 0 to 2^63 - 1")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise InvalidSpec(f"initializer: seed = {self.seed!r}, want a whole number, 0 to 2^63 - 1")
         if self.kind is InitializerKind.UNIFORM and self.low > self.high:
             raise InvalidSpec(f"initializer uniform: low = {self.low} is above high = {self.high}; swap them")
         if self.kind is InitializerKind.NORMAL and self.high < 0:
@@ -96,6 +96,6 @@ class Partition:
             raise InvalidSpec(f"partition: {self.num_slices} slices, want 1 to {MAX_SLICES}")
 
 
-def _check_finite(what: str, value: float) -> None:
-    if not math.isfinite(value):
+def _check_finite(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise InvalidSpec(f"{what} = {value!r}, want a finite number")

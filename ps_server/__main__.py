@@ -1,25 +1,28 @@
-"""`python -m ps_server`: one parameter server until a signal or its chief ends it. Sets up log and signals; knows no RPC."""
+"""`python -m ps_server`: one parameter server until a signal or its chief ends it. Sets up memory, log and signals; knows no RPC."""
 
+import importlib.util
 import logging
 import os
 import signal
 import sys
 from types import FrameType
 
-from ps_protocol.errors import PsError
-from ps_server.config import parse_config
-from ps_server.server import ParameterServer
-
 _EXIT_USAGE = 2
 
 
 def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
+    _leave_out_openssl()
+    # Not before: what they import looks for OpenSSL.
+    from ps_protocol.errors import PsError
+    from ps_server.config import parse_config
+    from ps_server.server import ParameterServer
+
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         server = ParameterServer(parse_config(sys.argv[1:], environment=os.environ))
     except PsError as error:
-        return _refuse(error)
+        return _refuse(error.message)
 
     def end(number: int, frame: FrameType | None) -> None:
         server.request_stop(signal.Signals(number).name)
@@ -30,13 +33,21 @@ def main() -> int:
         server.start()
     except PsError as error:
         server.stop(0.0, reason="could not start")
-        return _refuse(error)
+        return _refuse(error.message)
     server.stop(reason=server.wait())
     return 0
 
 
-def _refuse(error: PsError) -> int:
-    sys.stderr.write(f"ps_server: {error.message}\n")
+def _leave_out_openssl() -> None:
+    """Spares this process OpenSSL, 4.5 MiB: asyncio and hashlib do without if it is not there, and gRPC has a TLS of its own."""
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
+    has_hashes = importlib.util.find_spec("_md5") and (importlib.util.find_spec("_sha2") or importlib.util.find_spec("_sha256"))
+    if has_hashes:
+        sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"ps_server: {message}\n")
     return _EXIT_USAGE
 
 

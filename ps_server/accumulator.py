@@ -133,17 +133,19 @@ class GradientAccumulator:
 
     def contributions(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
         """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others."""
+        found = [self._staged.get(push_id) for push_id in sorted(contributors)]
+        staged = [contribution for contribution in found if contribution is not None]
+        if staged and len(set(staged)) == len(contributors):
+            return staged
         if not contributors or len(set(contributors)) < len(contributors):
             raise InvalidSpec(f"step {step}: {len(contributors)} contributors, want at least one, and each once")
         missing = [push_id for push_id in contributors if push_id not in self._staged]
-        if missing:
-            names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
-            raise ContributionMissing(
-                f"step {step}: {len(missing)} of {len(contributors)} contributions are not staged here: {names}"
-                " (worker/incarnation/sequence); apply only what was staged on every shard",
-                facts={"worker": str(missing[0].worker)},
-            )
-        return [self._staged[push_id] for push_id in sorted(contributors)]
+        names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
+        raise ContributionMissing(
+            f"step {step}: {len(missing)} of {len(contributors)} contributions are not staged here: {names}"
+            " (worker/incarnation/sequence); apply only what was staged on every shard",
+            facts={"worker": str(missing[0].worker)},
+        )
 
     def end(self, contributions: Iterable[Contribution]) -> None:
         """Drops contributions that have been applied: their memory is free again."""

@@ -33,6 +33,8 @@ class Fences:
 
     def check_caller(self, epoch: int) -> None:
         """Raises EpochMismatch, or what `check_running` raises."""
+        if epoch == self.epoch and epoch and self._shutdown_reason is None and not self._damage:
+            return
         self.check_running()
         if not self.epoch:
             raise self.other_epoch(epoch)

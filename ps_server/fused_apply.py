@@ -18,7 +18,7 @@ from ps_server.averages import AverageKeeper
 from ps_server.constraints import constrain
 from ps_server.means import mean_of
 from ps_server.square_sums import SquareSums
-from ps_server.step_memory import Blocks, BlockView, RunView, StepMemory, TypedBlocks
+from ps_server.step_memory import Blocks, BlockView, Cut, RunView, StepMemory
 from ps_server.update_rule import UpdateRule
 
 __all__ = ["BLOCK_BYTES", "FusedApply", "StepMemory"]
@@ -95,8 +95,10 @@ class FusedApply:
                     continue
                 view, blocks = RunView(run, memory, slots=()), self._blocks.of(run.arena.data_type)
                 for part in blocks.parts(view.size):
-                    mean = self._mean(view, part, rule, blocks)
-                    sums.add(run, part.start, self._limit(mean, rule, blocks))
+                    cut = blocks.cut(part.stop - part.start)
+                    gradients = [gradient[part] for gradient in view.gradients]
+                    mean = mean_of(gradients, out=cut.mean, scratch=cut.scratch[0], weights=view.weights, sums=rule.sums)
+                    sums.add(run, part.start, self._limit(mean, cut) if self._clip.value else mean)
         return sums.values
 
     def _apply(self, run: Run, memory: StepMemory) -> int:
@@ -105,30 +107,30 @@ class FusedApply:
         if not run.contributors:
             view.keep()
             return 0
-        num_nonfinite = 0
+        num_nonfinite, is_gradient = 0, not rule.spec.is_update_rule
+        weights, sums, is_limited = view.weights if is_gradient else (), rule.sums, is_gradient and bool(self._clip.value)
         for part in blocks.parts(view.size):
-            mean = self._mean(view, part, rule, blocks)
-            is_finite = np.isfinite(mean, out=blocks.is_finite[: mean.size])
-            num_nonfinite += mean.size - int(np.count_nonzero(is_finite))
-            gradient = self._limit(mean, rule, blocks)
+            cut = blocks.cut(part.stop - part.start)
+            gradients = [gradient[part] for gradient in view.gradients]
+            gradient = mean_of(gradients, out=cut.mean, scratch=cut.scratch[0], weights=weights, sums=sums)
+            if not np.isfinite(gradient, out=cut.is_finite).all():
+                num_nonfinite += cut.size - int(np.count_nonzero(cut.is_finite))
+            if is_limited:
+                gradient = self._limit(gradient, cut)
             if run.scale != 1.0:
-                gradient = np.multiply(gradient, blocks.number(run.scale), out=blocks.mean[: mean.size])
-            block = BlockView(view, part, blocks)
-            rule.apply(block.value, out=block.out, slots=block.slots, gradient=gradient, scratch=block.scratch)
-            block.store()
+                gradient = np.multiply(gradient, blocks.number(run.scale), out=cut.mean)
+            if view.is_direct:
+                slots = [slot[part] for slot in view.slots] if view.slots else ()
+                rule.apply(view.value[part], out=view.out[part], slots=slots, gradient=gradient, scratch=cut.scratch)
+            else:
+                block = BlockView(view, part, cut)
+                rule.apply(block.value, out=block.out, slots=block.slots, gradient=gradient, scratch=cut.scratch)
+                block.store()
         return num_nonfinite
 
-    def _mean(self, view: RunView, part: slice, rule: UpdateRule, blocks: TypedBlocks) -> Array:
-        size = part.stop - part.start
-        gradients = [gradient[part] for gradient in view.gradients]
-        weights = () if rule.spec.is_update_rule else view.weights
-        return mean_of(gradients, out=blocks.mean[:size], scratch=blocks.scratch[0][:size], weights=weights, sums=rule.sums)
-
-    def _limit(self, mean: Array, rule: UpdateRule, blocks: TypedBlocks) -> Array:
-        if not self._clip.value or rule.spec.is_update_rule:
-            return mean
-        limit = blocks.number(self._clip.value)
-        return np.clip(mean, -limit, limit, out=blocks.mean[: mean.size])
+    def _limit(self, mean: Array, cut: Cut) -> Array:
+        limit = mean.dtype.type(self._clip.value)
+        return np.clip(mean, -limit, limit, out=cut.mean)
 
     def _constrain(self, memory: StepMemory) -> None:
         for index, constraint in self._constrained:

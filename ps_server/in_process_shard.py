@@ -4,7 +4,7 @@ Calls return when they are done, so `timeout_s` has nothing to bound and is igno
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -73,7 +73,15 @@ class InProcessShard:
         """Averages the contributions and makes the next step."""
         return self._store.apply_step(request)
 
-    def read_rows(self, request: RowsRequest, indices: Array, into: Segments, *, timeout_s: float | None = None) -> int:
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
         """Copies rows of one table, or of one of its slots, into the caller's memory; returns their step."""
         writer, offset = into.writer(), 0
         with self._store.open_rows(request) as reading:
@@ -82,6 +90,8 @@ class InProcessShard:
                 rows = reading.take(indices[start : start + num_rows]).reshape(-1).view(np.uint8)
                 writer.write(offset, rows.data)
                 offset += rows.nbytes
+            if meanwhile is not None:
+                meanwhile(reading.step)
         writer.finish()
         return reading.step
 

@@ -23,8 +23,15 @@ def mean_of(blocks: Sequence[Array], *, out: Array, scratch: Array, weights: Seq
         np.add(blocks[0], blocks[1], out=out)
         for block in blocks[2:]:
             np.add(out, block, out=out)
-    if not sums:
-        _divide(out, len(blocks))
+    number = len(blocks)
+    if sums or number == 1:
+        return out
+    count = out.dtype.type(number)
+    if number & (number - 1):
+        np.divide(out, count, out=out)
+    else:
+        # A power of two has an exact reciprocal: the same result at half the price.
+        np.multiply(out, 1 / count, out=out)
     return out
 
 
@@ -36,14 +43,3 @@ def _add_up_converted(blocks: Sequence[Array], weights: Sequence[float], *, out:
             np.multiply(term, out.dtype.type(weights[position]), out=term)
         if position:
             np.add(out, term, out=out)
-
-
-def _divide(total: Array, number: int) -> None:
-    if number == 1:
-        return
-    count = total.dtype.type(number)
-    if number & (number - 1):
-        np.divide(total, count, out=total)
-    else:
-        # A power of two has an exact reciprocal: the same result at half the price.
-        np.multiply(total, 1 / count, out=total)

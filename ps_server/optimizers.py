@@ -47,4 +47,6 @@ def initial_powers(formula: Formula) -> Scalars:
 
 def next_powers(formula: Formula, powers: Scalars) -> Scalars:
     """Returns the powers for the step after: a product a step, as in the original, whose rounding a power computed anew would not have."""
+    if not powers:
+        return powers
     return tuple(power * np.float32(decay) for power, decay in zip(powers, formula.decays, strict=True))

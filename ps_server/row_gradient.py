@@ -31,7 +31,10 @@ def check_indices(indices: Array, *, num_rows: int, name: str, first_row: int = 
 
 
 def in_order(gradient: RowGradient, *, sum_dtype: np.dtype[Any]) -> RowGradient:
-    """Returns the same gradient with ascending indices, each once; rows of one index are summed in the order given, in `sum_dtype`."""
+    """Returns the same gradient with ascending indices, each once; rows of one index are summed in the order given.
+
+    Sums are made in `sum_dtype` and stay in it, since rounding them to half precision would lose what the mean needs.
+    """
     indices = gradient.indices
     if bool(np.all(indices[1:] > indices[:-1])):
         return gradient
@@ -41,7 +44,7 @@ def in_order(gradient: RowGradient, *, sum_dtype: np.dtype[Any]) -> RowGradient:
     starts = np.flatnonzero(is_first)
     rows = gradient.rows[order]
     if starts.size < ordered.size:
-        rows = np.add.reduceat(rows.astype(sum_dtype, copy=False), starts, axis=0).astype(gradient.rows.dtype, copy=False)
+        rows = np.add.reduceat(rows.astype(sum_dtype, copy=False), starts, axis=0)
     return RowGradient(indices=ordered[starts], rows=rows)
 
 

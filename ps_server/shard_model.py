@@ -29,6 +29,9 @@ class StepWork:
     is_on_arrival: bool = False
 
 
+_NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
+
+
 class ShardModel:
     """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others."""
 
@@ -247,9 +250,7 @@ class ShardModel:
         return StepWork(
             fused=self._fused,
             dense=self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
-            sparse=SparseStep(
-                gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales[num_slices:]
-            ),
+            sparse=_sparse(memories, weights=weights, scales=scales[num_slices:]) if num_tables else _NO_ROWS,
             contributions=contributions,
         )
 
@@ -277,9 +278,15 @@ class ShardModel:
         )
 
 
+def _sparse(memories: Sequence[StagedGradients], *, weights: Sequence[float], scales: Sequence[float]) -> SparseStep:
+    return SparseStep(gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales)
+
+
 def _factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The weights, in the order of the push ids, and the scales; both checked."""
     weights, scales = request.weights, request.scales
+    if not weights and not scales:
+        return (), ()
     if weights and len(weights) != len(request.contributors):
         raise InvalidSpec(
             f"step {request.step}: {len(weights)} weights of {len(request.contributors)} contributors; give one for each, or none"

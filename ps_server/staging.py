@@ -42,6 +42,9 @@ class StagingMemory:
 
     def lend(self, sparse: Sequence[SparsePart], absent: tuple[int, ...], *, purpose: str) -> StagedGradients:
         """Returns memory with undefined contents; raises InvalidSpec if the layout has no such tables or slices, or LimitExceeded."""
+        if not sparse and not absent:
+            dense = self._pool.lend(purpose=purpose)
+            return StagedGradients(SegmentWriter((dense,), dense.nbytes), dense)
         self._check(sparse, absent)
         pieces, rows, reserved = self._rows_memory(sparse, purpose)
         try:
@@ -56,8 +59,9 @@ class StagingMemory:
         """Accepts memory again."""
         if staged.dense is not _NO_BYTES:
             self._pool.take_back(staged.dense)
-        self._budget.release(staged.reserved_bytes)
-        staged.rows, staged.reserved_bytes = {}, 0
+        if staged.rows or staged.reserved_bytes:
+            self._budget.release(staged.reserved_bytes)
+            staged.rows, staged.reserved_bytes = {}, 0
 
     def end_step(self) -> None:
         """Lets go of arenas that no step has needed lately."""
@@ -82,7 +86,9 @@ class StagingMemory:
         pieces: list[Array] = []
         rows: dict[int, RowGradient] = {}
         nbytes = sum(_part_bytes(part, self._layout.tables[part.table]) for part in sparse)
-        reserved = nbytes * _COPIES_OF_ROWS
+        # Half-precision rows are merged in float32.
+        halves = [part for part in sparse if self._layout.tables[part.table].variable.data_type.itemsize == 2]
+        reserved = nbytes * _COPIES_OF_ROWS + sum(part.num_rows * self._layout.tables[part.table].row_bytes for part in halves)
         self._budget.reserve(reserved, purpose=f"{purpose} (rows of tables)")
         try:
             for part in sparse:

@@ -17,7 +17,7 @@ _MAX_SLOTS = 3
 _MIN_SUM_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepMemory:
     """What one step reads (`value`, `gradients`) and writes (`out`, `slots` by name, `average`); all have the layout's arrangement.
 
@@ -62,19 +62,38 @@ class TypedBlocks:
     """Blocks of one element type, each for one purpose."""
 
     def __init__(self, blocks: Sequence[Array], is_finite: Array) -> None:
-        self.mean, self.value, self.out, *others = blocks
-        self.scratch, self.slots = others[:NUM_SCRATCH], others[NUM_SCRATCH:]
-        self.is_finite = is_finite
+        self._blocks = tuple(blocks)
+        self._is_finite = is_finite
+        self._max_size = blocks[0].size
+        self._cut = Cut(self._blocks, is_finite, self._max_size)
 
     def parts(self, size: int) -> Iterator[slice]:
         """Yields the parts of so many elements that fit into a block each."""
-        for start in range(0, size, self.mean.size):
-            yield slice(start, min(start + self.mean.size, size))
+        for start in range(0, size, self._max_size):
+            yield slice(start, min(start + self._max_size, size))
+
+    def cut(self, size: int) -> "Cut":
+        """Returns the blocks' first `size` elements; as long as the size is the same, the same views."""
+        if size != self._cut.size:
+            self._cut = Cut(self._blocks, self._is_finite, size)
+        return self._cut
 
     def number(self, value: float) -> "np.floating[Any]":
         """Returns a scalar of the type that is computed in."""
-        scalar: np.floating[Any] = self.mean.dtype.type(value)
+        scalar: np.floating[Any] = self._blocks[0].dtype.type(value)
         return scalar
+
+
+class Cut:
+    """Views of the first elements of blocks, each for one purpose."""
+
+    __slots__ = ("is_finite", "mean", "out", "scratch", "size", "slots", "value")
+
+    def __init__(self, blocks: Sequence[Array], is_finite: Array, size: int) -> None:
+        self.size = size
+        self.mean, self.value, self.out, *others = [block[:size] for block in blocks]
+        self.scratch, self.slots = others[:NUM_SCRATCH], others[NUM_SCRATCH:]
+        self.is_finite = is_finite[:size]
 
 
 class RunView:
@@ -87,10 +106,12 @@ class RunView:
         self.slots = [memory.slots[name][stretch].view(dtype) for name in slots]
         self.gradients = [memory.gradients[position][stretch].view(dtype) for position in run.contributors]
         weights = [memory.weights[position] for position in run.contributors] if memory.weights else ()
-        self.weights = weights if any(weight != 1.0 for weight in weights) else ()
+        self.weights = weights if weights and any(weight != 1.0 for weight in weights) else ()
         self.size = self.value.size
-        self.is_half = run.arena.data_type.dtype != run.arena.data_type.sum_dtype
-        self.is_in_place = np.may_share_memory(self.value, self.out)
+        self.is_half = run.arena.data_type.itemsize == 2
+        self.is_in_place = memory.out is memory.value
+        # Whether a formula may work on the step's memories themselves.
+        self.is_direct = not self.is_half and not self.is_in_place
 
     def keep(self) -> None:
         """Lets the values stay as they are."""
@@ -101,21 +122,18 @@ class RunView:
 class BlockView:
     """A part of a run as a formula wants it: `out` apart from `value`, all in the type that is computed in. `store` when it is done."""
 
-    def __init__(self, view: RunView, part: slice, blocks: TypedBlocks) -> None:
-        size = part.stop - part.start
+    def __init__(self, view: RunView, part: slice, cut: Cut) -> None:
         self._view, self._part = view, part
         self.value, self.out = view.value[part], view.out[part]
         self.slots = [slot[part] for slot in view.slots]
-        self.scratch = [block[:size] for block in blocks.scratch]
-        if view.is_half or view.is_in_place:
-            self.value = _copied(self.value, blocks.value[:size])
-        if view.is_half:
-            self.out = blocks.out[:size]
-            self.slots = [_copied(slot, block[:size]) for slot, block in zip(self.slots, blocks.slots, strict=False)]
+        # In place, others read and change the same elements meanwhile: a formula's intermediate results must not be seen there.
+        if not view.is_direct:
+            self.value, self.out = _copied(self.value, cut.value), cut.out
+            self.slots = [_copied(slot, block) for slot, block in zip(self.slots, cut.slots, strict=False)]
 
     def store(self) -> None:
         """Writes results that were computed aside into the step's memories."""
-        if self._view.is_half:
+        if not self._view.is_direct:
             np.copyto(self._view.out[self._part], self.out, casting="same_kind")
             for slot, computed in zip(self._view.slots, self.slots, strict=True):
                 np.copyto(slot[self._part], computed, casting="same_kind")

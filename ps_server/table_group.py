@@ -83,6 +83,8 @@ class TableGroup:
 
     def apply(self, step: SparseStep, *, on_arrival: bool) -> int:
         """Applies the step to every table that has a gradient; returns how many elements of the means are not finite. Takes long."""
+        if not self._tables:
+            return 0
         num_nonfinite = 0
         with np.errstate(all="ignore"):
             for position, table in enumerate(self._tables):

@@ -26,15 +26,15 @@ class _Moment:
         self.has_weight_decay = bool(weight_decay)
         self._rate, self._powers, self._step = rate, powers, step
         self._weight_decay = weight_decay
-        self._constants: dict[np.dtype[Any], tuple[Scalars, np.floating[Any]]] = {}
+        self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any]]] = {}  # what `constants` has returned
 
     def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]"]:
         """Returns the formula's constants, and lr * weight decay."""
-        if dtype not in self._constants:
+        if dtype not in self.known:
             with np.errstate(all="ignore"):
                 constants = self.formula.constants(self._rate, powers=self._powers, step=self._step, dtype=dtype)
-                self._constants[dtype] = constants, dtype.type(self._rate * self._weight_decay)
-        return self._constants[dtype]
+                self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay)
+        return self.known[dtype]
 
 
 class UpdateRule:
@@ -42,6 +42,7 @@ class UpdateRule:
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec = spec
+        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
         self._formula = make_formula(spec)
         self._powers = initial_powers(self._formula)
         self._slots = dict(self._formula.slots)
@@ -82,7 +83,7 @@ class UpdateRule:
         Infinities and nan go where the formula takes them; a caller that wants no warnings of them says so by np.errstate.
         """
         moment = self._moment
-        constants, decay = moment.constants(value.dtype)
+        constants, decay = moment.known.get(value.dtype) or moment.constants(value.dtype)
         moment.formula.apply_block(value, out=out, slots=slots, gradient=gradient, scratch=scratch, constants=constants)
         if moment.has_weight_decay:
             np.multiply(value, decay, out=scratch[0])
@@ -104,10 +105,19 @@ class UpdateRule:
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
         self._spec = spec
+        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
         self._formula = make_formula(spec)
         self._begun = None
 
     def _at(self, step: int) -> _Moment:
-        weight_decay = 0.0 if self._spec.is_update_rule else self._spec.hyperparameter("weight_decay")
-        rate = single(learning_rate(self._spec.learning_rate, step=step))
-        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=weight_decay)
+        rate = single(learning_rate(self._spec.learning_rate, step=step)) if self._rate is None else self._rate
+        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay)
+
+
+def _constant_rate(spec: OptimizerSpec) -> float | None:
+    schedule = spec.learning_rate
+    return single(learning_rate(schedule, step=0)) if schedule.name == "constant" else None
+
+
+def _weight_decay(spec: OptimizerSpec) -> float:
+    return 0.0 if spec.is_update_rule else spec.hyperparameter("weight_decay")

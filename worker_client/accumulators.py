@@ -82,7 +82,7 @@ class _RemoteAccumulator:
 
     def set_global_step(self, new_global_step: SupportsIndex) -> None:
         """Sets the accumulator's step, backwards too; gradients that are in stay in. Idempotent. Raises InvalidSpec below 0."""
-        step = operator.index(new_global_step)
+        step = _whole("new_global_step", new_global_step)
         check_step("new_global_step", step)
         self._ask("set its step", lambda accumulators: accumulators.set_step(self.name, step))
 
@@ -99,13 +99,13 @@ class _RemoteAccumulator:
         self._access.close()
 
     def _apply(self, values: Array, indices: Array | None, dense_shape: tuple[int, ...] | None, local_step: SupportsIndex) -> bool:
-        caller = self._caller
+        caller, step = self._caller, _whole("local_step", local_step)
         caller.num_gradients += 1
         header = GradientHeader(
             name=self.name,
             client=caller.client,
             sequence=caller.num_gradients,
-            local_step=operator.index(local_step),
+            local_step=step,
             shape=values.shape,
             num_indices=0 if indices is None else len(indices),
             dense_shape=dense_shape,
@@ -113,7 +113,7 @@ class _RemoteAccumulator:
         return self._ask("apply a gradient", lambda accumulators: accumulators.apply_gradient(header, values, indices)).accepted
 
     def _take(self, num_required: SupportsIndex, timeout_s: float | None) -> Taken:
-        wanted = operator.index(num_required)
+        wanted = _whole("num_required", num_required)
         check_num_required(wanted, name=self.name)
         caller, patience = self._caller, Patience(f"accumulator {self.name!r}: take {wanted} gradients", timeout_s=timeout_s)
         caller.num_takings += 1
@@ -255,7 +255,7 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
         if indices.dtype.kind not in "iu":
             raise DtypeMismatch(f"accumulator {self.name!r}: indices are {indices.dtype}; want integers")
         values = self._elements(grad_values, "values of the gradient")
-        whole = None if grad_shape is None else tuple(int(extent) for extent in grad_shape)
+        whole = None if grad_shape is None else tuple(_whole("grad_shape", extent) for extent in grad_shape)
         return self._apply(values, np.ascontiguousarray(indices, np.dtype("<i8")), whole, local_step)
 
     def apply_indexed_slices_grad(self, grad: "IndexedSlices", local_step: SupportsIndex = 0) -> bool:
@@ -293,7 +293,14 @@ def data_type_of(dtype: npt.DTypeLike | DataType) -> DataType:
 
 
 def _declared(shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
-    return None if shape is None else tuple(UNKNOWN if extent is None else int(extent) for extent in shape)
+    return None if shape is None else tuple(UNKNOWN if extent is None else _whole("shape", extent) for extent in shape)
+
+
+def _whole(what: str, value: SupportsIndex) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidSpec(f"{what}: got {value!r}, want a whole number") from None
 
 
 def _reduction(reduction_type: str) -> Reduction:

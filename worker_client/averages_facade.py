@@ -81,7 +81,7 @@ class ExponentialMovingAverage:
 
     def average(self, var: ModelVariable) -> AverageVariable | None:
         """Returns the average of the variable, None if there is none; `session.run(average)` gives its value."""
-        known = self._averages.get(var.name)
+        known = self._averages.get(var.name) if isinstance(var, ModelVariable) else None
         return known if known is not None and known.variable is var else None
 
     def average_name(self, var: ModelVariable) -> str:
@@ -117,15 +117,28 @@ def restored_values(source: AverageReader | Mapping[str, Array], names: Mapping[
     """Returns the values for the variables of `names` (see `variables_to_restore`), by the variables' own names.
 
     `source`: a session or observer of the training cluster, or the arrays of a checkpoint (`load_checkpoint`). The global step and tables
-    are left out. Raises KeyError for a name that a checkpoint does not have; a session raises what it raises.
+    are left out. A variable of which no average is kept, while there are averages of others, has its own value. Raises KeyError for what a
+    checkpoint does not have; a session raises what it raises.
     """
     wanted = {name: variable for name, variable in names.items() if isinstance(variable, ModelVariable) and not variable.is_table}
     if isinstance(source, Mapping):
-        return {variable.name: np.array(source[name]) for name, variable in wanted.items()}
-    averaged = [variable.name for name, variable in wanted.items() if name != variable.name]
-    values = {name: np.array(value) for name, value in source.read().items()}
-    values |= source.read_averages(averaged) if averaged else {}
-    return {variable.name: np.array(values[variable.name]) for variable in wanted.values()}
+        values = source
+    else:
+        values = dict(source.read())
+        if any(name != variable.name for name, variable in wanted.items()):
+            kept = source.read_averages()
+            values |= {name: kept[variable.name] for name, variable in wanted.items() if name != variable.name and variable.name in kept}
+    has_averages = any(name in values for name, variable in wanted.items() if name != variable.name)
+    return {variable.name: np.array(_restored(values, name, variable.name if has_averages else name)) for name, variable in wanted.items()}
+
+
+def _restored(values: Mapping[str, Array], name: str, own_name: str) -> Array:
+    for known in (name, own_name):
+        if known in values:
+            return values[known]
+    raise KeyError(
+        f"there is no value of {name!r} to restore; there are {', '.join(sorted(values)[:10])}; correct the name, or leave it out"
+    )
 
 
 def _check(variable: ModelVariable) -> None:

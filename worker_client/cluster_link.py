@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 # Inode of the machine's own process-id namespace, fixed in the kernel (PROC_PID_INIT_INO).
 _MACHINE_PID_NAMESPACE = "pid:[4026531836]"
+_UNWATCHED = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class ClusterLink:
 
     def watching(self, what: str, *, expected_s: float = 0.0) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs."""
-        return nullcontext() if self.watch is None else self.watch.expecting(what, expected_s=expected_s)
+        return _UNWATCHED if self.watch is None else self.watch.expecting(what, expected_s=expected_s)
 
 
 def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ from ps_protocol.model import ModelSpec
 from ps_protocol.optimizer_spec import UPDATE_RULES, OptimizerSpec, constant
 from ps_protocol.partitioners import Partitioner, partition_of
 from ps_protocol.tensors import Array, DataType, VariableSpec, data_type_of
-from ps_protocol.variable_options import Partition, SparseMean
+from ps_protocol.variable_options import Constraint, Initializer, Partition, SparseMean
 from worker_client.placements import Placement
 from worker_client.variables import State, Table, Variable, zeros_initializer
+
+Choice = TypeVar("Choice")
 
 _UPDATES = {"mean": "assign_mean", "add": "add", "moving_average": "moving_average"}
 _SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PER_REPLICA}
@@ -56,6 +58,8 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
         values[name] = as_array(name, declaration.value)
         optimizer, constraint = declaration.optimizer, declaration.constraint
         partition = _partition(name, declaration.partitioner, values[name].shape, values[name].dtype)
+        if constraint is not None and not isinstance(constraint, Constraint):
+            raise InvalidSpec(f"variable {name!r}: constraint: got {constraint!r}, want what non_negative() or clip_to(-1, 1) returns")
         if optimizer is not None:
             _check_optimizer(f"variable {name!r}: optimizer", optimizer)
     else:
@@ -79,8 +83,9 @@ def _table(name: str, table: Table, values: dict[str, Array]) -> VariableSpec:
         shape, data_type = values[name].shape, data_type_of(values[name], name=name)
     else:
         data_type, initializer = _data_type(name, table.dtype), initializer or zeros_initializer()
-    if table.sparse_mean not in _SPARSE_MEANS:
-        raise InvalidSpec(f"variable {name!r}: sparse_mean = {table.sparse_mean!r}, want one of {', '.join(_SPARSE_MEANS)}")
+    if initializer is not None and not isinstance(initializer, Initializer):
+        raise InvalidSpec(f"variable {name!r}: initializer: got {initializer!r}, want what zeros_initializer() or another returns")
+    sparse_mean = _chosen(name, "sparse_mean", table.sparse_mean, _SPARSE_MEANS)
     if table.optimizer is not None:
         _check_optimizer(f"variable {name!r}: optimizer", table.optimizer)
     return VariableSpec(
@@ -89,18 +94,22 @@ def _table(name: str, table: Table, values: dict[str, Array]) -> VariableSpec:
         shape=shape,
         optimizer=table.optimizer,
         is_sparse=True,
-        sparse_mean=_SPARSE_MEANS[table.sparse_mean],
+        sparse_mean=sparse_mean,
         initializer=initializer,
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
     )
 
 
 def _update_rule(name: str, state: State) -> OptimizerSpec:
-    if state.update not in _UPDATES:
-        raise InvalidSpec(f"variable {name!r}: update = {state.update!r}, want one of {', '.join(_UPDATES)}")
-    rule = _UPDATES[state.update]
+    rule = _chosen(name, "update", state.update, _UPDATES)
     numbers = {"decay": state.decay} if "decay" in UPDATE_RULES[rule] else {}
     return OptimizerSpec(name=rule, learning_rate=constant(1.0), hyperparameters=numbers)
+
+
+def _chosen(name: str, option: str, value: str, known: Mapping[str, Choice]) -> Choice:
+    if not isinstance(value, str) or value not in known:
+        raise InvalidSpec(f"variable {name!r}: {option} = {value!r}, want one of {', '.join(known)}")
+    return known[value]
 
 
 def _partition(name: str, partitioner: Partitioner | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Partition | None:
@@ -119,7 +128,10 @@ def _data_type(name: str, dtype: npt.DTypeLike) -> DataType:
         return dtype
     if dtype == DataType.BFLOAT16.value:
         return DataType.BFLOAT16
-    return data_type_of(np.empty(0, dtype), name=name)
+    try:
+        return data_type_of(np.empty(0, dtype), name=name)
+    except TypeError as error:
+        raise InvalidSpec(f"variable {name!r}: dtype = {dtype!r} is no type: {error}; want for example 'float32'") from error
 
 
 def _check_optimizer(what: str, optimizer: object) -> None:

@@ -128,6 +128,8 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Returns the optimizer. The parameters are checked here, since scikit-learn wants constructors that check nothing."""
         for name in ("batch_size", "max_iter"):
             _check_count(name, getattr(self, name))
+        if not isinstance(self.hidden_units, (Sequence, np.ndarray)) or isinstance(self.hidden_units, str):
+            raise ValueError(f"hidden_units: got {self.hidden_units!r}, want a sequence of numbers such as (64,)")
         for units in self.hidden_units:
             _check_count("hidden_units", units)
         if self.activation not in ACTIVATIONS:

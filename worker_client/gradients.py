@@ -1,6 +1,7 @@
 """Checks what a user pushes and brings it into the staging memory. Knows names, shapes and element types; no steps and no transport."""
 
 import difflib
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ class Staging:
         self._tables: dict[str, VariableSpec] = {spec.name: spec for spec in model.variables if spec.is_sparse}
         self._trained = tuple(name for name, state in is_state.items() if not state)
         self._no_updates = Staged(tuple(self._states), {})
+        self._own = tuple(self.views), tuple(self.views.values())
 
     def stage(self, gradients: Gradients, *, step: int, updates: Updates | None = None) -> Staged:
         """Copies gradients and updates into the memory; what is that very memory already is left where it is.
@@ -55,6 +57,22 @@ class Staging:
         foreign: dict[str, Array] = {}
         rows: dict[str, RowGradient] = {}
         absent: set[str] = set()
+        if not self._is_own(gradients):
+            self._sort_out(gradients, step, foreign, rows, absent)
+        updated = self._check_updates(updates, foreign, step) if updates else frozenset()
+        memory = self.memory.views
+        for name, array in foreign.items():
+            np.copyto(memory[name], array)
+        return self._staged(rows, absent, updated)
+
+    def _is_own(self, gradients: Gradients) -> bool:
+        """Whether they are the views themselves, for every variable, as most loops have it: then nothing is to be looked at one by one."""
+        names, views = self._own
+        if type(gradients) is not dict or self._tables or tuple(gradients) != names:
+            return False
+        return all(map(operator.is_, gradients.values(), views))
+
+    def _sort_out(self, gradients: Gradients, step: int, foreign: dict[str, Array], rows: dict[str, RowGradient], absent: set[str]) -> None:
         seen: set[str] = set()
         for name, gradient in _pairs(gradients, "gradients"):
             if not isinstance(name, str):
@@ -73,11 +91,6 @@ class Staging:
             raise _incomplete(seen, self._trained, step)
         if absent and len(absent) == len(self._trained):
             raise InvalidSpec(f"No gradients provided for any variable: {list(self._trained)}")
-        updated = self._check_updates(updates, foreign, step) if updates else frozenset()
-        memory = self.memory.views
-        for name, array in foreign.items():
-            np.copyto(memory[name], array)
-        return self._staged(rows, absent, updated)
 
     def _staged(self, rows: dict[str, RowGradient], absent: set[str], updated: Collection[str]) -> Staged:
         if not (rows or absent or updated):

@@ -42,6 +42,10 @@ class Membership:
         self.check_open()
         return self.link.ask(lambda chief: chief.status(max_ledger_entries=max_ledger_entries), what="status")
 
+    def applies_on_arrival(self) -> bool:
+        """Asks the chief whether shards apply each contribution at once and without a lock, so that they have no common steps."""
+        return "unlocked" in self.status(max_ledger_entries=0).policy
+
     def leave(self, failure: str) -> None:
         """Ends the lease and all connections, in at most 2 s. Idempotent."""
         if self._is_closed:

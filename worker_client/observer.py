@@ -67,7 +67,8 @@ class Observer:
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
 
-        Moves these rows only. Raises VariableNotFound, DtypeMismatch, IndexOutOfRange, InvalidSpec.
+        All are of one step (but under async without locking). Moves these rows only. Raises VariableNotFound, DtypeMismatch,
+        IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
         """
         return self._look(timeout_s).rows(name, indices, step=None).values
 
@@ -140,7 +141,14 @@ class Observer:
     def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
         link, shards = self._member.link, self._member.shards()
         arrangement = layouts(agreed.placement, num_shards=len(shards))
-        self._reader = ModelReader(model, layouts=arrangement, shards=shards, who="observer", timeout_s=link.timeout_s)
+        self._reader = ModelReader(
+            model,
+            layouts=arrangement,
+            shards=shards,
+            who="observer",
+            timeout_s=link.timeout_s,
+            applies_on_arrival=self._member.applies_on_arrival,
+        )
         self._variables = ModelMemory(model, layouts=arrangement, is_writable=False)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
+import numpy as np
+
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import DEFAULT_SPLIT_BYTES, PlacementPolicy
 from ps_protocol.tensors import VariableSpec
+from worker_client.schedules import plain_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,18 @@ class Placement:
 
     def policy_for(self, variables: Iterable[VariableSpec]) -> PlacementPolicy:
         """Returns the policy that all participants agree on: the loads are numbers by then."""
-        loads = () if self.load is None else tuple((spec.name, float(self.load(spec))) for spec in variables)
-        pins = tuple((name, shard) for name, shard in self.pins.items())
+        if self.load is not None and not callable(self.load):
+            raise InvalidSpec(f"placement: load = {self.load!r}, want a function of a variable's specification, or None for its bytes")
+        if not isinstance(self.pins, Mapping):
+            raise InvalidSpec(f"placement: pins = {self.pins!r}, want a dict from variable name to the index of a ps")
+        loads = () if self.load is None else tuple((spec.name, _load(self.load(spec))) for spec in variables)
+        pins = tuple((name, shard.item() if isinstance(shard, np.integer) else shard) for name, shard in self.pins.items())
         return PlacementPolicy(strategy=self.strategy, split_bytes=self.split_bytes, loads=loads, pins=pins)
+
+
+def _load(load: float) -> float:
+    load = plain_number(load)
+    return float(load) if type(load) is int else load  # anything else is checked with its variable's name
 
 
 def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Placement:

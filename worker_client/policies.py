@@ -2,11 +2,15 @@
 
 from typing import TypeVar
 
+import numpy as np
+
 from ps_protocol.averages import AverageSpec
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from worker_client.schedules import plain_number
 
 Choice = TypeVar("Choice")
+Count = TypeVar("Count", int, int | None)
 
 _TOKENS = {"strict": TokenMode.STRICT, "fifo": TokenMode.FIFO}
 _TOO_STALE = {"drop": TooStale.DROP, "scale": TooStale.SCALE}
@@ -23,9 +27,9 @@ def sync_policy(
     return PolicySpec(
         name=PolicyName.SYNC,
         tokens=_choice("tokens", tokens, _TOKENS),
-        num_tokens=num_tokens,
-        replicas_to_aggregate=replicas_to_aggregate,
-        total_num_replicas=total_num_replicas,
+        num_tokens=_plain(num_tokens),
+        replicas_to_aggregate=_plain(replicas_to_aggregate),
+        total_num_replicas=_plain(total_num_replicas),
     )
 
 
@@ -36,7 +40,10 @@ def ssp_policy(staleness: int, *, max_staleness: int | None = None, too_stale: s
     with the weight 1 / (1 + staleness - max_staleness) ("scale"). Raises InvalidSpec.
     """
     return PolicySpec(
-        name=PolicyName.SSP, staleness=staleness, max_staleness=max_staleness, too_stale=_choice("too_stale", too_stale, _TOO_STALE)
+        name=PolicyName.SSP,
+        staleness=_plain(staleness),
+        max_staleness=_plain(max_staleness),
+        too_stale=_choice("too_stale", too_stale, _TOO_STALE),
     )
 
 
@@ -46,8 +53,13 @@ def async_policy(*, use_locking: bool = True, max_staleness: int | None = None, 
     With `use_locking` one after the other; without, parameter servers apply on arrival and concurrent updates may be lost.
     `max_staleness` and `too_stale` (with locking only) are those of `ssp_policy`. Raises InvalidSpec.
     """
+    if not isinstance(use_locking, (bool, np.bool_)):
+        raise InvalidSpec(f"use_locking: got {use_locking!r}, want True or False")
     return PolicySpec(
-        name=PolicyName.ASYNC, use_locking=use_locking, max_staleness=max_staleness, too_stale=_choice("too_stale", too_stale, _TOO_STALE)
+        name=PolicyName.ASYNC,
+        use_locking=bool(use_locking),
+        max_staleness=_plain(max_staleness),
+        too_stale=_choice("too_stale", too_stale, _TOO_STALE),
     )
 
 
@@ -60,10 +72,19 @@ def moving_average(
     are corrected for it, instead of starting from the first values. `variables`: names; None: all dense ones that take gradients.
     Raises InvalidSpec.
     """
-    return AverageSpec(decay=decay, use_num_updates=use_num_updates, zero_debias=zero_debias, variables=tuple(variables or ()))
+    if isinstance(variables, str):
+        raise InvalidSpec(f"averages: variables = {variables!r}, want a list of names: [{variables!r}]")
+    return AverageSpec(
+        decay=plain_number(decay), use_num_updates=use_num_updates, zero_debias=zero_debias, variables=tuple(variables or ())
+    )
+
+
+def _plain(count: Count) -> Count:
+    """A NumPy integer as the Python one that it stands for; anything else as it is: the specification checks it."""
+    return count.item() if isinstance(count, np.integer) else count
 
 
 def _choice(name: str, value: str, known: dict[str, Choice]) -> Choice:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise InvalidSpec(f"{name}: got {value!r}, want one of {', '.join(known)}")
     return known[value]

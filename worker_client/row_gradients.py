@@ -1,4 +1,4 @@
-"""A table's gradient as its server wants it: rows by ascending index, each once. Knows indices and arrays; no shard and no step."""
+"""A table's gradient as its server wants it: rows by ascending index. Knows indices and arrays; no shard and no step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,17 @@ from worker_client.variables import IndexedSlices
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGradient:
-    """Rows of a table's gradient: int64 `indices`, strictly ascending, and their `values`, contiguous, one row each."""
+    """Rows of a table's gradient: int64 `indices`, ascending, and their `values`, contiguous, one row each.
+
+    An index occurs once, but for half-precision types: their sums must not be rounded, so the server makes them.
+    """
 
     indices: Array
     values: Array
 
 
 def row_gradient(gradient: IndexedSlices, variable: VariableSpec) -> RowGradient:
-    """Returns the gradient sorted by index, the rows of one index summed in the order given.
+    """Returns the gradient sorted by index, the rows of one index summed in the order given (half-precision ones: side by side in it).
 
     Shares the caller's arrays where there is nothing to do. Raises ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
     """
@@ -83,8 +86,6 @@ def _merged(indices: Array, values: Array, variable: VariableSpec) -> RowGradien
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     rows = values[order]
-    if len(starts) < len(ordered):
-        # In the sum's own type: a half-precision sum of many equal rows stops growing early.
-        sums = np.add.reduceat(rows.astype(variable.data_type.sum_dtype, copy=False), starts, axis=0)
-        ordered, rows = ordered[starts], sums.astype(rows.dtype, copy=False)
+    if len(starts) < len(ordered) and variable.data_type.sum_dtype == rows.dtype:
+        ordered, rows = ordered[starts], np.add.reduceat(rows, starts, axis=0)
     return RowGradient(ordered, rows)

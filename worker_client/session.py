@@ -130,8 +130,9 @@ class Session:
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
 
-        They are of the step that `read()` would give. Moves these rows only. The array is the caller's. Raises VariableNotFound,
-        DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a variable that is no table.
+        All are of one step (but under async without locking): in sync that of `read()`, else the newest. Moves these rows only. The array
+        is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
+        variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
         """
         return self._training().read_rows(name, indices)
 
@@ -205,8 +206,8 @@ class Session:
     def get_slot(self, variable: str, slot: str) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
 
-        Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. Raises
-        VariableNotFound, SlotNotFound.
+        Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. What changes
+        while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
         """
         return self._reader().slot(variable, slot)
 
@@ -214,7 +215,8 @@ class Session:
         """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.
 
         Contributions that are counted and not applied go over to it. `policy`: what `sync_policy()`, `ssp_policy()` or `async_policy()`
-        returns. May come before the model. `timeout_s` (None: no limit) bounds the wait. Raises InvalidSpec, DeadlineExceeded.
+        returns. May come before the model. `timeout_s` (None: no limit) bounds the wait. Raises InvalidSpec; DeadlineExceeded, with what
+        is waited for, but the change is made all the same, as soon as it can be.
         """
         self._member.check_open()
         step = steering.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
@@ -232,7 +234,7 @@ class Session:
         """Gives an optimizer new numbers, at the next moment when no step is being applied; returns the version of the settings.
 
         It is the model's optimizer, or that of `variable`, if that has its own. What is not named stays as it is. `timeout_s` (None: no
-        limit) bounds the wait. Raises InvalidSpec, VariableNotFound, DeadlineExceeded.
+        limit) bounds the wait. Raises InvalidSpec, VariableNotFound; DeadlineExceeded, but the change is made all the same.
         """
         self._member.check_open()
         link, numbers = self._member.link, dict(hyperparameters)

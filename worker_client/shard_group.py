@@ -11,7 +11,7 @@ from ps_protocol.chief import ModelReply, Registration
 from ps_protocol.errors import StepGone, StepNotReady
 from ps_protocol.model import ModelSpec
 from ps_protocol.segments import Segments
-from ps_protocol.shard import Metric, MetricCell, PushHeader, PushId, PushResult, Shard, ShardSpec
+from ps_protocol.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
 from ps_protocol.tensors import Array
 from worker_client.bounded import run_bounded
 from worker_client.cluster_link import ClusterLink
@@ -145,6 +145,10 @@ class ShardGroup:
         steps = self.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
         into.unpack()
         return {step for step in steps if step is not None}
+
+    def while_holding(self, index: int, request: RowsRequest, row: Array, into: Segments, do: Callable[[int], None]) -> None:
+        """Reads one row from a shard and calls `do(its step)` meanwhile: where steps wait for readers, that step is kept so long."""
+        self._call(index, "read a row", lambda left_s: self._shards[index].read_rows(request, row, into, timeout_s=left_s, meanwhile=do))
 
     def slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers, sorted."""

@@ -4,18 +4,21 @@ import secrets
 from collections.abc import Callable
 
 from ps_protocol.chief import Chief, HyperparameterChange, SettingsReply
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.policy_spec import PolicySpec
 from worker_client.cluster_link import ClusterLink
 from worker_client.optimizers import Rate, rate_of
 from worker_client.patience import Patience
 from worker_client.schedules import plain_number
 
+# How long the chief may take to say what a change waits for.
+_STATUS_S = 1.0
+
 
 def set_policy(link: ClusterLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
     """Has the cluster coordinated by `policy` and returns the step from which on it is; waits for a step that is being applied.
 
-    Raises InvalidSpec, DeadlineExceeded.
+    Raises InvalidSpec; DeadlineExceeded, with what is waited for: the change is made all the same, as soon as it can be.
     """
     if not isinstance(policy, PolicySpec):
         raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
@@ -38,7 +41,7 @@ def set_hyperparameters(
 ) -> int:
     """Gives an optimizer new numbers from the next step on, and returns the version of the settings.
 
-    Raises InvalidSpec, VariableNotFound, NotInitialized, DeadlineExceeded.
+    Raises InvalidSpec, VariableNotFound, NotInitialized; DeadlineExceeded as `set_policy`.
     """
     if learning_rate is None and not hyperparameters:
         raise InvalidSpec("set_hyperparameters: nothing to change; give a learning_rate or a hyper-parameter by name")
@@ -62,7 +65,15 @@ def _settle(link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | Non
         reply = _asked(link, ask, max_wait_s, what=what, patience=patience)
         if reply is not None:
             return reply
-        patience.explain("a step is being applied")
+        patience.explain(f"{_waiting_for(link)}; the change will be made all the same")
+
+
+def _waiting_for(link: ClusterLink) -> str:
+    try:
+        status = link.ask(lambda chief: chief.status(), what="its status", timeout_s=_STATUS_S)
+    except (Unavailable, DeadlineExceeded) as error:
+        return error.message
+    return status.waiting_for or "a step is being applied"
 
 
 def _asked(

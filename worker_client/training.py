@@ -105,7 +105,12 @@ class Training:
         self._outgoing = Outgoing(joined.gradients)
         self.staging = Staging(joined.model, joined.gradients)
         self.reader = ModelReader(
-            joined.model, layouts=joined.variables.layouts, shards=self._shards, who=self._who, timeout_s=self._timeout_s
+            joined.model,
+            layouts=joined.variables.layouts,
+            shards=self._shards,
+            who=self._who,
+            timeout_s=self._timeout_s,
+            applies_on_arrival=member.applies_on_arrival,
         )
         self._held_step: int | None = None
         self._sequence = 0
@@ -129,7 +134,7 @@ class Training:
                     # The step has moved on by two since its variables were read; what is computed from them will be dropped anyway.
                     break
                 self._move_on(patience, error)
-        rows = self.reader.rows(name, indices, step=None)
+        rows = self.reader.rows(name, indices, step=None, is_aligned=not self._progress.policy.applies_on_arrival)
         if not self._variables.views and rows.step is not None and self._progress.follows_reads:
             self._progress.local_step = rows.step
         return rows.values
@@ -155,7 +160,7 @@ class Training:
         return PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied)
 
     def _push(self, parts: Sequence[ShardPart], *, push_id: PushId, step: int, metrics: Mapping[str, Metric]) -> Collection[PushResult]:
-        patience = Patience(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
+        patience: Patience | None = None
         while True:
             try:
                 results = self._shards.push(
@@ -172,6 +177,7 @@ class Training:
                 if not self._progress.policy.accepts_stale:
                     raise
                 # Where nobody waits, what was given before may not be applied yet: a token comes when it is.
+                patience = patience or Patience(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
                 patience.explain(error.message)
                 self._progress.await_token(None, timeout_s=patience.left_s())
                 if self._progress.is_finished or not self._progress.policy.accepts_stale:
@@ -192,6 +198,8 @@ class Training:
             self._progress.await_token(None, timeout_s=self._timeout_s)  # answered at once, with the last step
 
     def _fetch(self) -> None:
+        if self._held_step == self._progress.local_step and not self._progress.policy.reads_latest:
+            return
         patience = Patience(f"{self._who} reads the variables", timeout_s=self._timeout_s)
         while not self._progress.policy.reads_latest:
             if self._held_step == self._progress.local_step:

@@ -3,6 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.optimizer_spec import OptimizerSpec
@@ -105,9 +106,13 @@ def constant_initializer(value: float) -> Initializer:
 
 def uniform_initializer(low: float, high: float, seed: int = 0) -> Initializer:
     """Returns the initializer of values evenly spread from `low` to `high`; the same `seed` gives the same, however the table is cut."""
-    return Initializer(kind=InitializerKind.UNIFORM, low=plain_number(low), high=plain_number(high), seed=seed)
+    return Initializer(kind=InitializerKind.UNIFORM, low=plain_number(low), high=plain_number(high), seed=_seed(seed))
 
 
 def normal_initializer(mean: float, stddev: float, seed: int = 0) -> Initializer:
     """Returns the initializer of normally distributed values; the same `seed` gives the same, however the table is cut."""
-    return Initializer(kind=InitializerKind.NORMAL, low=plain_number(mean), high=plain_number(stddev), seed=seed)
+    return Initializer(kind=InitializerKind.NORMAL, low=plain_number(mean), high=plain_number(stddev), seed=_seed(seed))
+
+
+def _seed(seed: int) -> int:
+    return seed.item() if isinstance(seed, np.integer) else seed

@@ -47,3 +47,25 @@ def test_what_does_not_come_out_is_told_and_is_the_exit_status(tmp_path: Path) -
     assert f"dense_accumulator case 1: Mismatch: ops[{place}] num_accumulated" in result.stdout
     assert "new case 0: no such kind" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 passed, 2 failed"
+
+
+def test_a_file_that_holds_no_cases_is_told_as_failed_and_the_others_are_played(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{broken", encoding="utf-8")
+    (tmp_path / "list.json").write_text("[]", encoding="utf-8")
+    content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))
+    result = _replay(
+        tmp_path / "missing.json",
+        tmp_path / "broken.json",
+        tmp_path / "list.json",
+        _written(tmp_path / "kind.json", {"kind": "optimizer"}),
+        _written(tmp_path / "empty.json", {"kind": "optimizer", "cases": []}),
+        _written(tmp_path / "odd.json", {"kind": "dense_accumulator", "cases": [3]}),
+        _written(tmp_path / "good.json", {**content, "cases": content["cases"][:1]}),
+    )
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "missing.json: cannot be read: No such file or directory" in result.stdout
+    assert "broken.json: is no JSON" in result.stdout
+    for name in ("list", "kind", "empty"):
+        assert f"{name}.json: has no cases: want" in result.stdout
+    assert "dense_accumulator: 1 of 1 passed" in result.stdout
+    assert result.stdout.splitlines()[-1] == "1 passed, 6 failed"

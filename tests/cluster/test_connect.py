@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.errors import Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
+from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
 from tests.contract.clusters import ROOT, GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
 from tests.waiting import wait_until
 from worker_client.cluster_link import machine_name
@@ -198,3 +198,23 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     pushing.join(20)
     assert session.wait(20)
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
+
+
+def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_is_changed_all_the_same(
+    stack: ExitStack, socket_dir: Path
+) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    os.kill(ps.pid, signal.SIGSTOP)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: the parameter servers are being told") as caught:
+        session.set_policy(worker_client.async_policy(), timeout_s=1)
+    assert caught.value.message.endswith("; the change will be made all the same")
+    wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
+    with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
+        session.set_policy(worker_client.async_policy(), timeout_s=0)
+    os.kill(ps.pid, signal.SIGCONT)
+    wait_until(lambda: session.status().policy == "async", what="the change")
+    assert session.step({"w": np.ones(3)}, timeout_s=20).applied_step == 0

@@ -33,7 +33,7 @@ def test_policy_and_learning_rate_change_between_two_steps(running: LocalCluster
     chief = running.chief_address
     with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
         join(session)
-        assert lockstep("policy", "--chief", chief).stdout == "policy sync\n"
+        assert lockstep("policy", "--chief", chief).stdout == "policy sync: a step needs 2 contributions, 2 workers expected\n"
         # A step needs the contributions of two workers; there is one.
         changed = lockstep("policy", "async", "--chief", chief)
         assert (changed.returncode, changed.stdout) == (0, "policy async from step 0 on\n"), changed.stderr

@@ -97,7 +97,7 @@ def test_a_new_learning_rate_holds_for_whole_steps_and_status_has_its_version(la
     await_everybody(cluster)
     version = cluster.observer.set_hyperparameters(learning_rate=0.25, timeout_s=20)
     status = cluster.observer.status()
-    assert (status.hyperparameters_version, status.optimizer[:24]) == (version, "sgd (learning_rate 0.25,")
+    assert (status.hyperparameters_version, status.optimizer) == (version, "sgd (learning_rate 0.25)")
     assert f"), version {version}\n" in cluster.lockstep("status")
     await_everybody(cluster)
     last_step = cluster.finish()

@@ -1,4 +1,4 @@
-"""The first things that a reader will try do what the README says."""
+"""The first things that a reader will try do what the README and the page on migration say."""
 
 import os
 import re
@@ -11,10 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _example() -> str:
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert found is not None
-    return found[1]
+def _example(page: str = "README.md", number: int = 0) -> str:
+    examples: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return examples[number]
 
 
 def _run(words: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -36,3 +35,14 @@ def test_example_of_the_readme_runs_without_a_network(tmp_path: Path) -> None:
     result = _run(["train.py"], tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "array([ 2. , -1. ,  0.5])" in result.stdout
+
+
+@pytest.mark.timeout(120)
+def test_program_beside_the_original_trains_as_it_is_printed(tmp_path: Path) -> None:
+    program = _example("docs/migration.md", 1)
+    assert "from worker_client import *" in program
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    # As the program's first lines say.
+    result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "5", "--", sys.executable, "program.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "training is finished at step 1000" in result.stdout + result.stderr

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.launching import run_up
 
 # All wait for all to come; then worker 0 ends of its own accord after a few contributions, and the others go on to the end.
@@ -22,6 +24,14 @@ with worker_client.connect() as session:
 """
 
 
+def failing(policy: str) -> str:
+    """Worker 0 sets the policy before it makes the model; worker 2 fails after five contributions."""
+    create = f"if session.worker_index == 0: session.set_policy(worker_client.{policy})\n    session.create_or_join("
+    fails = "if session.worker_index == 2 and count == 5: raise RuntimeError('boom')\n        count += "
+    worker = EARLY.replace("count == 3", "count == -1").replace("session.create_or_join(", create).replace("count += ", fails)
+    return worker.replace("sgd(0.5))", "sgd(0.5), create=session.worker_index == 0)")
+
+
 def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> None:
     code, out = run_up("--workers", "3", "--policy", "async", "--max-steps", "200", worker=EARLY, run_dir=tmp_path / "run")
     assert code == 0, out
@@ -29,6 +39,27 @@ def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> N
     assert "contributed 3 policy async" in out and "too few workers" not in out
     counts = [int(line.split("contributed ")[1].split()[0]) for line in out.splitlines() if "contributed " in line]
     assert sum(counts) == 200
+
+
+@pytest.mark.parametrize("policy", ["async_policy()", "ssp_policy(1)", "sync_policy(replicas_to_aggregate=2)"])
+def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tmp_path: Path, policy: str) -> None:
+    code, out = run_up("--workers", "3", "--max-steps", "100", worker=failing(policy), run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "RuntimeError: boom" in out and "training goes on: 2 of 3 workers left" in out
+    assert "training finished; failed on the way" in out
+
+
+def test_a_worker_that_fails_is_missed_if_the_program_has_set_a_policy_that_needs_it(tmp_path: Path) -> None:
+    code, out = run_up("--workers", "3", "--policy", "async", worker=failing("sync_policy()"), run_dir=tmp_path / "run")
+    assert code == 1, out
+    assert "ending all: 2 of 3 workers left, a step needs 3" in out
+
+
+def test_a_worker_that_leaves_too_few_for_the_policy_that_the_program_has_set_ends_the_training(tmp_path: Path) -> None:
+    worker = failing("sync_policy()").replace("raise RuntimeError('boom')", "break")
+    code, out = run_up("--workers", "3", "--policy", "async", worker=worker, run_dir=tmp_path / "run")
+    assert code == 1, out
+    assert "training ended early at step " in out and "too few workers are left: 2 of 3 workers still run; a step needs 3" in out
 
 
 def test_under_ssp_a_worker_that_ends_early_does_not_hold_the_others_back(tmp_path: Path) -> None:

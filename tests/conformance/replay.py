@@ -2,7 +2,8 @@
 
     python tests/conformance/replay.py FILE…
 
-Prints what failed, a line for each kind and a line of all; exits with 1 if anything failed. Knows kinds of cases and how to run them.
+Prints what failed, a line for each kind and a line of all; exits with 1 if anything failed. A file without cases is one failure.
+Knows kinds of cases and how to run them.
 """
 
 import argparse
@@ -85,9 +86,8 @@ KINDS: dict[str, Kind] = {
 
 
 def replay_file(path: Path) -> tuple[str, int, list[Failure]]:
-    """Returns the file's kind, the number of its cases, and those that failed."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    kind, cases = str(content["kind"]), content["cases"]
+    """Returns the file's kind, the number of its cases, and those that failed. Raises ValueError for a file that holds no cases."""
+    kind, cases = _parse(path)
     if kind not in KINDS:
         return kind, len(cases), [Failure(index, f"no such kind; known are {', '.join(KINDS)}") for index in range(len(cases))]
     with ExitStack() as stack:
@@ -95,6 +95,20 @@ def replay_file(path: Path) -> tuple[str, int, list[Failure]]:
         with ThreadPoolExecutor(KINDS[kind].num_parallel) as pool:
             results = list(pool.map(lambda numbered: _attempt(replay, *numbered), enumerate(cases)))
     return kind, len(cases), [failure for failure in results if failure is not None]
+
+
+def _parse(path: Path) -> tuple[str, list[Case]]:
+    """Raises ValueError, in words, for what is no file of the format."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"is no JSON: {error}") from error
+    kind, cases = (content.get("kind"), content.get("cases")) if isinstance(content, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(cases, list) or not cases:
+        raise ValueError('has no cases: want {"kind": "…", "cases": [{…}, …]}, with at least one')
+    return kind, cases
 
 
 def _attempt(replay: Replay, index: int, case: Case) -> Failure | None:
@@ -115,7 +129,12 @@ def main(arguments: Sequence[str]) -> int:
     num_passed = num_failed = 0
     for path in parser.parse_args(arguments).files:
         started = time.monotonic()
-        kind, count, failures = replay_file(path)
+        try:
+            kind, count, failures = replay_file(path)
+        except ValueError as error:
+            print(f"{path}: {error}; counted as failed", flush=True)
+            num_failed += 1
+            continue
         for failure in failures:
             print(f"  {kind} case {failure.case}: {failure.text}")
         print(f"{kind}: {count - len(failures)} of {count} passed ({time.monotonic() - started:.1f} s)", flush=True)

@@ -55,6 +55,20 @@ def test_mean_of_gradients_by_the_originals_calls(target: Target) -> None:
         assert accumulator.status().step == 0
 
 
+def test_numbers_that_are_no_whole_ones_are_refused_in_words(target: Target) -> None:
+    fraction: Any = 1.5
+    with ConditionalAccumulator(target, np.float32, (2,), shared_name="w") as accumulator:
+        for call, words in (
+            (lambda: accumulator.take_grad(fraction), "num_required: got 1.5, want a whole number"),
+            (lambda: accumulator.apply_grad([1, 2], local_step=fraction), "local_step: got 1.5, want a whole number"),
+            (lambda: accumulator.set_global_step(fraction), "new_global_step: got 1.5"),
+            (lambda: ConditionalAccumulator(target, np.float32, (fraction,), shared_name="v"), "shape: got 1.5"),
+        ):
+            with pytest.raises(InvalidSpec, match=words):
+                call()
+        assert accumulator.num_accumulated() == 0
+
+
 def test_same_name_is_the_same_accumulator(target: Target) -> None:
     with contextlib.ExitStack() as stack:
         first, second = (

@@ -73,6 +73,7 @@ def test_classes_that_the_examples_lack_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
+        ({"hidden_units": 8}, r"hidden_units: got 8, want a sequence of numbers such as \(64,\)"),
         ({"hidden_units": (4, 0)}, "hidden_units: got 0, want a whole number >= 1"),
         ({"batch_size": 2.5}, "batch_size: got 2.5, want a whole number >= 1"),
         ({"max_iter": 0}, "max_iter: got 0, want a whole number >= 1"),

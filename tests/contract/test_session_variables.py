@@ -1,5 +1,6 @@
 """One contract for what variables may be, in process and over gRPC: tables, state, cut along any axis; averages, limits, metrics."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ModelMismatch, SlotNotFound, VariableNotFound
+from ps_protocol.policy_spec import PolicyName
 from ps_protocol.tensors import Array
 from tests.contract.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, State, Table, Variable
@@ -205,3 +207,36 @@ def test_who_must_not_create_waits_for_who_may(start: Start) -> None:
         second.create_or_join(declared(), optimizer=worker_client.sgd(0.5), create=False, timeout_s=20)
     join(second, create=False)
     np.testing.assert_array_equal(second.read_rows("rows"), ROWS)
+
+
+def test_half_precision_rows_of_one_index_are_summed_before_anything_is_rounded(start: Start) -> None:
+    session = start(Shape(num_ps=2)).session()
+    session.create_or_join({"t": Table((3, 1), dtype="float16")}, optimizer=worker_client.sgd(0.1), timeout_s=20)
+    assert session.step({"t": IndexedSlices([2, 0, 2], np.array([[60000], [1], [60000]], np.float16))}, timeout_s=20).is_accepted
+    np.testing.assert_array_equal(session.read_rows("t"), np.array([[-0.1], [0], [-12000]], np.float16))
+
+
+@pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=lambda policy: policy.text)
+def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, policy: worker_client.PolicySpec) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    sessions = [cluster.session() for _ in range(2)]
+    sessions[0].set_policy(policy, timeout_s=20)
+    values = {"t": Table((40, 2), partitioner=worker_client.fixed_size_partitioner(20))}
+    for session in sessions:
+        session.create_or_join(values, optimizer=worker_client.momentum(1.0, momentum=0.0), timeout_s=20)
+    observer, torn = cluster.observer(), 0
+
+    def train(session: Session) -> None:
+        every_row = IndexedSlices(np.arange(40), -np.ones((40, 2), np.float32))
+        for _ in range(50):
+            session.step({"t": every_row}, timeout_s=20)
+        session.close()
+
+    threads = [threading.Thread(target=train, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        torn += len(np.unique(observer.read_rows("t"))) > 1
+        observer.get_slot("t", "momentum")
+    assert not torn
+    np.testing.assert_array_equal(observer.read_rows("t"), np.full((40, 2), 50 if policy.name is PolicyName.SYNC else 100))

@@ -1,5 +1,7 @@
 """What every `Shard` does with sparse variables, whatever carries it: rows in, rows out, and nothing else touched."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,16 @@ def test_rows_of_one_index_are_summed(tables: Trainer) -> None:
     np.testing.assert_array_equal(tables.rows([4, 1])[1][:, 0], [1 - 3.0, 1 - 4.0])
 
 
+def test_half_precision_sums_and_means_are_not_rounded_on_their_way_to_the_optimizer(shard: Shard) -> None:
+    trainer = Trainer(shard, layout_of(table("t", (2, 1), DataType.FLOAT16)))
+    trainer.create(1024.0)
+    # In float16, 2048 + 1 is 2048.
+    one, _ = trainer.push_rows(0, rows={0: ([1, 1], [[2048.0], [1.0]])})
+    other, _ = trainer.push_rows(1, rows={0: ([1], [[2048.0]])})
+    trainer.apply(one.push_id, other.push_id)
+    np.testing.assert_array_equal(trainer.rows([0, 1])[1], [[1024.0], [1024.0 - 0.5 * 2048.5]])
+
+
 def test_each_row_is_divided_by_the_contributions_that_have_it(tables: Trainer) -> None:
     one, _ = tables.push_rows(0, rows={0: ([1, 2], 4.0)})
     other, _ = tables.push_rows(1, rows={0: ([2, 3], 8.0)})
@@ -102,6 +114,34 @@ def test_rows_of_the_step_before_can_still_be_read(tables: Trainer) -> None:
         tables.rows([0], step=0)
     with pytest.raises(StepNotReady):
         tables.rows([0], step=3)
+
+
+def test_step_is_kept_while_its_reader_is_at_work_where_steps_wait_for_readers(tables: Trainer) -> None:
+    tables.configure(1, accepts_stale=True)
+    tables.train_rows(0, [7], 2.0)
+    done: list[str] = []
+
+    def go_on() -> None:
+        for step in (1, 2):
+            tables.train_rows(step, [7], 2.0)
+            done.append(f"step {step}")
+
+    training = threading.Thread(target=go_on)
+
+    def meanwhile(step: int) -> None:
+        assert step == 1
+        training.start()
+        for _ in range(20):
+            np.testing.assert_array_equal(tables.rows([7], step=step)[1], np.zeros((1, 3)))
+        done.append("reading")
+
+    into = np.empty((1, 3), np.float32)
+    request = RowsRequest(epoch=EPOCH, layout_hash=TABLE.hash, table=0, step=None)
+    found = tables.shard.read_rows(request, np.array([7]), Segments([into.view(np.uint8).reshape(-1)]), meanwhile=meanwhile)
+    training.join(20)
+    assert (found, into.tolist(), done[-1]) == (1, [[0.0] * 3], "step 2")
+    assert done.index("reading") < done.index("step 2")
+    assert tables.rows([7])[0] == 3
 
 
 def test_rows_of_the_step_before_can_be_read_where_every_row_moves(shard: Shard) -> None:

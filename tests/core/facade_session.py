@@ -18,6 +18,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.variables: dict[str, Array] = {}
+        self.averaged: tuple[str, ...] = ()
         self.global_step = 0
         self.policy = PolicySpec()
         self.is_finished = False
@@ -68,6 +69,7 @@ class FakeSession:
         self.cluster.asked.append(f"model create={create}")
         is_new = not self.cluster.variables
         if is_new:
+            self.cluster.averaged = () if averages is None else averages.variables
             self.cluster.variables = {name: np.array(getattr(value, "value", value)) for name, value in initial_values.items()}
         return is_new
 
@@ -93,7 +95,7 @@ class FakeSession:
         return SimpleNamespace(outcome=PushOutcome.ACCEPTED, step=step, applied_step=step, staleness=0)
 
     def read_averages(self, names: Any = None) -> dict[str, Array]:
-        return {name: self.cluster.variables[name] / 2 for name in (names or self.cluster.variables)}
+        return {name: self.cluster.variables[name] / 2 for name in (names or self.cluster.averaged)}
 
     def get_slot(self, variable: str, slot: str) -> Array:
         return np.full_like(self.cluster.variables[variable], 7.0)

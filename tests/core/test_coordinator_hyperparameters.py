@@ -39,9 +39,33 @@ def test_optimizers_change_one_by_one_and_shards_hear_of_all_that_differ_from_th
     assert (model_was, model_is.hyperparameters, model_is.learning_rate) == (MOMENTUM, {"momentum": 0.5}, constant(0.1))
     assert (own_was.learning_rate, own_is.learning_rate) == (constant(0.2), constant(0.3))
     status = driver.coordinator.status(driver.now)
-    assert (status.hyperparameters_version, status.optimizer) == (2, "momentum (learning_rate 0.1, momentum 0.5)")
+    assert (status.hyperparameters_version, status.optimizer) == (
+        2,
+        "momentum (learning_rate 0.1, momentum 0.5); v: adagrad (learning_rate 0.3)",
+    )
     with pytest.raises(InvalidSpec, match="initial_accumulator_value cannot be changed while training"):
         driver.set_hyperparameters(HyperparameterChange(variable="v", hyperparameters={"initial_accumulator_value": 0.2}))
+
+
+def test_status_counts_tables_among_what_a_server_holds() -> None:
+    driver = Driver(num_shards=2)
+    dense = VariableSpec(name="w", data_type=DataType.FLOAT64, shape=(3,))
+    table = VariableSpec(name="t", data_type=DataType.FLOAT32, shape=(100, 2), is_sparse=True)
+    placement = PlacementPolicy(pins=(("w", 0), ("t", 1)))
+    driver.train(0, model=ModelSpec(variables=(dense, table), optimizer=MOMENTUM, placement=placement))
+    shards = driver.coordinator.status(driver.now).shards
+    assert [(shard.arena_bytes, shard.num_slices) for shard in shards] == [(64, 1), (800, 1)]  # dense ones lie in whole cache lines
+
+
+def test_status_names_no_number_that_has_no_effect() -> None:
+    driver = Driver()
+    off = {"momentum": 0.9, "use_nesterov": 0.0, "weight_decay": 0.0}
+    driver.train(0, model=dataclasses.replace(model_with_own_optimizer(), optimizer=dataclasses.replace(MOMENTUM, hyperparameters=off)))
+    assert driver.coordinator.status(driver.now).optimizer == "momentum (learning_rate 0.1, momentum 0.9); v: adagrad (learning_rate 0.2)"
+    driver.set_hyperparameters(HyperparameterChange(hyperparameters={"weight_decay": 0.01}))
+    assert driver.coordinator.status(driver.now).optimizer == (
+        "momentum (learning_rate 0.1, momentum 0.9, weight_decay 0.01); v: adagrad (learning_rate 0.2)"
+    )
 
 
 def test_a_worker_that_presents_the_original_model_still_joins_after_a_change() -> None:

@@ -109,6 +109,22 @@ def test_what_sync_has_counted_becomes_single_steps_under_async() -> None:
     assert (result.outcome, result.applied_step, result.staleness) == (ACCEPTED, 2, 2)
 
 
+def test_each_that_sync_has_counted_is_told_the_step_that_it_becomes_under_async() -> None:
+    driver = Driver(total_num_replicas=4)
+    workers = driver.train(0, 1, 2, 3)
+    committed = workers[0].next_push()
+    told = workers[0].commit(push_id=committed)
+    calls = [worker.ask(commit=worker.next_commit()) for worker in workers[1:3]]
+    driver.set_policy(ASYNC)
+    commits = [worker.answer(call).commit for worker, call in zip(workers[1:3], calls, strict=True)]
+    assert [(commit.outcome, commit.applied_step, commit.staleness) for commit in commits if commit] == [(ACCEPTED, 1, 1), (ACCEPTED, 2, 2)]
+    again = workers[0].commit(push_id=committed)
+    assert (told.applied_step, again.first_outcome, again.applied_step) == (0, ACCEPTED, 0)
+    sequence = dataclasses.replace(committed, worker=2, sequence=1)
+    assert workers[2].commit(0, push_id=sequence).applied_step == 2, "a repeated commit is told the same"
+    assert driver.coordinator.status(driver.now).max_observed_staleness == 2
+
+
 def test_what_waits_for_its_turn_is_applied_before_sync_begins_and_new_ones_are_late() -> None:
     driver = Driver(policy=ASYNC, total_num_replicas=3, applies_at_once=False)
     first, second, third = driver.train(0, 1, 2)

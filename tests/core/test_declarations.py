@@ -91,6 +91,11 @@ def test_placement_is_agreed_on_in_numbers() -> None:
         ({"v": Variable(np.zeros(3, np.int64))}, "'v': its initial value is int64"),
         ({"v": Variable(1.0, partitioner=worker_client.fixed_size_partitioner(2))}, "'v': its partitioner is for a scalar"),
         ({"v": Table(np.zeros((2, 2)), initializer=worker_client.zeros_initializer())}, "'v': has values and an initializer"),
+        ({"v": Table((2, 2), initializer=np.zeros)}, "'v': initializer: got <built-in function zeros>, want what zeros_initializer"),  # type: ignore[arg-type]
+        ({"v": Variable(np.zeros(3), constraint="positive")}, "'v': constraint: got 'positive', want what non_negative"),  # type: ignore[arg-type]
+        ({"v": Variable(np.zeros(3), partitioner=2)}, "'v': its partitioner is 2, want what fixed_size_partitioner"),  # type: ignore[arg-type]
+        ({"v": Table((2, 2), dtype="float33")}, "'v': dtype = 'float33' is no type"),
+        ({"v": Table((2, 2), sparse_mean=["mean"])}, "'v': sparse_mean = \\['mean'\\], want one of"),  # type: ignore[arg-type]
         ({"v": Table((2, 2), sparse_mean="mean")}, "'v': sparse_mean = 'mean', want one of per_index, per_replica"),
         ({"v": Table((2, 2), partitioner=worker_client.fixed_size_partitioner(2, axis=1))}, "'v': a sparse variable can only be cut along"),
         ({"v": Table(1.0)}, "'v': a scalar has no rows"),
@@ -115,6 +120,9 @@ def test_what_no_cluster_could_take_is_refused_in_words(variables: Any, words: s
         ({"averages": worker_client.moving_average(0.9, variables=["n"])}, "averages: variable 'n' is a table or takes plain updates"),
         ({"placement": Placement(pins={"z": 0})}, "placement: there is no variable 'z'"),
         ({"placement": Placement(load=lambda spec: -1.0)}, "the load of variable 't' is -1.0"),
+        ({"placement": Placement(load=lambda spec: "x")}, "the load of variable 't' is 'x', want a finite number"),  # type: ignore[arg-type,return-value]
+        ({"placement": Placement(load=3)}, "placement: load = 3, want a function"),  # type: ignore[arg-type]
+        ({"placement": Placement(pins=["t"])}, "placement: pins = \\['t'\\], want a dict"),  # type: ignore[arg-type]
         ({"optimizer": None}, "optimizer: got None"),
     ],
 )
@@ -129,7 +137,17 @@ def test_policies_and_choices_are_checked_where_they_are_written() -> None:
         lambda: worker_client.ssp_policy(-1),
         lambda: worker_client.async_policy(use_locking=False, max_staleness=3),
         lambda: worker_client.async_policy(too_stale="forget"),
+        lambda: worker_client.async_policy(too_stale=["drop"]),  # type: ignore[arg-type]
+        lambda: worker_client.async_policy(use_locking="no"),  # type: ignore[arg-type]
+        lambda: worker_client.ssp_policy(1.5),  # type: ignore[arg-type]
         lambda: worker_client.moving_average(1.5),
+        lambda: worker_client.moving_average("0.9"),  # type: ignore[arg-type]
+        lambda: worker_client.moving_average(0.9, variables="w"),  # type: ignore[arg-type]
+        lambda: worker_client.clip_to("-1", 1),  # type: ignore[arg-type]
+        lambda: worker_client.max_norm(True),
+        lambda: worker_client.uniform_initializer(0, 1, seed=1.5),  # type: ignore[arg-type]
+        lambda: worker_client.local(policy="async"),  # type: ignore[arg-type]
+        lambda: worker_client.local(num_ps="2"),  # type: ignore[arg-type]
         lambda: worker_client.clip_to(1, -1),
         lambda: worker_client.max_norm(0),
         lambda: worker_client.uniform_initializer(0, 1, seed=-1),
@@ -137,3 +155,13 @@ def test_policies_and_choices_are_checked_where_they_are_written() -> None:
         with pytest.raises(PsError):
             make()
     assert worker_client.ssp_policy(2, max_staleness=4, too_stale="scale").text == "ssp(2), scales beyond staleness 4"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    two: Any = np.int64(2)
+    assert worker_client.ssp_policy(two, max_staleness=two) == worker_client.ssp_policy(2, max_staleness=2)
+    assert worker_client.normal_initializer(0, 1, seed=two) == worker_client.normal_initializer(0, 1, seed=2)
+    assert worker_client.moving_average(np.float64(0.5)) == worker_client.moving_average(0.5)
+    where = Placement(pins={"w": np.int64(0)}, load=lambda spec: np.float32(2))  # type: ignore[dict-item,arg-type,return-value]
+    policy = declared({"w": np.zeros(3)}, placement=where).model.placement
+    assert (policy.pins, policy.loads) == ((("w", 0),), (("w", 2.0),))

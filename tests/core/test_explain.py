@@ -2,6 +2,7 @@ import re
 
 from chief import events as ev
 from ps_protocol.chief import ClusterState
+from ps_protocol.policy_spec import PolicyName, PolicySpec
 from tests.core.chief_driver import Driver, Worker
 
 
@@ -18,6 +19,21 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
         "step 0 has 1 of 2 contributions; missing: worker 1 (last seen 3.1 s ago on host-b pid 912, lease ends in 6.9 s);"
         " if it does not come back start a replacement with the same index"
     )
+
+
+def test_a_change_of_policy_that_a_stopped_server_holds_up_is_told_as_that() -> None:
+    driver = Driver(num_shards=2, total_num_replicas=2, applies_at_once=False)
+    (first,) = driver.train(0)
+    first.push()
+    driver.set_policy(PolicySpec(name=PolicyName.ASYNC))
+    assert words(driver) == "the parameter servers are being told of new settings"
+    driver.send(ev.ShardUnreachable(shard=1, why="no answer"))
+    driver.pass_time(4.0)
+    assert words(driver) == (
+        "ps 1 at host-p:5001 has not answered for 4.0 s (no answer); if it is gone its variables are lost and the cluster must be started"
+        " again; the parameter servers are being told of new settings"
+    )
+    assert driver.coordinator.status(driver.now).waiting_for == words(driver)
 
 
 def test_a_lapsed_worker_is_named_with_the_end_of_its_lease() -> None:

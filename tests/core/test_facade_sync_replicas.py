@@ -190,7 +190,7 @@ def test_averages_of_the_optimizer_belong_to_the_model(graph: Graph, w: ModelVar
     get_variable("other", np.zeros(2))
     step = get_or_create_global_step()
     averages = ExponentialMovingAverage(0.9, num_updates=step)
-    assert averages.average(w) is None
+    assert averages.average(w) is None and averages.average("w") is None  # type: ignore[arg-type]
     sync(variable_averages=averages, variables_to_average=[w]).minimize(LOSS, global_step=step)
     spec = graph.declaration().averages
     assert spec is not None and (spec.decay, spec.use_num_updates, spec.variables) == (0.9, True, ("w",))
@@ -240,3 +240,22 @@ def test_variables_are_restored_from_their_averages(w: ModelVariable) -> None:
     saved = {"w/ExponentialMovingAverage": np.full(3, 5.0), "w": np.zeros(3), "fixed": np.ones(2)}
     np.testing.assert_equal(worker_client.restored_values(saved, names)["w"], np.full(3, 5.0))
     assert averages.variables_to_restore([]) == {"w": w, "fixed": fixed, "global_step": step}
+
+
+def test_a_variable_without_an_average_is_restored_from_itself(w: ModelVariable) -> None:
+    averages = ExponentialMovingAverage(0.9)
+    averages.apply([w])
+    other = get_variable("other", np.ones(2))
+    names = averages.variables_to_restore()
+    assert names == {"w/ExponentialMovingAverage": w, "other/ExponentialMovingAverage": other}, "as in the original"
+    GradientDescentOptimizer(0.1).minimize(lambda variables: (0.0, {"w": np.ones(3), "other": np.ones(2)}), get_or_create_global_step())
+    cluster = FakeCluster()
+    with MonitoredTrainingSession(cluster) as session:
+        cluster.variables |= {"w": np.full(3, 4.0), "other": np.full(2, 7.0)}
+        restored = worker_client.restored_values(session.session, names)
+        np.testing.assert_equal(restored, {"w": np.full(3, 2.0), "other": np.full(2, 7.0)})
+    saved = {"w/ExponentialMovingAverage": np.full(3, 5.0), "w": np.zeros(3), "other": np.ones(2)}
+    np.testing.assert_equal(worker_client.restored_values(saved, names), {"w": np.full(3, 5.0), "other": np.ones(2)})
+    for incomplete in ({"w": np.zeros(3), "other": np.ones(2)}, {"w/ExponentialMovingAverage": np.zeros(3)}):
+        with pytest.raises(KeyError, match=r"there is no value of '(w|other)/ExponentialMovingAverage' to restore"):
+            worker_client.restored_values(incomplete, names)

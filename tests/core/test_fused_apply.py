@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -78,6 +79,25 @@ def test_values_that_change_in_place_are_the_same(name: str) -> None:
     np.testing.assert_array_equal(in_place, beside)
 
 
+def test_intermediate_results_of_a_formula_are_never_where_others_read_and_change_in_place() -> None:
+    class Watched(UpdateRule):
+        """Notes whether a formula is given memory that others use at the same time."""
+
+        given: ClassVar[list[bool]] = []
+
+        def apply(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array]) -> None:
+            shared = [memory, *slot_memories.values()]
+            self.given.append(any(np.may_share_memory(mine, theirs) for mine in (value, out, *slots) for theirs in shared))
+            super().apply(value, out=out, slots=slots, gradient=gradient, scratch=scratch)
+
+    rule = Watched(OptimizerSpec(name="adagrad", learning_rate=constant(0.1)))
+    memory, slot_memories = _random(LAYOUT, np.random.default_rng(0)), _slots(LAYOUT, rule)
+    rule.begin(0)
+    gradients = [_random(LAYOUT, np.random.default_rng(1))]
+    FusedApply(LAYOUT, [rule], block_bytes=256).run(StepMemory(value=memory, out=memory, slots=slot_memories, gradients=gradients, step=0))
+    assert rule.given and not any(rule.given)
+
+
 @pytest.mark.parametrize("num_gradients", [1, 2, 3, 4, 7])
 def test_mean_is_the_sum_in_order_divided_by_their_number(num_gradients: int) -> None:
     rng = np.random.default_rng(3)
@@ -98,7 +118,7 @@ def test_nonfinite_elements_of_the_mean_are_counted() -> None:
     LAYOUT.view(first, 0)[[1, 5]] = np.inf, np.nan
     LAYOUT.view(second, 0)[1] = -np.inf
     LAYOUT.view(second, 3)[129] = np.nan
-    rule = _rule("adam", 1e300)
+    rule = _rule("adam", 3e38)
     fused = FusedApply(LAYOUT, [rule], block_bytes=64)
     memory, slots = [aligned_bytes(LAYOUT.nbytes) for _ in range(2)], _slots(LAYOUT, rule)
     assert fused.run(StepMemory(value=memory[0], out=memory[1], slots=slots, gradients=[first, second], step=0)) == 3

@@ -16,6 +16,7 @@ from ps_protocol.variable_options import Partition
 from worker_client.gradients import Staging
 from worker_client.model_memory import ModelMemory
 from worker_client.outgoing import Outgoing, as_metrics
+from worker_client.row_gradients import row_gradient
 from worker_client.variables import IndexedSlices
 
 SHAPES: dict[str, tuple[int, ...]] = {"layer1/weight": (3, 4), "b1": (4,), "loss_scale": (), "nothing": (0, 2)}
@@ -168,12 +169,21 @@ def rows(indices: Any, values: Any = None, **options: Any) -> IndexedSlices:
     return IndexedSlices(indices, np.ones((len(indices), 2), np.float16) if values is None else values, **options)
 
 
-def test_rows_are_sorted_and_those_of_one_index_summed_in_single_precision(mixed: Staging) -> None:
-    values = np.array([[1, 1], [2, 2], [2048, 3], [1, 4], [1, 5]], np.float16)
-    gradient = mixed.stage({"t": rows(np.array([7, 0, 3, 3, 3], np.uint8), values), "w": W}, step=0).rows["t"]
+def test_rows_are_sorted_and_those_of_one_index_summed() -> None:
+    variable = VariableSpec(name="t", data_type=DataType.FLOAT32, shape=(10, 2), is_sparse=True)
+    values = np.array([[1, 1], [2, 2], [2048, 3], [1, 4], [1, 5]], np.float32)
+    gradient = row_gradient(rows(np.array([7, 0, 3, 3, 3], np.uint8), values), variable)
     np.testing.assert_array_equal(gradient.indices, [0, 3, 7])
-    # A half-precision sum would stop at 2048.
-    np.testing.assert_array_equal(gradient.values, np.array([[2, 2], [2050, 12], [1, 1]], np.float16))
+    np.testing.assert_array_equal(gradient.values, np.array([[2, 2], [2050, 12], [1, 1]], np.float32))
+    assert (gradient.indices.dtype.name, gradient.values.dtype.name) == ("int64", "float32")
+
+
+def test_half_precision_rows_are_sorted_and_left_to_the_server_to_sum(mixed: Staging) -> None:
+    values = np.array([[1, 1], [2, 2], [2048, 3], [1, 4], [60000, 5]], np.float16)
+    gradient = mixed.stage({"t": rows(np.array([7, 0, 3, 3, 3], np.uint8), values), "w": W}, step=0).rows["t"]
+    np.testing.assert_array_equal(gradient.indices, [0, 3, 3, 3, 7])
+    # A half-precision sum would stop at 2048, or be infinite.
+    np.testing.assert_array_equal(gradient.values, np.array([[2, 2], [2048, 3], [1, 4], [60000, 5], [1, 1]], np.float16))
     assert (gradient.indices.dtype.name, gradient.values.dtype.name) == ("int64", "float16")
 
 

@@ -44,11 +44,19 @@ def test_given_hyperparameters_win_over_defaults() -> None:
         ("adam", {"beta1": 1.0}, "beta1 = 1.0, want >= 0 and < 1"),
         ("adam", {"beta2": 1.5}, "beta2 = 1.5, want >= 0 and < 1"),
         ("adam", {"epsilon": -1e-8}, "epsilon = -1e-08, want >= 0"),
+        ("sgd", {"weight_decay": 1e39}, r"weight_decay = 1e\+39, want at most 3.403e\+38"),
     ],
 )
 def test_wrong_optimizers_are_refused(name: str, hyperparameters: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         optimizer(name, **hyperparameters)
+
+
+def test_learning_rate_that_is_infinite_in_single_precision_is_refused() -> None:
+    for rate in (constant(1e39), Schedule(name="piecewise_constant", boundaries=(10,), values=(0.1, 1e39))):
+        with pytest.raises(InvalidSpec, match=r"learning_rate = 1e\+39, want at most 3.403e\+38: a larger one is infinite in float32"):
+            optimizer("sgd", rate)
+    assert optimizer("sgd", constant(3.4e38)).learning_rate == constant(3.4e38)
 
 
 def test_learning_rate_must_not_be_negative_anywhere() -> None:

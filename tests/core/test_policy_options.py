@@ -1,11 +1,13 @@
 """The flags of policies: what they make, what a chief is given for it, and which ones make no sense. No process."""
 
 import argparse
+import dataclasses
 
 import pytest
 
 from chief.config import parse_config
 from lockstep.cluster import ClusterSpec
+from lockstep.needs import needs_of
 from lockstep.policy import change_of
 from lockstep.policy_options import POLICIES, add_policy_options, policy_flags, policy_of
 from lockstep.supervision import LaunchFailed
@@ -13,6 +15,7 @@ from ps_protocol.chief import HyperparameterChange
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import constant
 from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from tests.core.chief_driver import Driver
 
 SSP = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=4, too_stale=TooStale.SCALE)
 UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
@@ -50,7 +53,7 @@ def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, pol
         ("--max-staleness 3", "--max-staleness: it is for the policy async and ssp, not sync"),
         ("--num-tokens 3", "--num-tokens: only --tokens fifo has it"),
         ("--policy async --too-stale drop", "--too-stale: give --max-staleness"),
-        ("--policy async --no-locking --max-staleness 3", "max_staleness: sync drops whatever is stale, and async without locking"),
+        ("--policy async --no-locking --max-staleness 3", "max_staleness: async without locking applies before"),
     ],
 )
 def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complaint: str) -> None:
@@ -88,6 +91,28 @@ def test_training_goes_on_with_as_many_workers_as_its_policy_needs(
 ) -> None:
     spec = ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
     assert spec.num_workers_needed == needed
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_required", "num_places", "needed", "text"),
+    [
+        (PolicySpec(), 2, 3, 2, "a step needs 2"),
+        (PolicySpec(), 5, 3, 3, "a step needs 5"),
+        (PolicySpec(), 5, 2, 2, "a step needs 5"),
+        (PolicySpec(), 2, 0, 2, "a step needs 2"),
+        (FIFO, 3, 3, 1, "policy sync, fifo tokens: a step needs 3"),
+        (SSP, 1, 3, 1, "policy ssp(2), scales beyond staleness 4: every contribution is a step"),
+    ],
+)
+def test_what_a_step_needs_is_what_the_chief_says_now(
+    policy: PolicySpec, num_required: int, num_places: int, needed: int, text: str
+) -> None:
+    driver = Driver()
+    status = dataclasses.replace(
+        driver.coordinator.status(driver.now), policy=policy.text, replicas_to_aggregate=num_required, total_num_replicas=num_places
+    )
+    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    assert (needs.num_workers, needs.text) == (needed, text)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,18 @@ def test_a_policy_says_what_it_is(policy: PolicySpec, text: str, reads_latest: b
         ({"num_tokens": -2}, "num_tokens: got -2, want -1"),
         ({"name": ASYNC, "tokens": TokenMode.FIFO}, "only the policy sync has a choice of tokens"),
         ({"name": SSP, "use_locking": False}, "only the policy async"),
-        ({"max_staleness": 1}, "max_staleness: sync drops"),
-        ({"name": ASYNC, "use_locking": False, "max_staleness": 1}, "async without locking applies before"),
+        ({"max_staleness": 1}, "max_staleness: sync drops whatever is stale; use it"),
+        (
+            {"name": ASYNC, "use_locking": False, "max_staleness": 1},
+            "max_staleness: async without locking applies before anybody",
+        ),
+        ({"name": SSP, "staleness": 1.5}, "staleness: got 1.5, want a whole number"),
+        ({"name": SSP, "staleness": True}, "staleness: got True, want a whole number"),
+        ({"name": SSP, "staleness": None}, "staleness: got None, want a whole number"),
+        ({"name": SSP, "max_staleness": 1.5}, "max_staleness: got 1.5, want a whole number"),
+        ({"num_tokens": 1.5, "tokens": TokenMode.FIFO}, "num_tokens: got 1.5, want a whole number"),
+        ({"replicas_to_aggregate": 2.0}, "replicas_to_aggregate: got 2.0, want a whole number"),
+        ({"total_num_replicas": "3"}, "total_num_replicas: got '3', want a whole number"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields: dict[str, object], text: str) -> None:

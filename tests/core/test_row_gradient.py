@@ -35,8 +35,10 @@ def test_rows_of_one_index_are_summed_and_indices_ascend() -> None:
 def test_half_precision_rows_are_summed_in_float32() -> None:
     # In float16 the sum of ones stops growing at 2048.
     ordered = in_order(_gradient([3] * 4000, np.ones(4000), np.float16), sum_dtype=SUM)
-    assert ordered.rows.dtype.name == "float16"
-    assert ordered.rows.tolist() == [[4000.0]]
+    assert (ordered.rows.dtype, ordered.rows.tolist()) == (SUM, [[4000.0]])
+    # In float16 60000 + 60000 is infinite, and 2049 is 2048.
+    assert in_order(_gradient([3, 3], np.array([60000, 60000]), np.float16), sum_dtype=SUM).rows.tolist() == [[120000.0]]
+    assert in_order(_gradient([3, 3], np.array([2048, 1]), np.float16), sum_dtype=SUM).rows.tolist() == [[2049.0]]
 
 
 def test_empty_gradient_stays_empty() -> None:
