@@ -90,6 +90,13 @@ def _prepare_set(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_set)
 
 
+def _prepare_plan(parser: argparse.ArgumentParser) -> None:
+    from lockstep.plan import add_plan_arguments, run_plan
+
+    add_plan_arguments(parser)
+    parser.set_defaults(run=run_plan)
+
+
 def _prepare_health(parser: argparse.ArgumentParser) -> None:
     from lockstep.health import add_health_arguments, run_health
 
@@ -104,6 +111,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "status": ("show a cluster's step, workers and parameter servers, and what it waits for", _prepare_status),
     "policy": ("show how a cluster coordinates its workers, or change it between two steps", _prepare_policy),
     "set": ("change the learning rate or another number of a running cluster's optimizer", _prepare_set),
+    "plan": ("say how many backup workers pay, from measured or assumed computing times", _prepare_plan),
     "finish": ("end training: every worker is released, and the processes end", _prepare_finish),
     "health": ("ask a parameter server or chief whether it is alive, or ready", _prepare_health),
 }

@@ -39,6 +39,8 @@ THIRD_PARTY = {
     "chief": {"grpc", "google", "grpc_health"},
     "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn"},
 }
+# What simulates a cluster is as pure as the cores, though it lives beside the command; it may import the chief's core.
+SIMULATION = ("latencies", "planning", "shared_link", "simulation", "simulation_result", "trace", "trace_recorder", "status_text")
 # The one exception: local() composes all roles in one process.
 EXCEPTION = ("worker_client", "local", "lockstep.in_process")
 
@@ -103,6 +105,17 @@ def test_core_knows_no_wire_thread_clock_or_log(path: Path) -> None:
                 imported.top in sys.stdlib_module_names or imported.top in ("numpy", "ml_dtypes")
             )
         if not allowed:
+            wrong.append(_where(path, imported))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("stem", SIMULATION)
+def test_simulation_knows_no_wire_thread_clock_or_log(stem: str) -> None:
+    wrong = []
+    for imported in imports(path := ROOT / "lockstep" / f"{stem}.py"):
+        own = imported.module.split(".")[1] if "." in imported.module else ""
+        pure = {"lockstep": own in SIMULATION, "chief": _layer("chief", own) == 0, "ps_protocol": _is_pure(imported.module)}
+        if imported.top in FORBIDDEN_IN_PURE or not pure.get(imported.top, imported.top not in PACKAGES):
             wrong.append(_where(path, imported))
     assert not wrong, "\n".join(wrong)
 

@@ -1,0 +1,287 @@
+"""Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
+
+The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from chief import events as ev
+from chief.coordination import CoordinationConfig
+from chief.coordinator import Coordinator
+from lockstep.latencies import Latency
+from lockstep.shared_link import SharedLink
+from lockstep.simulation_result import Moment, SimulationResult, result_of
+from ps_protocol.chief import (
+    ModelReply,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    RegisterRequest,
+    Registration,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.shard import PushId
+from ps_protocol.tensors import DataType, VariableSpec
+
+MAX_WORKERS = 10_000
+_LEASE_S = 1e12  # simulated workers don't die, and send no sign of life
+_MAX_WAIT_S = 20.0
+_NUM_DRAWN = 32  # computing times that are drawn at once
+_SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a contribution costs besides computing, in seconds.
+
+    `calls_s`: the calls of one contribution, half of them before it is computed and half after. `send_s`, `receive_s`: to send the
+    variables to one worker, and to receive one contribution, with nothing else under way; transfers at the same time share the servers'
+    link evenly. `apply_s`: to apply a step.
+    """
+
+    calls_s: float = 0.0
+    send_s: float = 0.0
+    receive_s: float = 0.0
+    apply_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("calls_s", "send_s", "receive_s", "apply_s"):
+            value = getattr(self, name)
+            if not 0 <= value < 1e6:
+                raise InvalidSpec(f"{name.removesuffix('_s')}: got {value:g}, want 0 or more seconds")
+
+
+def simulate(
+    *,
+    policy: PolicySpec,
+    num_workers: int,
+    latency: Latency,
+    num_required: int | None = None,
+    costs: Costs | None = None,
+    num_rounds: int = 200,
+    num_warm_up: int = 10,
+    seed: int = 0,
+) -> SimulationResult:
+    """Returns what training would cost; the same arguments give the same result.
+
+    `num_required`: R of the policy sync (None: as many as workers). A round is a step of R contributions under sync, and as many
+    contributions as there are workers otherwise; the first `num_warm_up` are not measured. Worker w computes the same times in every run
+    with the same seed. Raises InvalidSpec.
+    """
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise InvalidSpec(f"workers: got {num_workers}, want 1 to {MAX_WORKERS}")
+    if num_required is not None and not 1 <= num_required <= num_workers:
+        raise InvalidSpec(f"contributions a step needs: got {num_required}, want 1 to {num_workers}, the number of workers")
+    if num_rounds < 1 or num_warm_up < 0:
+        raise InvalidSpec(f"rounds: got {num_rounds} and {num_warm_up} before them, want 1 or more and 0 or more")
+    if policy.applies_on_arrival:
+        raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
+    simulation = _Simulation(
+        policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed
+    )
+    steps_per_round = num_workers if policy.accepts_stale else 1
+    return simulation.run(num_warm_up=num_warm_up * steps_per_round, num_steps=num_rounds * steps_per_round)
+
+
+class _Worker:
+    """One worker: who it is, the variables that it has, and the times that it will compute."""
+
+    __slots__ = ("index", "local_step", "participant", "random", "request_id", "sequence", "times", "token")
+
+    def __init__(self, participant: Participant, *, seed: int) -> None:
+        self.participant = participant
+        self.index = participant.index
+        self.token = self.local_step = self.sequence = self.request_id = 0
+        self.random = np.random.default_rng((seed, participant.index))
+        self.times: list[float] = []
+
+
+class _Simulation:
+    def __init__(
+        self, *, policy: PolicySpec, num_workers: int, num_required: int | None, latency: Latency, costs: Costs, seed: int
+    ) -> None:
+        self._latency, self._costs = latency, costs
+        self._reads_latest = policy.reads_latest
+        self._now = 0.0
+        self._queue: list[tuple[float, int, Callable[[int], None], int]] = []
+        self._num_queued = 0
+        self._step_times: list[float] = []
+        self._stalenesses: list[int] = []
+        self._setup_reply: ev.Answer = None
+        self._out = _Transfers(self, alone_s=costs.send_s, then=self._compute)
+        self._in = _Transfers(self, alone_s=costs.receive_s, then=self._received)
+        config = CoordinationConfig(
+            policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
+        )
+        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0)
+        self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
+        self._workers = [self._join(index, seed) for index in range(num_workers)]
+        self._begin()
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self._now
+
+    def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
+        """Has something happen; at once if there is no delay."""
+        if delay_s <= 0:
+            what(whose)
+            return
+        self._num_queued += 1
+        heapq.heappush(self._queue, (self._now + delay_s, self._num_queued, what, whose))
+
+    def run(self, *, num_warm_up: int, num_steps: int) -> SimulationResult:
+        """Lets workers work until so many steps are applied."""
+        for worker in self._workers:
+            self._released(worker.index)
+        self._run_to(num_warm_up)
+        start, self._step_times, self._stalenesses = self._moment(), [self._now], []
+        self._run_to(num_warm_up + num_steps)
+        return result_of(
+            start,
+            self._moment(),
+            step_times=self._step_times,
+            stalenesses=self._stalenesses,
+            ideal_per_s=sum(1 / self._latency.mean_s(worker.index) for worker in self._workers),
+        )
+
+    def _run_to(self, step: int) -> None:
+        coordinator, queue = self._coordinator, self._queue
+        while coordinator.global_step < step:
+            when, _, what, whose = heapq.heappop(queue)
+            while (due := coordinator.next_deadline()) is not None and due < when:
+                self._now = max(self._now, due)
+                self._tell(ev.TimerFired())
+            self._now = when
+            what(whose)
+
+    def _moment(self) -> Moment:
+        return Moment(now=self._now, status=self._coordinator.status(self._now))
+
+    # -- joining
+
+    def _join(self, index: int, seed: int) -> _Worker:
+        request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="", pid=0, request_id=index)
+        registration = self._ask_to_join(ev.RegisterWorker(call=_SETUP_CALL, request=request))
+        assert isinstance(registration, Registration)
+        return _Worker(registration.participant, seed=seed)
+
+    def _begin(self) -> None:
+        variable = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1,))
+        optimizer = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
+        model = ModelSpec(variables=(variable,), optimizer=optimizer, placement=PlacementPolicy())
+        first = self._workers[0].participant
+        reply = self._ask_to_join(ev.RegisterModel(call=_SETUP_CALL, participant=first, model=model, max_wait_s=_MAX_WAIT_S))
+        assert isinstance(reply, ModelReply)
+        self._ask_to_join(ev.CompleteInitialization(call=_SETUP_CALL, participant=first, attempt=reply.attempt))
+
+    def _ask_to_join(self, event: ev.Event) -> ev.Answer:
+        self._tell(event)
+        return self._setup_reply
+
+    # -- the coordinator
+
+    def _tell(self, event: ev.Event) -> None:
+        for instruction in self._coordinator.handle(event, self._now):
+            match instruction:
+                case ev.Reply(call=call, value=TokenReply() as reply):
+                    self._answered(call, reply)
+                case ev.Reply(value=value):
+                    self._setup_reply = value
+                case ev.Refuse(error=error):
+                    raise error
+                case ev.ApplyStep(step=step):
+                    self.later(self._costs.apply_s, self._applied, step)
+                case ev.ConfigureShards(version=version):
+                    self._tell(ev.ShardsConfigured(version=version))
+
+    def _applied(self, step: int) -> None:
+        self._step_times.append(self._now)
+        self._tell(ev.StepApplied(step=step))
+
+    # -- one contribution, from token to token
+
+    def _answered(self, index: int, reply: TokenReply) -> None:
+        worker = self._workers[index]
+        if reply.commit is not None and reply.commit.outcome is PushOutcome.ACCEPTED:
+            self._stalenesses.append(reply.commit.staleness)
+        if reply.result is TokenResult.WAIT:
+            self._ask(worker, None)
+        elif reply.result is TokenResult.TOKEN:
+            worker.token = reply.step
+            self.later(self._costs.calls_s / 2, self._released, index)
+
+    def _released(self, index: int) -> None:
+        worker = self._workers[index]
+        worker.local_step = self._coordinator.global_step if self._reads_latest else worker.token
+        self._out.start(index)
+
+    def _compute(self, index: int) -> None:
+        worker = self._workers[index]
+        if not worker.times:
+            worker.times = self._latency.draw(worker.random, _NUM_DRAWN, worker=index).tolist()
+        self.later(worker.times.pop(), self._in.start, index)
+
+    def _received(self, index: int) -> None:
+        self.later(self._costs.calls_s / 2, self._contribute, index)
+
+    def _contribute(self, index: int) -> None:
+        worker = self._workers[index]
+        worker.sequence += 1
+        worker.request_id += 1
+        push_id = PushId(worker=index, incarnation=worker.participant.incarnation, sequence=worker.sequence)
+        self._ask(worker, PushCommit(push_id=push_id, step=worker.local_step, staged=True))
+
+    def _ask(self, worker: _Worker, commit: PushCommit | None) -> None:
+        self._tell(
+            ev.DequeueToken(
+                call=worker.index,
+                participant=worker.participant,
+                local_step=worker.token,
+                request_id=worker.request_id,
+                max_wait_s=_MAX_WAIT_S,
+                commit=commit,
+            )
+        )
+
+
+class _Transfers:
+    """One direction of the servers' link; `then` is what a worker does whose transfer has ended."""
+
+    def __init__(self, simulation: _Simulation, *, alone_s: float, then: Callable[[int], None]) -> None:
+        self._simulation = simulation
+        self._link = SharedLink(alone_s=alone_s) if alone_s else None
+        self._then = then
+        self._version = 0
+
+    def start(self, index: int) -> None:
+        """Begins a worker's transfer."""
+        if self._link is None:
+            self._then(index)
+            return
+        self._link.start(index, now=self._simulation.now)
+        self._expect(self._link)
+
+    def _expect(self, link: SharedLink) -> None:
+        # A transfer that begins later makes all others longer: what was expected before counts no more.
+        self._version += 1
+        if (end := link.next_end()) is not None:
+            self._simulation.later(max(1e-12, end - self._simulation.now), self._end, self._version)
+
+    def _end(self, version: int) -> None:
+        if version != self._version or self._link is None:
+            return
+        index = self._link.pop_end(now=self._simulation.now)
+        self._expect(self._link)
+        self._then(index)
