@@ -17,7 +17,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test bench bench-policies bench-sparse check fix proto clean \
+.PHONY: help install demo test bench bench-policies bench-sparse bench-peers check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
@@ -39,6 +39,9 @@ bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow w
 
 bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
 	@$(BIN)/python -m benchmarks.sparse_table $(ARGS)
+
+bench-peers: $(DEV)  ## side by side with TensorFlow, torch (gloo) and MXNet, which it installs; ARGS="--sizes 4KiB/4 --repeat 1"
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
 
@@ -89,7 +92,7 @@ check-breaking: $(DEV)  ## the protos still understand the last release's messag
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove the environments, caches and what demos wrote
-	@rm -rf .venv .venv-proto .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.cluster_run import peak_rss_bytes
 from benchmarks.figures import human_bytes
 from benchmarks.table_worker import OPTIMIZERS, TableReport, TableWork
+from benchmarks.watching import peak_rss_bytes
 from benchmarks.worker import RELEASE_VARIABLE
 from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
 from lockstep.process import Process

@@ -14,10 +14,11 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *so
 COMMANDS = {
     "ps": ["-m", "ps_server"],
     "chief": ["-m", "chief"],
-    **{name: ["-m", "lockstep", name] for name in ("up", "demo", "status", "policy", "set", "finish", "health")},
+    **{name: ["-m", "lockstep", name] for name in ("up", "demo", "status", "policy", "set", "plan", "finish", "health")},
     "step": ["-m", "benchmarks.step"],
     "table": ["-m", "benchmarks.table"],
     "policies": ["-m", "benchmarks.policies"],
+    "peers": ["-m", "benchmarks.peers"],
     "sparse_table": ["-m", "benchmarks.sparse_table"],
 }
 
@@ -46,7 +47,9 @@ def test_make_targets_exist(page: Path) -> None:
     assert not [target for target in named if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)]
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "running.md", ROOT / "benchmarks" / "README.md", ROOT / "README.md"], ids=_name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs" / "running.md", ROOT / "docs" / "planning.md", ROOT / "benchmarks" / "README.md", ROOT / "README.md"], ids=_name
+)
 def test_flags_exist(page: Path) -> None:
     known = {flag for command in COMMANDS for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
     foreign = {"--build", "--scale", "--its"}  # docker's, and the example's own

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from benchmarks.cluster_run import run_cluster
+from benchmarks.figures import RunFigures
+from benchmarks.peers.comparison import compare
 from benchmarks.policies import main as policies
 from benchmarks.sparse_table import main as sparse_table
 from benchmarks.step import main
+from benchmarks.workload import Workload
 
 
 @pytest.mark.timeout(120)
@@ -49,6 +53,16 @@ def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixt
     # Rows of both workers, there and back. Whatever else this machine sends to itself counts too.
     assert figures["bytes_per_step"] > 49 * 2 * 2 * 64
     assert figures["ps_bytes"] > figures["ps_empty_bytes"] > 1 << 20
+
+
+@pytest.mark.timeout(120)
+def test_own_half_of_the_comparison_runs_beside_a_peer() -> None:
+    work = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=1, num_steps=5)
+    peer = RunFigures(step_s=[1.0] * 5, cpu_s_per_step={"worker": 1.0}, peak_rss_bytes={"worker": 1 << 20}, num_accepted=10)
+    comparison = compare(work, "made up", run_peer=lambda: peer, run_own=lambda: run_cluster(work, is_tcp=True, timeout_s=100), repeat=1)
+    assert comparison.own_runs[0].num_accepted == 10
+    assert comparison.own_runs[0].cpu_s_per_step.keys() == {"ps", "chief", "worker"}
+    assert comparison.peer_ms == 1000 and comparison.ratio == comparison.own_ms / 1000 > 0
 
 
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,91 @@
+"""Runs a workload once on a peer, each role in its own process. Knows processes and ports; not what the peer does with them."""
+
+import dataclasses
+import json
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.figures import RunFigures
+from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.role import RoleWork
+from benchmarks.watching import Watcher
+from benchmarks.workload import NUM_WARMUP_STEPS, Workload
+from lockstep.cluster import with_checkout
+from lockstep.process import ProcessSpec
+from lockstep.supervision import Supervisor
+
+_START_TIMEOUT_S = 120.0
+
+
+def run_peer(peer: Peer, workload: Workload, *, python: Path, timeout_s: float) -> RunFigures:
+    """Starts the peer's processes, runs the workload once, ends them all. Raises LaunchFailed with the words of whatever failed."""
+    watcher = Watcher(is_quiet=True)
+    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
+        launch = _Launch(peer, workload, python, supervisor, ports=_free_ports(1 + workload.num_workers))
+        for server in peer.servers:
+            watcher.servers.append(supervisor.start(launch.spec(server)))
+        for index in range(workload.num_workers):
+            supervisor.start(launch.spec(f"worker {index}"))
+        watcher.await_up(supervisor, num_workers=workload.num_workers, timeout_s=_START_TIMEOUT_S)
+        (supervisor.directory / "go").touch()
+        watcher.await_figures(supervisor, num_workers=workload.num_workers, timeout_s=timeout_s)
+        figures = watcher.run_figures(num_steps=workload.num_steps)
+        supervisor.stop(grace_s=0.0)  # they would go on for ever, and some of them take their time to notice
+    return figures
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Launch:
+    """How the processes of one run are started."""
+
+    peer: Peer
+    workload: Workload
+    python: Path
+    supervisor: Supervisor
+    ports: Sequence[int]
+
+    def spec(self, name: str) -> ProcessSpec:
+        """Returns what to start under a name such as "worker 0" or "ps 0"."""
+        kind, _, index = name.partition(" ")
+        work = RoleWork(
+            kind=kind,
+            index=int(index),
+            num_workers=self.workload.num_workers,
+            num_elements=self.workload.num_elements,
+            num_variables=self.workload.num_variables,
+            num_warmup_steps=NUM_WARMUP_STEPS,
+            num_steps=self.workload.num_steps,
+            ports=list(self.ports),
+            directory=str(self.supervisor.directory),
+        )
+        command = [str(self.python), "-m", self.peer.program, json.dumps(dataclasses.asdict(work)), *self.peer.arguments]
+        return ProcessSpec(name=name, command=command, environment=self._environment(kind))
+
+    def _environment(self, kind: str) -> dict[str, str | None]:
+        no_proxies: dict[str, str | None] = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"))
+        return {
+            **no_proxies,
+            **with_checkout(),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "DMLC_ROLE": kind,
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(self.ports[0]),
+            "DMLC_NUM_SERVER": "1",
+            "DMLC_NUM_WORKER": str(self.workload.num_workers),
+        }
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now: the peers have no way to take any and say which."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
