@@ -13,6 +13,8 @@ ROLES = {"ps": ("ps_server", "run one parameter server"), "chief": ("chief", "ru
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # gRPC notes each connection that a server closes, and reads this when it is imported, which no line above does. Children have it too.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         if words and words[0] in ROLES:
             _run_role(words[0], words[1:])
