@@ -10,11 +10,11 @@ _FACTORIES: dict[str, tuple[Callable[[float], OptimizerSpec], float]] = {
     "sgd": (worker_client.sgd, 0.4),
     "momentum": (worker_client.momentum, 0.05),
     "adagrad": (worker_client.adagrad, 0.1),
-    "adagrad_da": (worker_client.adagrad_da, 0.3),
+    "adagrad_da": (worker_client.adagrad_da, 0.15),
     "adam": (worker_client.adam, 0.005),
     "rmsprop": (worker_client.rmsprop, 0.003),
     "adadelta": (worker_client.adadelta, 3.0),
-    "ftrl": (worker_client.ftrl, 0.3),
+    "ftrl": (worker_client.ftrl, 0.15),
     "proximal_sgd": (worker_client.proximal_sgd, 0.4),
     "proximal_adagrad": (worker_client.proximal_adagrad, 0.1),
 }
