@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -182,11 +181,6 @@ class Supervisor:
     def _read_signals(self) -> None:
         with suppress(BlockingIOError):
             self._interrupts += [signal.Signals(number) for number in self._wakeup.recv(4096) if number in _ENDING]
-
-
-def has_ended(processes: Sequence[Process]) -> bool:
-    """Whether none of them runs any more."""
-    return not any(process.is_running for process in processes)
 
 
 def make_directory(path: Path, *, flag: str) -> None:
