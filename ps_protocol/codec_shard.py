@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ps_protocol import codec, codec_variables
+from ps_protocol.encodings import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.layout import Layout
 from ps_protocol.optimizer_spec import OptimizerSpec
@@ -31,6 +32,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 
 MAX_METRICS = 1000
+_ENCODING_NAMES = {one: f"FLOAT_ENCODING_{one.name if one.value else 'UNSPECIFIED'}" for one in FloatEncoding}
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000
 
@@ -96,6 +98,9 @@ def encode_push_header(header: PushHeader) -> pb.PushHeader:
         absent=header.absent,
         metrics={name: pb.Metric(value=metric.value, weight=metric.weight) for name, metric in header.metrics.items()},
         refused=header.refused,
+        encoding=encode_encoding(header.encoding),
+        encoded_bytes=header.encoded_bytes,
+        memory_slot=header.memory_slot,
     )
 
 
@@ -117,7 +122,28 @@ def decode_push_header(message: pb.PushHeader) -> PushHeader:
         absent=absent,
         metrics=_decode_metrics(message) if message.metrics else {},
         refused=tuple(message.refused),
+        encoding=decode_encoding(message.encoding),
+        encoded_bytes=message.encoded_bytes,
+        memory_slot=message.memory_slot if message.HasField("memory_slot") else None,
     )
+
+
+def encode_encoding(encoding: FloatEncoding) -> str:
+    """Encodes how float32 elements travel."""
+    return _ENCODING_NAMES[encoding]
+
+
+def decode_encoding(value: int, *, for_variables: bool = False) -> FloatEncoding:
+    """Decodes how float32 elements travel; raises InvalidSpec if there is no such encoding, or it is not for variables."""
+    try:
+        encoding = FloatEncoding(value)
+    except ValueError:
+        encoding = None
+    known = [one for one in FloatEncoding if not for_variables or one.is_half or one is FloatEncoding.AS_IS]
+    if encoding not in known:
+        what = "variables" if for_variables else "gradients"
+        raise InvalidSpec(f"encoding: got {value}, {what} come as one of {', '.join(f'{one.value} ({one.name})' for one in known)}")
+    return encoding
 
 
 def encode_push_reply(reply: PushReply) -> pb.PushGradientsResponse:

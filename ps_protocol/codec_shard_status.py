@@ -25,6 +25,7 @@ def encode_shard_status(status: ShardStatus) -> pb.GetShardStatusResponse:
         num_nonfinite=status.num_nonfinite,
         last_apply=codec.encode_duration(status.last_apply_s),
         settings_version=status.settings_version,
+        num_sharing=status.num_sharing,
     )
 
 
@@ -46,6 +47,7 @@ def decode_shard_status(message: pb.GetShardStatusResponse) -> ShardStatus:
         num_nonfinite=message.num_nonfinite,
         last_apply_s=codec.decode_duration(message.last_apply),
         settings_version=message.settings_version,
+        num_sharing=message.num_sharing,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ps_protocol.averages import AverageSpec
 from ps_protocol.clipping import NO_CLIP, ClipSpec
+from ps_protocol.encodings import FloatEncoding
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.layout import Layout, check_disjoint
 from ps_protocol.optimizer_spec import OptimizerSpec
@@ -61,6 +62,9 @@ class PushHeader:
     absent: tuple[int, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     refused: tuple[int, ...] = ()
+    encoding: FloatEncoding = FloatEncoding.AS_IS
+    encoded_bytes: int = 0
+    memory_slot: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:
@@ -211,6 +215,7 @@ class ShardStatus:
     num_nonfinite: int
     last_apply_s: float
     settings_version: int = 0
+    num_sharing: int = 0
 
 
 class Shard(Protocol):
@@ -229,14 +234,41 @@ class Shard(Protocol):
         Raises VariableExists if others stand.
         """
 
-    def read_variables(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, timeout_s: float | None = None) -> int:
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """Copies the variables of `step` (None: the latest) into the caller's memory and returns their step.
 
-        Raises NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
+        If that is `held_step`, which the caller has there already, nothing is copied. Raises NotInitialized, StepGone, StepNotReady. After
+        an error the contents of `into` are undefined.
+        """
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Says that the caller will read `step`, which need not be there yet: it may leave as soon as it is. A hint; never fails."""
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the arena of a step where the shard has it, read-only; None if this transport copies: then `read_variables` does.
+
+        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. Raises
+        what `read_variables` raises.
+        """
+
+    def gradient_memory(self) -> Array | None:
+        """Returns an arena to write the next gradients into, that `push_gradients` then need not copy; None if this transport copies.
+
+        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
+        TooManyPushes if there is none that is free, and no more can be had.
         """
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution, all or nothing."""
+        """Stages one contribution, all or nothing. `gradients` may begin with what `gradient_memory` gave: then that is not copied."""
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""

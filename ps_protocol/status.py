@@ -7,7 +7,7 @@ A server wraps each method in `answering` (or `answering_aio`): a PsError ends t
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import NoReturn
 
 import grpc
@@ -92,10 +92,10 @@ def answering(context: grpc.ServicerContext, *, server_name: str = "the server")
     except grpc.RpcError:
         # The request iterator ends so when the client has gone: nobody is left to be answered.
         if context.is_active():
-            _abort(context, _defect(server_name))
+            _abort(context, defect(server_name))
         raise
     except Exception:
-        _abort(context, _defect(server_name))
+        _abort(context, defect(server_name))
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, 
     except grpc.aio.AbortError:
         raise
     except Exception:
-        await context.abort(*_answer(_defect(server_name)))
+        await context.abort(*_answer(defect(server_name)))
 
 
 def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
@@ -117,17 +117,16 @@ def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
     context.abort(code, text)
 
 
-def _defect(server_name: str) -> InternalError:
+def defect(server_name: str) -> InternalError:
+    """Logs the exception that is being handled, and returns what the caller is told of it."""
     number = secrets.token_hex(4)
     log.exception("internal error number=%s", number)
     return InternalError(f"internal error {number} (see the log of {server_name})")
 
 
 def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
-    text = _encodable(error.message)
-    if len(text) > MAX_TEXT_CHARACTERS:
-        text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
-    details = error_pb2.ErrorDetails(reason=error.reason, facts=_fitting(error.facts))
+    text, facts = fitting(error)
+    details = error_pb2.ErrorDetails(reason=error.reason, facts=facts)
     return status_of(error), text, ((REASON_KEY, error.reason), (DETAILS_KEY, details.SerializeToString()))
 
 
@@ -136,7 +135,25 @@ def status_of(error: PsError) -> grpc.StatusCode:
     return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), _Code.INTERNAL)
 
 
-def _fitting(facts: dict[str, str]) -> dict[str, str]:
+def fitting(error: PsError) -> tuple[str, dict[str, str]]:
+    """Returns an error's text and facts as they may travel: cut to what fits into headers."""
+    text = _encodable(error.message)
+    if len(text) > MAX_TEXT_CHARACTERS:
+        text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
+    return text, _fitting_facts(error.facts)
+
+
+def typed_error(reason: str, message: str, facts: dict[str, str]) -> PsError:
+    """Returns the error of a reason."""
+    if reason in _BY_REASON:
+        return _BY_REASON[reason](message, facts=facts)
+    # A newer server's reason: its text is still the best there is, and a program may look at `reason`.
+    unknown = PsError(message, facts=facts)
+    unknown.reason = reason
+    return unknown
+
+
+def _fitting_facts(facts: dict[str, str]) -> dict[str, str]:
     room, kept = MAX_FACTS_BYTES, {}
     for name, value in ((name, _encodable(value)) for name, value in facts.items()):
         size = len(name.encode()) + len(value.encode()) + 8
@@ -159,20 +176,28 @@ def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", ti
     """
     if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
         return InternalError(f"{target}: {error!r}")
-    details = _details(error)
+    metadata = error.trailing_metadata() or ()
+    return from_ending(error.code(), error.details() or "", tuple(metadata), target=target, awaited=awaited, timeout_s=timeout_s)
+
+
+def from_ending(
+    code: grpc.StatusCode,
+    text: str,
+    metadata: Iterable[tuple[str, str | bytes]],
+    *,
+    target: str,
+    awaited: str = "an answer",
+    timeout_s: float | None = None,
+) -> PsError:
+    """Returns the typed error behind the end of a call: its status, its text and its trailing metadata. See `rebuild`."""
+    details = _details(metadata)
     if details is None:
-        return from_status(error.code(), error.details() or "", target=target, awaited=awaited, timeout_s=timeout_s)
-    message, facts = error.details() or "", dict(details.facts)
-    if details.reason in _BY_REASON:
-        return _BY_REASON[details.reason](message, facts=facts)
-    # A newer server's reason: its text is still the best there is, and a program may look at `reason`.
-    unknown = PsError(message, facts=facts)
-    unknown.reason = details.reason
-    return unknown
+        return from_status(code, text, target=target, awaited=awaited, timeout_s=timeout_s)
+    return typed_error(details.reason, text, dict(details.facts))
 
 
-def _details(error: grpc.Call | grpc.aio.AioRpcError) -> error_pb2.ErrorDetails | None:
-    for key, value in error.trailing_metadata() or ():
+def _details(metadata: Iterable[tuple[str, str | bytes]]) -> error_pb2.ErrorDetails | None:
+    for key, value in metadata:
         if key == DETAILS_KEY and isinstance(value, bytes):
             with contextlib.suppress(DecodeError):
                 return error_pb2.ErrorDetails.FromString(value)

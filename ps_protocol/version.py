@@ -17,7 +17,8 @@ class ProtocolVersion:
 
 
 # 2: the name of a layout covers tables, axes and optimizers, and a worker must know policies that read the newest variables.
-PROTOCOL_VERSION = ProtocolVersion(major=2, minor=0)
+# 2.1: standing streams, shared memory and encodings of float32.
+PROTOCOL_VERSION = ProtocolVersion(major=2, minor=1)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

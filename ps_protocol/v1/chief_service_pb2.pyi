@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from ps_protocol.v1 import error_pb2 as _error_pb2
 from ps_protocol.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -323,6 +324,32 @@ class DequeueTokenResponse(_message.Message):
     reads_latest: bool
     settings_version: int
     def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ...) -> None: ...
+
+class ConverseRequest(_message.Message):
+    __slots__ = ("call", "dequeue_token", "commit_push", "heartbeat")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    DEQUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_PUSH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    dequeue_token: DequeueTokenRequest
+    commit_push: CommitPushRequest
+    heartbeat: HeartbeatRequest
+    def __init__(self, call: _Optional[int] = ..., dequeue_token: _Optional[_Union[DequeueTokenRequest, _Mapping]] = ..., commit_push: _Optional[_Union[CommitPushRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ...) -> None: ...
+
+class ConverseResponse(_message.Message):
+    __slots__ = ("call", "dequeue_token", "commit_push", "heartbeat", "error")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    DEQUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_PUSH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    dequeue_token: DequeueTokenResponse
+    commit_push: CommitPushResponse
+    heartbeat: HeartbeatResponse
+    error: _error_pb2.CallError
+    def __init__(self, call: _Optional[int] = ..., dequeue_token: _Optional[_Union[DequeueTokenResponse, _Mapping]] = ..., commit_push: _Optional[_Union[CommitPushResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class GetClusterStatusRequest(_message.Message):
     __slots__ = ("max_ledger_entries",)

@@ -77,6 +77,11 @@ class ChiefServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenResponse.FromString,
                 _registered_method=True)
+        self.Converse = channel.stream_stream(
+                '/ps_protocol.v1.ChiefService/Converse',
+                request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.ConverseRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.ConverseResponse.FromString,
+                _registered_method=True)
         self.GetClusterStatus = channel.unary_unary(
                 '/ps_protocol.v1.ChiefService/GetClusterStatus',
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.GetClusterStatusRequest.SerializeToString,
@@ -165,6 +170,15 @@ class ChiefServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Converse(self, request_iterator, context):
+        """The standing form of what a worker asks for with every step: any number of calls under way, each answer with the number of its call.
+        The end of the stream is like the cancellation of the calls that have no answer yet.
+        Errors: those of the call, in the answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetClusterStatus(self, request, context):
         """Reports the cluster, and says in words what it waits for. No effect.
         """
@@ -237,6 +251,11 @@ def add_ChiefServiceServicer_to_server(servicer, server):
                     servicer.DequeueToken,
                     request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenResponse.SerializeToString,
+            ),
+            'Converse': grpc.stream_stream_rpc_method_handler(
+                    servicer.Converse,
+                    request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.ConverseRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.ConverseResponse.SerializeToString,
             ),
             'GetClusterStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetClusterStatus,
@@ -478,6 +497,33 @@ class ChiefService(object):
             '/ps_protocol.v1.ChiefService/DequeueToken',
             ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenRequest.SerializeToString,
             ps__protocol_dot_v1_dot_chief__service__pb2.DequeueTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Converse(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ChiefService/Converse',
+            ps__protocol_dot_v1_dot_chief__service__pb2.ConverseRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_chief__service__pb2.ConverseResponse.FromString,
             options,
             channel_credentials,
             insecure,

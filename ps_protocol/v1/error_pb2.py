@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aps_protocol/v1/error.proto\x12\x0eps_protocol.v1\"\x84\x01\n\x0c\x45rrorDetails\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x36\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\'.ps_protocol.v1.ErrorDetails.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aps_protocol/v1/error.proto\x12\x0eps_protocol.v1\"\x84\x01\n\x0c\x45rrorDetails\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x36\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\'.ps_protocol.v1.ErrorDetails.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8f\x01\n\tCallError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x05\x66\x61\x63ts\x18\x03 \x03(\x0b\x32$.ps_protocol.v1.CallError.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORDETAILS_FACTSENTRY']._loaded_options = None
   _globals['_ERRORDETAILS_FACTSENTRY']._serialized_options = b'8\001'
+  _globals['_CALLERROR_FACTSENTRY']._loaded_options = None
+  _globals['_CALLERROR_FACTSENTRY']._serialized_options = b'8\001'
   _globals['_ERRORDETAILS']._serialized_start=47
   _globals['_ERRORDETAILS']._serialized_end=179
   _globals['_ERRORDETAILS_FACTSENTRY']._serialized_start=135
   _globals['_ERRORDETAILS_FACTSENTRY']._serialized_end=179
+  _globals['_CALLERROR']._serialized_start=182
+  _globals['_CALLERROR']._serialized_end=325
+  _globals['_CALLERROR_FACTSENTRY']._serialized_start=135
+  _globals['_CALLERROR_FACTSENTRY']._serialized_end=179
 # @@protoc_insertion_point(module_scope)

@@ -20,3 +20,20 @@ class ErrorDetails(_message.Message):
     reason: str
     facts: _containers.ScalarMap[str, str]
     def __init__(self, reason: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class CallError(_message.Message):
+    __slots__ = ("reason", "message", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from ps_protocol.v1 import error_pb2 as _error_pb2
 from ps_protocol.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -11,6 +12,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FloatEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FLOAT_ENCODING_UNSPECIFIED: _ClassVar[FloatEncoding]
+    FLOAT_ENCODING_BFLOAT16: _ClassVar[FloatEncoding]
+    FLOAT_ENCODING_FLOAT16: _ClassVar[FloatEncoding]
+    FLOAT_ENCODING_INT8_BLOCKS: _ClassVar[FloatEncoding]
+    FLOAT_ENCODING_TOP_K: _ClassVar[FloatEncoding]
+
 class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PUSH_RESULT_UNSPECIFIED: _ClassVar[PushResult]
@@ -18,6 +27,11 @@ class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_RESULT_STALE: _ClassVar[PushResult]
     PUSH_RESULT_DUPLICATE: _ClassVar[PushResult]
     PUSH_RESULT_APPLIED: _ClassVar[PushResult]
+FLOAT_ENCODING_UNSPECIFIED: FloatEncoding
+FLOAT_ENCODING_BFLOAT16: FloatEncoding
+FLOAT_ENCODING_FLOAT16: FloatEncoding
+FLOAT_ENCODING_INT8_BLOCKS: FloatEncoding
+FLOAT_ENCODING_TOP_K: FloatEncoding
 PUSH_RESULT_UNSPECIFIED: PushResult
 PUSH_RESULT_STAGED: PushResult
 PUSH_RESULT_STALE: PushResult
@@ -79,14 +93,18 @@ class CreateVariablesResponse(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class ReadVariablesRequest(_message.Message):
-    __slots__ = ("epoch", "step", "layout_hash")
+    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    HELD_STEP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     layout_hash: str
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    encoding: FloatEncoding
+    held_step: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ...) -> None: ...
 
 class ReadVariablesResponse(_message.Message):
     __slots__ = ("step", "frame")
@@ -105,7 +123,7 @@ class PushGradientsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused")
+    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +139,10 @@ class PushHeader(_message.Message):
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SLOT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     push_id: _tensor_pb2.PushId
     step: int
@@ -129,7 +151,11 @@ class PushHeader(_message.Message):
     absent: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.MessageMap[str, Metric]
     refused: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ...) -> None: ...
+    encoding: FloatEncoding
+    encoded_bytes: int
+    memory_slot: int
+    content_bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -154,6 +180,138 @@ class PushGradientsResponse(_message.Message):
     result: PushResult
     step: int
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StreamPushesRequest(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    frame: _tensor_pb2.ArenaFrame
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
+
+class StreamPushesResponse(_message.Message):
+    __slots__ = ("push_id", "reply", "error")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    push_id: _tensor_pb2.PushId
+    reply: PushGradientsResponse
+    error: _error_pb2.CallError
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushGradientsResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+
+class StreamVariablesRequest(_message.Message):
+    __slots__ = ("read", "max_wait")
+    READ_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    read: ReadVariablesRequest
+    max_wait: _duration_pb2.Duration
+    def __init__(self, read: _Optional[_Union[ReadVariablesRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class StreamVariablesResponse(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    header: VariablesHeader
+    frame: _tensor_pb2.ArenaFrame
+    def __init__(self, header: _Optional[_Union[VariablesHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
+
+class VariablesHeader(_message.Message):
+    __slots__ = ("step", "num_bytes", "error")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    num_bytes: int
+    error: _error_pb2.CallError
+    def __init__(self, step: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+
+class CommandShardRequest(_message.Message):
+    __slots__ = ("call", "apply", "prepare", "configure")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    apply: ApplyStepRequest
+    prepare: PrepareStepRequest
+    configure: ConfigureShardRequest
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareStepRequest, _Mapping]] = ..., configure: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ...) -> None: ...
+
+class CommandShardResponse(_message.Message):
+    __slots__ = ("call", "apply", "prepare", "configure", "error")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    apply: ApplyStepResponse
+    prepare: PrepareStepResponse
+    configure: ConfigureShardResponse
+    error: _error_pb2.CallError
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyStepResponse, _Mapping]] = ..., prepare: _Optional[_Union[PrepareStepResponse, _Mapping]] = ..., configure: _Optional[_Union[ConfigureShardResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+
+class ShareMemoryRequest(_message.Message):
+    __slots__ = ("claim", "proof", "num_slots")
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    claim: MemoryClaim
+    proof: MemoryProof
+    num_slots: int
+    def __init__(self, claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., proof: _Optional[_Union[MemoryProof, _Mapping]] = ..., num_slots: _Optional[int] = ...) -> None: ...
+
+class MemoryClaim(_message.Message):
+    __slots__ = ("epoch", "worker", "incarnation", "layout_hash", "num_slots", "boot_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker: int
+    incarnation: int
+    layout_hash: str
+    num_slots: int
+    boot_id: str
+    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., num_slots: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+
+class MemoryProof(_message.Message):
+    __slots__ = ("nonces",)
+    NONCES_FIELD_NUMBER: _ClassVar[int]
+    nonces: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, nonces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ShareMemoryResponse(_message.Message):
+    __slots__ = ("offer", "grant")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    offer: MemoryOffer
+    grant: MemoryGrant
+    def __init__(self, offer: _Optional[_Union[MemoryOffer, _Mapping]] = ..., grant: _Optional[_Union[MemoryGrant, _Mapping]] = ...) -> None: ...
+
+class MemoryOffer(_message.Message):
+    __slots__ = ("pid", "segments")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    segments: _containers.RepeatedCompositeFieldContainer[MemorySegment]
+    def __init__(self, pid: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[MemorySegment, _Mapping]]] = ...) -> None: ...
+
+class MemorySegment(_message.Message):
+    __slots__ = ("descriptor", "num_bytes")
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    descriptor: int
+    num_bytes: int
+    def __init__(self, descriptor: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class MemoryGrant(_message.Message):
+    __slots__ = ("num_slots",)
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    num_slots: int
+    def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
 class ApplyStepRequest(_message.Message):
     __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards")
@@ -318,7 +476,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +492,7 @@ class GetShardStatusResponse(_message.Message):
     LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -349,7 +508,8 @@ class GetShardStatusResponse(_message.Message):
     last_apply: _duration_pb2.Duration
     chief_incarnation: int
     settings_version: int
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ...) -> None: ...
+    num_sharing: int
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

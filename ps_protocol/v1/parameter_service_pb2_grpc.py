@@ -96,6 +96,26 @@ class ParameterServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusResponse.FromString,
                 _registered_method=True)
+        self.ShareMemory = channel.stream_stream(
+                '/ps_protocol.v1.ParameterService/ShareMemory',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryResponse.FromString,
+                _registered_method=True)
+        self.StreamPushes = channel.stream_stream(
+                '/ps_protocol.v1.ParameterService/StreamPushes',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesResponse.FromString,
+                _registered_method=True)
+        self.StreamVariables = channel.stream_stream(
+                '/ps_protocol.v1.ParameterService/StreamVariables',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesResponse.FromString,
+                _registered_method=True)
+        self.CommandShard = channel.stream_stream(
+                '/ps_protocol.v1.ParameterService/CommandShard',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.FromString,
+                _registered_method=True)
         self.ShutdownShard = channel.unary_unary(
                 '/ps_protocol.v1.ParameterService/ShutdownShard',
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShutdownShardRequest.SerializeToString,
@@ -205,6 +225,42 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareMemory(self, request_iterator, context):
+        """Lets a worker of the same host write its gradients into memory of the shard, and read the variables there, so that nothing travels. Lasts as
+        long as the stream: its end, for whatever reason, takes the worker's memory away. The shard offers, the worker proves that it has mapped
+        the very memory, and is told that it may use it; later messages ask for more of it.
+        Errors: NOT_INITIALIZED, LAYOUT_MISMATCH, LIMIT_EXCEEDED, SUPERSEDED, INVALID_SPEC if the proof is wrong, UNIMPLEMENTED where memory cannot be shared.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamPushes(self, request_iterator, context):
+        """The standing form of PushGradients: one contribution after the other, each begun by a message with a header, and one answer for each, in
+        order. A contribution that fails is answered with its error, and the stream goes on with the next header.
+        Errors: those of PushGradients, in the answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamVariables(self, request_iterator, context):
+        """The standing form of ReadVariables: one request after the other, each answered by a header and then the frames, in order. A step that is not
+        there yet can be waited for, and then leaves as soon as it is there. A request that fails is answered with its error.
+        Errors: those of ReadVariables, in the answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommandShard(self, request_iterator, context):
+        """The standing form of what the chief asks for with every step; answers carry the number of their command and come in order.
+        Errors: those of the command, in the answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ShutdownShard(self, request, context):
         """Ends the process: calls under way may finish within the grace, later ones get SHUTTING_DOWN. Idempotent.
         """
@@ -274,6 +330,26 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.GetShardStatus,
                     request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusResponse.SerializeToString,
+            ),
+            'ShareMemory': grpc.stream_stream_rpc_method_handler(
+                    servicer.ShareMemory,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryResponse.SerializeToString,
+            ),
+            'StreamPushes': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamPushes,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesResponse.SerializeToString,
+            ),
+            'StreamVariables': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamVariables,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesResponse.SerializeToString,
+            ),
+            'CommandShard': grpc.stream_stream_rpc_method_handler(
+                    servicer.CommandShard,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.SerializeToString,
             ),
             'ShutdownShard': grpc.unary_unary_rpc_method_handler(
                     servicer.ShutdownShard,
@@ -607,6 +683,114 @@ class ParameterService(object):
             '/ps_protocol.v1.ParameterService/GetShardStatus',
             ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusRequest.SerializeToString,
             ps__protocol_dot_v1_dot_parameter__service__pb2.GetShardStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareMemory(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ParameterService/ShareMemory',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.ShareMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamPushes(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ParameterService/StreamPushes',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.StreamPushesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamVariables(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ParameterService/StreamVariables',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.StreamVariablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommandShard(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.ParameterService/CommandShard',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.FromString,
             options,
             channel_credentials,
             insecure,
