@@ -21,6 +21,7 @@ from lockstep.up import chosen_policy, end_roles
 from lockstep.watch import ClusterWatch
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName
+from worker_client.wire_format import wire_format
 
 WANTED_ACCURACY = 0.95
 _POLL_S = 0.1
@@ -41,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backup-workers", type=int, metavar="B", help="a step does not wait for the slowest B (default 1 with sync and several workers)"
     )
+    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
     parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
     add_policy_options(parser)
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
+    parser.add_argument("--wire", metavar="FORMAT", help="over gRPC, and so encoded: bfloat16, float16, int8 or, for example, top_k:0.05")
     parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(
@@ -83,16 +86,19 @@ class _Setting:
     optimizer: str
     learning_rate: float | None
     pace_s: float
+    wire: str | None = None
 
     @property
     def worker_flags(self) -> list[str]:
         rate = [] if self.learning_rate is None else ["--learning-rate", str(self.learning_rate)]
-        return ["--pace", str(self.pace_s), "--optimizer", self.optimizer, *rate]
+        wire = [] if self.wire is None else ["--wire", self.wire]
+        return ["--pace", str(self.pace_s), "--optimizer", self.optimizer, *rate, *wire]
 
     @property
     def summary(self) -> dict[str, object]:
         rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
-        return {"steps_asked_for": self.num_steps, "policy": self.spec.policy.text, "optimizer": self.optimizer, **rate}
+        wire = {} if self.wire is None else {"wire": self.wire}
+        return {"steps_asked_for": self.num_steps, "policy": self.spec.policy.text, "optimizer": self.optimizer, **rate, **wire}
 
 
 def _setting(arguments: argparse.Namespace) -> _Setting:
@@ -107,11 +113,28 @@ def _setting(arguments: argparse.Namespace) -> _Setting:
         optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
     except InvalidSpec as error:
         raise LaunchFailed(f"--learning-rate: {error.message}", exit_code=2) from error
+    try:
+        wire_format(arguments.wire)
+    except InvalidSpec as error:
+        raise LaunchFailed(f"--wire: {error.message.removeprefix('wire: ')}", exit_code=2) from error
     backups = arguments.backup_workers if arguments.backup_workers is not None else int(is_sync and arguments.workers > 1)
     spec = ClusterSpec(
-        num_ps=arguments.ps, num_workers=arguments.workers, num_backups=backups, max_steps=steps, lease_s=_LEASE_S, policy=policy
+        num_ps=arguments.ps,
+        num_workers=arguments.workers,
+        num_backups=backups,
+        max_steps=steps,
+        lease_s=_LEASE_S,
+        chief_in_ps=arguments.chief_in_ps,
+        policy=policy,
     )
-    return _Setting(spec=spec, num_steps=steps, optimizer=arguments.optimizer, learning_rate=arguments.learning_rate, pace_s=arguments.pace)
+    return _Setting(
+        spec=spec,
+        num_steps=steps,
+        optimizer=arguments.optimizer,
+        learning_rate=arguments.learning_rate,
+        pace_s=arguments.pace,
+        wire=arguments.wire,
+    )
 
 
 def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:

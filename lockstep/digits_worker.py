@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         examples, test = split(read_digits(arguments.digits) if arguments.digits else load_digits())
         optimizer = optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
-        with worker_client.connect() as session:
+        # Nothing travels in shared memory.
+        with worker_client.connect(transport="grpc" if arguments.wire else None, wire=arguments.wire) as session:
             part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
             print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)
             num_accepted = _train(session, part, optimizer=optimizer, pace_s=arguments.pace)
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
+    parser.add_argument("--wire", metavar="FORMAT", help="how gradients and variables travel, over gRPC then (default: as they are)")
     parser.add_argument("--digits", type=Path, metavar="FILE", help="read them from this file (default: from scikit-learn)")
     return parser
 

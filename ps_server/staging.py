@@ -7,11 +7,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.encodings_frames import DecodingWriter, decoding_writer
+from ps_protocol.encodings_top_k import decode_top_k
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.layout import ALIGNMENT, Layout, VariableSlice
 from ps_protocol.segments import Segments, SegmentWriter
 from ps_protocol.shard import SparsePart
 from ps_protocol.tensors import MAX_TENSOR_BYTES, Array
+from ps_server.encoded_pools import EncodedPools
 from ps_server.memory import BufferPool, MemoryBudget
 from ps_server.row_gradient import RowGradient, check_indices, in_order
 
@@ -23,41 +27,91 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 @dataclass(slots=True, eq=False)
 class StagedGradients:
-    """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position."""
+    """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 
-    writer: SegmentWriter
+    `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: the top k as they came. `is_foreign`: the
+    memory of `dense` is somebody else's.
+    """
+
+    writer: SegmentWriter | DecodingWriter
     dense: Array
     absent: tuple[int, ...] = ()
     rows: dict[int, RowGradient] = field(default_factory=dict)
     reserved_bytes: int = 0
+    encoding: FloatEncoding = FloatEncoding.AS_IS
+    packed: Array | None = None
+    is_foreign: bool = False
 
 
 class StagingMemory:
-    """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent."""
+    """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
+
+    Halves stay halves. int8 is decoded as it arrives, the top k when all of it is there.
+    """
 
     def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget) -> None:
         self._layout = layout
         self._pool = pool
         self._budget = budget
+        self._encoded = EncodedPools(layout, budget=budget)
 
-    def lend(self, sparse: Sequence[SparsePart], absent: tuple[int, ...], *, purpose: str) -> StagedGradients:
-        """Returns memory with undefined contents; raises InvalidSpec if the layout has no such tables or slices, or LimitExceeded."""
-        if not sparse and not absent:
-            dense = self._pool.lend(purpose=purpose)
-            return StagedGradients(SegmentWriter((dense,), dense.nbytes), dense)
+    def lend(
+        self,
+        sparse: Sequence[SparsePart],
+        absent: tuple[int, ...],
+        *,
+        encoding: FloatEncoding = FloatEncoding.AS_IS,
+        encoded_bytes: int = 0,
+        dense: Array | None = None,
+        purpose: str,
+    ) -> StagedGradients:
+        """Returns memory with undefined contents.
+
+        `dense`: memory of somebody else that has the arena already; then only the rows are to be written. Raises InvalidSpec if the layout
+        has no such tables or slices, MalformedMessage if an arena cannot have so many bytes in that encoding, LimitExceeded.
+        """
+        if not sparse and not absent and dense is None and encoding is FloatEncoding.AS_IS and not encoded_bytes:
+            memory = self._pool.lend(purpose=purpose)
+            return StagedGradients(SegmentWriter((memory,), memory.nbytes), memory)
         self._check(sparse, absent)
+        is_left_out = bool(absent) and len(absent) == len(self._layout.slices)
+        if dense is None:
+            self._encoded.check(encoding, encoded_bytes, is_left_out=is_left_out)
         pieces, rows, reserved = self._rows_memory(sparse, purpose)
         try:
-            is_left_out = bool(absent) and len(absent) == len(self._layout.slices)
-            dense = _NO_BYTES if is_left_out else self._pool.lend(purpose=purpose)
+            if dense is not None:
+                staged = StagedGradients(Segments(pieces).writer(), dense, is_foreign=True)
+            elif is_left_out:
+                staged = StagedGradients(Segments(pieces).writer(), _NO_BYTES)
+            else:
+                staged = self._lend_arena(encoding, encoded_bytes, pieces, purpose)
         except BaseException:
             self._budget.release(reserved)
             raise
-        return StagedGradients(Segments([dense, *pieces]).writer(), dense, absent, rows, reserved)
+        staged.absent, staged.rows, staged.reserved_bytes = absent, rows, reserved
+        return staged
+
+    def _lend_arena(self, encoding: FloatEncoding, encoded_bytes: int, pieces: Sequence[Array], purpose: str) -> StagedGradients:
+        if encoding.is_half:
+            halves = self._encoded.lend(encoded_bytes, purpose=purpose)
+            return StagedGradients(Segments([halves, *pieces]).writer(), halves, encoding=encoding)
+        dense = self._pool.lend(purpose=purpose)
+        if encoding is not FloatEncoding.TOP_K:
+            return StagedGradients(decoding_writer(self._layout, encoding, Segments([dense]), followed_by=pieces), dense)
+        try:
+            packed = self._encoded.lend(encoded_bytes, purpose=purpose)
+        except BaseException:
+            self._pool.take_back(dense)
+            raise
+        return StagedGradients(Segments([packed, *pieces]).writer(), dense, packed=packed)
 
     def take_back(self, staged: StagedGradients) -> None:
         """Accepts memory again."""
-        if staged.dense is not _NO_BYTES:
+        if staged.packed is not None:
+            self._encoded.take_back(staged.packed)
+        if staged.encoding is not FloatEncoding.AS_IS:
+            self._encoded.take_back(staged.dense)
+        elif staged.dense is not _NO_BYTES and not staged.is_foreign:
             self._pool.take_back(staged.dense)
         if staged.rows or staged.reserved_bytes:
             self._budget.release(staged.reserved_bytes)
@@ -66,9 +120,21 @@ class StagingMemory:
     def end_step(self) -> None:
         """Lets go of arenas that no step has needed lately."""
         self._pool.end_step()
+        self._encoded.end_step()
+
+    def release_all(self) -> None:
+        """Lets go of what is not lent, but for `pool`, which is its owner's."""
+        self._encoded.release_all()
 
     def put_in_order(self, staged: StagedGradients) -> None:
-        """Makes the indices of whole gradients ascend, each once; raises IndexOutOfRange."""
+        """Decodes what could not be while it came, and makes the indices of whole gradients ascend, each once.
+
+        Raises IndexOutOfRange, MalformedMessage.
+        """
+        if staged.packed is not None:
+            decode_top_k(staged.packed, self._layout, staged.dense)
+        if staged.encoding is not FloatEncoding.AS_IS:
+            self._encoded.clear_padding(staged.dense)
         for position, gradient in staged.rows.items():
             piece = self._layout.tables[position]
             check_indices(gradient.indices, num_rows=piece.stop - piece.start, name=piece.variable.name, first_row=piece.start)

@@ -1,0 +1,241 @@
+"""What encoding does to numbers: against slow references, and to the last bit where there is one right answer."""
+
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_protocol import encodings_halves
+from ps_protocol.encodings import FloatEncoding, encoded_nbytes, encoded_ranges, stretch
+from ps_protocol.encodings_frames import decoding_writer, encoded_frames
+from ps_protocol.encodings_halves import narrow, widen
+from ps_protocol.encodings_int8 import decode_int8, encode_int8
+from ps_protocol.encodings_top_k import top_k_of
+from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, TruncatedStream
+from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.segments import Segments
+from ps_protocol.tensors import Array, DataType, VariableSpec
+
+HALVES = {FloatEncoding.BFLOAT16: np.dtype(ml_dtypes.bfloat16), FloatEncoding.FLOAT16: np.dtype(np.float16)}
+EVERY_PATTERN = np.arange(1 << 16, dtype=np.uint16)
+
+
+def variable(name: str, size: int, data_type: DataType = DataType.FLOAT32, *, is_state: bool = False) -> VariableSlice:
+    optimizer = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0)) if is_state else None
+    spec = VariableSpec(name=name, data_type=data_type, shape=(size,), optimizer=optimizer)
+    return VariableSlice(variable=spec, start=0, stop=size)
+
+
+# Padding behind most, ranges that travel as they are between those that do not, and more than one int8 block.
+MIXED = Layout(
+    [
+        variable("w", 777),
+        variable("d", 9, DataType.FLOAT64),
+        variable("h", 5, DataType.BFLOAT16),
+        variable("b", 3),
+        variable("count", 4, is_state=True),
+    ]
+)
+
+
+def arena(layout: Layout, seed: int = 0) -> Array:
+    rng, memory = np.random.default_rng(seed), aligned_bytes(layout.nbytes)
+    for index, piece in enumerate(layout.slices):
+        layout.view(memory, index)[...] = rng.standard_normal(piece.shape)
+    return memory
+
+
+def reference(values: Array, encoding: FloatEncoding) -> Array:
+    with np.errstate(all="ignore"):
+        return values.astype(HALVES[encoding]).view(np.uint16)
+
+
+def narrowed(values: Array, encoding: FloatEncoding) -> Array:
+    bits = np.empty(values.size, np.uint16)
+    narrow(values, bits, encoding)
+    return bits
+
+
+@pytest.fixture(params=["ml_dtypes", "integers"])
+def bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "integers":
+        monkeypatch.setattr(encodings_halves, "_bfloat16", lambda: None)
+
+
+@pytest.mark.parametrize("encoding", HALVES)
+@pytest.mark.usefixtures("bfloat16")
+def test_every_half_widens_to_its_own_value_and_back_to_its_own_bits(encoding: FloatEncoding) -> None:
+    # Also 64 at a time, so that what is not finite is not in every block.
+    for patterns in (EVERY_PATTERN, *EVERY_PATTERN.reshape(-1, 64)):
+        expected = patterns.view(HALVES[encoding]).astype(np.float32)
+        out = np.empty(patterns.size, np.float32)
+        widen(patterns, out, encoding)
+        np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+        is_number = ~np.isnan(out)
+        np.testing.assert_array_equal(narrowed(out, encoding)[is_number], patterns[is_number])
+
+
+@pytest.mark.parametrize("encoding", HALVES)
+@pytest.mark.usefixtures("bfloat16")
+def test_float32_rounds_to_the_nearest_half_ties_to_even(encoding: FloatEncoding) -> None:
+    halves = np.sort(EVERY_PATTERN.view(HALVES[encoding]).astype(np.float32)[:])
+    halves = halves[np.isfinite(halves)]
+    ties = ((halves[:-1].astype(np.float64) + halves[1:]) / 2).astype(np.float32)
+    nearly = [np.nextafter(ties, np.float32(side)) for side in (np.inf, -np.inf)]
+    random = np.random.default_rng(7).integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)
+    for values in (ties, *nearly, random, random[np.abs(random) < 60_000], random[:0]):
+        values = np.ascontiguousarray(values)
+        np.testing.assert_array_equal(narrowed(values, encoding), reference(values, encoding))
+
+
+@pytest.mark.usefixtures("bfloat16")
+def test_what_a_half_has_no_room_for_is_an_infinity_and_nan_stays_nan() -> None:
+    values = np.array([65519, 65520, -1e30, np.inf, -np.inf, np.nan, -np.nan, 1e-9, -0.0], np.float32)
+    out = np.empty(values.size, np.float32)
+    widen(narrowed(values, FloatEncoding.FLOAT16), out, FloatEncoding.FLOAT16)
+    np.testing.assert_array_equal(out, [65504, np.inf, -np.inf, np.inf, -np.inf, np.nan, np.nan, 0, -0.0])
+    widen(narrowed(values, FloatEncoding.BFLOAT16), out, FloatEncoding.BFLOAT16)
+    assert np.isnan(out[5:7]).all() and np.isinf(out[3:5]).all() and np.isfinite(out[:3]).all()
+    assert list(np.signbit(out[5:7])) == list(np.signbit(values[5:7])) and np.signbit(out[8])
+
+
+def test_halves_that_lie_at_an_odd_address_are_read_all_the_same() -> None:
+    raw = np.zeros(2001, np.uint8)
+    raw[1:] = reference(np.arange(1000, dtype=np.float32), FloatEncoding.BFLOAT16).view(np.uint8)
+    out = np.empty(1000, np.float32)
+    widen(raw[1:].view(np.uint16), out, FloatEncoding.BFLOAT16)
+    np.testing.assert_array_equal(out[:257], np.arange(257))
+
+
+@given(st.integers(1, 700), st.integers(0, 2**32 - 1), st.floats(1e-30, 1e30))
+def test_int8_is_wrong_by_half_of_its_blocks_scale_at_most(size: int, seed: int, magnitude: float) -> None:
+    values = (np.random.default_rng(seed).standard_normal(size) * magnitude).astype(np.float32)
+    out = int8_round_trip(values)
+    for start in range(0, size, 256):
+        block = values[start : start + 256]
+        scale = np.abs(block).max() / 127
+        assert (np.abs(out[start : start + 256] - block) <= scale * 0.5001).all()
+
+
+def test_int8_keeps_zeros_and_the_largest_and_spoils_only_the_block_that_is_not_finite() -> None:
+    values = np.zeros(1024 + 16, np.float32)
+    values[256:512] = np.linspace(-3, 3, 256)
+    values[700], values[800], values[-1] = np.inf, 1e-38, np.nan
+    out = int8_round_trip(values)
+    assert not out[:256].any() and out[256] == -3 and out[511] == 3
+    assert np.isnan(out[512:768]).all(), "one that is not finite spoils its own block"
+    assert not out[768:1024].any(), "too small for a scale"
+    assert np.isnan(out[1024:]).all(), "the last block is a shorter one"
+
+
+def int8_round_trip(values: Array) -> Array:
+    encoded, out = np.empty(values.size + 4 * -(-values.size // 256), np.uint8), np.empty_like(values)
+    encode_int8(values, encoded)
+    decode_int8(encoded, out)
+    return out
+
+
+@pytest.mark.parametrize("encoding", [FloatEncoding.AS_IS, *HALVES])
+@pytest.mark.parametrize("frame_bytes", [64, 999, 1 << 20])
+def test_frames_of_an_arena_are_its_ranges_one_after_the_other(encoding: FloatEncoding, frame_bytes: int) -> None:
+    memory = arena(MIXED)
+    frames = [(offset, bytes(frame)) for offset, frame in encoded_frames(MIXED, memory, encoding, frame_bytes)]
+    joined = b"".join(frame for _, frame in frames)
+    ends = np.cumsum([len(frame) for _, frame in frames])
+    assert [offset for offset, _ in frames] == [0, *ends[:-1]] and max(len(frame) for _, frame in frames) <= frame_bytes
+    assert len(joined) == encoded_nbytes(MIXED, encoding)
+    for one in encoded_ranges(MIXED, encoding):
+        content = memory[one.arena.start : one.arena.stop]
+        expected = reference(content.view(np.float32), encoding) if one.is_encoded else content
+        assert joined[one.start : one.stop] == expected.tobytes()
+        cut = stretch(MIXED, np.frombuffer(joined, np.uint8), encoding, one.arena, one.arena.start + 64, one.arena.stop)
+        assert cut.size == one.size - 64 // one.arena.data_type.itemsize
+
+
+@given(st.sampled_from([FloatEncoding.AS_IS, *HALVES]), st.lists(st.integers(1, 900)), st.lists(st.integers(1, 50)))
+def test_a_writer_takes_frames_that_end_anywhere_into_pieces_that_end_at_variables(
+    encoding: FloatEncoding, lengths: list[int], cuts: list[int]
+) -> None:
+    memory, tail = arena(MIXED), np.zeros(7, np.uint8)
+    encoded = b"".join(bytes(frame) for _, frame in encoded_frames(MIXED, memory, encoding, 1 << 20)) + b"1234567"
+    borders = sorted({0, MIXED.nbytes, *(64 * cut for cut in cuts if 64 * cut < MIXED.nbytes)})
+    pieces = [aligned_bytes(stop - start) for start, stop in pairwise(borders)]
+    writer = decoding_writer(MIXED, encoding, Segments(pieces), followed_by=[tail])
+    for length in lengths:
+        writer.write(writer.num_written, encoded[writer.num_written : writer.num_written + length])
+    writer.write(writer.num_written, encoded[writer.num_written :])
+    writer.finish()
+    expected, found = memory.copy(), np.concatenate(pieces)
+    for one in encoded_ranges(MIXED, encoding):
+        if one.is_encoded:
+            part = expected[one.arena.start : one.arena.stop].view(np.float32)
+            part[:] = reference(part.copy(), encoding).view(HALVES[encoding])
+    np.testing.assert_array_equal(found, expected)
+    assert tail.tobytes() == b"1234567"
+
+
+def test_a_writer_refuses_gaps_and_what_is_too_much_and_misses_what_has_not_come() -> None:
+    writer = decoding_writer(MIXED, FloatEncoding.BFLOAT16, Segments([aligned_bytes(MIXED.nbytes)]))
+    nbytes = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
+    writer.write(0, b"123")
+    for offset, length in ((0, 3), (4, 1), (3, nbytes)):
+        with pytest.raises(FrameOutOfOrder):
+            writer.write(offset, bytes(length))
+    with pytest.raises(TruncatedStream):
+        writer.finish()
+    assert writer.num_written == 3
+
+
+def test_only_float32_that_takes_gradients_is_encoded() -> None:
+    encoded = [one.arena for one in encoded_ranges(MIXED, FloatEncoding.BFLOAT16) if one.is_encoded]
+    assert [(one.data_type, MIXED.rules[one.rule]) for one in encoded] == [(DataType.FLOAT32, None)]
+    with pytest.raises(InvalidSpec):
+        next(encoded_frames(MIXED, arena(MIXED), FloatEncoding.INT8_BLOCKS, 100))
+
+
+def slow_top_k(values: Array, count: int) -> Array:
+    magnitudes = [(0.0 if np.isnan(value) else -abs(float(value)), not np.isnan(value), i) for i, value in enumerate(values)]
+    order = sorted(magnitudes, key=lambda one: (one[1], one[0], one[2]))
+    return np.array(sorted(i for *_, i in order[:count]), np.uint32)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.floats(0.0, 1.0), st.sampled_from(["normal", "few values", "zeros", "nan"]))
+def test_top_k_are_the_largest_magnitudes_and_of_equal_ones_the_first(seed: int, size: int, share: float, kind: str) -> None:
+    values = some_values(seed, size, kind)
+    count = max(1, int(share * size))
+    positions, chosen = top_k_of(lambda: iter([(0, values[:100]), (100, values[100:])]) if size > 100 else iter([(0, values)]), size, count)
+    np.testing.assert_array_equal(positions, slow_top_k(values, count))
+    np.testing.assert_array_equal(chosen, values[positions])
+
+
+@pytest.mark.parametrize("kind", ["normal", "few values", "zeros", "nan", "misleading", "sorted"])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.5])
+def test_top_k_is_exact_however_a_sample_misleads(kind: str, share: float) -> None:
+    size = 300_000
+    values = some_values(3, size, kind)
+    count = int(share * size)
+    positions, chosen = top_k_of(lambda: ((start, values[start : start + 65536]) for start in range(0, size, 65536)), size, count)
+    magnitudes = np.where(np.isnan(values), np.inf, np.abs(values))
+    expected = np.sort(np.argsort(-magnitudes, kind="stable")[:count])
+    np.testing.assert_array_equal(positions, expected)
+    np.testing.assert_array_equal(chosen, values[positions])
+
+
+def some_values(seed: int, size: int, kind: str) -> Array:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(size).astype(np.float32)
+    if kind == "few values":
+        values = np.rint(values).astype(np.float32)
+    elif kind == "zeros":
+        values[rng.random(size) < 0.999] = 0
+    elif kind == "nan":
+        values[rng.random(size) < 0.0005] = np.nan
+    elif kind == "misleading":
+        values[:: -(-size // 65536)] *= 1000  # the very ones that are sampled
+    elif kind == "sorted":
+        values.sort()
+    return values

@@ -1,0 +1,78 @@
+"""Which parts of a contribution are encoded, and what becomes of what is owed when it did not count."""
+
+import numpy as np
+import pytest
+
+from ps_protocol.encodings import FloatEncoding, encoded_nbytes
+from ps_protocol.model import ModelSpec, PlacementPolicy
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.placement import layouts, place
+from ps_protocol.tensors import Array, DataType, VariableSpec
+from worker_client.gradients import Staging
+from worker_client.model_memory import ModelMemory
+from worker_client.outgoing import Outgoing, ShardPart
+from worker_client.wire_format import WireFormat, top_k
+
+MODEL = ModelSpec(
+    variables=(
+        VariableSpec(name="a", data_type=DataType.FLOAT32, shape=(300,)),
+        VariableSpec(name="b", data_type=DataType.FLOAT32, shape=(200,)),
+        VariableSpec(name="d", data_type=DataType.FLOAT64, shape=(50,)),
+    ),
+    optimizer=OptimizerSpec(name="sgd", learning_rate=constant(1.0)),
+    placement=PlacementPolicy(pins=(("a", 0), ("b", 0), ("d", 1))),
+)
+LAYOUTS = layouts(place(MODEL, num_shards=2), num_shards=2)
+
+
+@pytest.fixture
+def staging() -> Staging:
+    return Staging(MODEL, ModelMemory(MODEL, layouts=LAYOUTS, is_writable=True))
+
+
+def gradients(seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {"a": rng.standard_normal(300).astype(np.float32), "b": rng.standard_normal(200).astype(np.float32), "d": np.ones(50)}
+
+
+def content(part: ShardPart) -> bytes:
+    return b"".join(bytes(data) for _, data in part.segments.chunks(1 << 20))
+
+
+def test_only_what_has_float32_is_encoded_and_only_if_it_travels(staging: Staging) -> None:
+    staged = staging.stage(gradients(0), step=0)
+    halved, whole = Outgoing(LAYOUTS, wire=WireFormat(gradients="bfloat16")).parts(staged)
+    nbytes = encoded_nbytes(LAYOUTS[0], FloatEncoding.BFLOAT16)
+    assert (halved.encoding, halved.encoded_bytes, halved.segments.nbytes) == (FloatEncoding.BFLOAT16, nbytes, nbytes)
+    assert (whole.encoding, whole.encoded_bytes, whole.segments.nbytes) == (FloatEncoding.AS_IS, 0, LAYOUTS[1].nbytes)
+    here = Outgoing(LAYOUTS, wire=WireFormat(gradients="bfloat16"), travels=lambda index: False).parts(staged)
+    lent = staging.memory.on([np.zeros(layout.nbytes, np.uint8) for layout in LAYOUTS])
+    shared = Outgoing(LAYOUTS, wire=WireFormat(gradients="bfloat16")).parts(Staging(MODEL, lent).stage(gradients(0), step=0))
+    assert {part.encoding for part in (*here, *shared)} == {FloatEncoding.AS_IS}
+
+
+def test_an_arena_that_is_left_out_is_not_encoded(staging: Staging) -> None:
+    part = Outgoing(LAYOUTS, wire=WireFormat(gradients="int8")).parts(staging.stage({**gradients(0), "a": None, "b": None}, step=0))[0]
+    assert (part.encoding, part.encoded_bytes, part.segments.nbytes, part.absent) == (FloatEncoding.AS_IS, 0, 0, (0, 1))
+
+
+@pytest.mark.parametrize("wire", [WireFormat(gradients="int8"), WireFormat(gradients=top_k(0.1))])
+def test_a_refused_contribution_is_as_if_it_had_not_been(staging: Staging, wire: WireFormat) -> None:
+    one, other = Outgoing(LAYOUTS, wire=wire), Outgoing(LAYOUTS, wire=wire)
+    for outgoing in (one, other):
+        outgoing.parts(staging.stage(gradients(0), step=0))
+    other.parts(staging.stage(gradients(7), step=1))
+    expected = content(one.parts(staging.stage(gradients(1), step=1))[0])
+    assert content(other.parts(staging.stage(gradients(1), step=1), is_last_counted=False)[0]) == expected
+
+
+def test_what_is_owed_waits_while_the_shard_has_no_gradients(staging: Staging) -> None:
+    wire = WireFormat(gradients=top_k(0.1))
+    one, other = Outgoing(LAYOUTS, wire=wire), Outgoing(LAYOUTS, wire=wire)
+    for outgoing in (one, other):
+        outgoing.parts(staging.stage(gradients(0), step=0))
+    nothing = {**gradients(0), "a": None, "b": None}
+    other.parts(staging.stage(nothing, step=1))
+    # That this one did not count says nothing of the one before, which had been sent.
+    found = content(other.parts(staging.stage(gradients(1), step=2), is_last_counted=False)[0])
+    assert found == content(one.parts(staging.stage(gradients(1), step=1))[0])
