@@ -14,10 +14,12 @@ def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
     _leave_out_openssl()
     # Not before: what they import looks for OpenSSL.
+    from ps_protocol.allocator import keep_freed_memory
     from ps_protocol.errors import PsError
     from ps_server.config import parse_config
     from ps_server.server import ParameterServer
 
+    keep_freed_memory(num_heaps=1)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         server = ParameterServer(parse_config(sys.argv[1:], environment=os.environ))

@@ -4,14 +4,23 @@ Formula of tf.compat.v1.train.ExponentialMovingAverage: average -= (1 - decay) *
 number.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ps_protocol.averages import AverageSpec
 from ps_protocol.layout import Layout
-from ps_protocol.tensors import Array
+from ps_protocol.tensors import Array, DataType
 from ps_server.apply_plan import Planner, Run
+
+
+class AveragedPart(NamedTuple):
+    """The bytes `start` to `stop` of a shard's memory, all of averaged variables of one type."""
+
+    data_type: DataType
+    start: int
+    stop: int
 
 
 class AverageKeeper:
@@ -30,15 +39,16 @@ class AverageKeeper:
         for run in self._runs:
             average[run.start : run.stop] = 0 if self._spec.zero_debias else values[run.start : run.stop]
 
-    def update(self, average: Array, values: Array, *, step: int, scratch: tuple[Array, Array]) -> None:
-        """Moves the averages towards the values that the update of `step` has made; `scratch`: two blocks of bytes of equal length."""
-        rate = self._rate(step)
+    def parts(self, block_bytes: int) -> Iterator["AveragedPart"]:
+        """Yields what there is to move in a step, in parts of at most `block_bytes` as they are computed with."""
         for run in self._runs:
-            dtype = run.arena.data_type.sum_dtype
-            blocks = scratch[0].view(dtype), scratch[1].view(dtype)
-            _move(_elements(average, run), _elements(values, run), rate, blocks=blocks)
+            itemsize = run.arena.data_type.itemsize
+            part_bytes = block_bytes // run.arena.data_type.sum_dtype.itemsize * itemsize
+            for start in range(run.start, run.stop, part_bytes):
+                yield AveragedPart(run.arena.data_type, start, min(start + part_bytes, run.stop))
 
-    def _rate(self, step: int) -> float:
+    def rate(self, step: int) -> float:
+        """Returns how far the averages move towards the values that the update of `step` has made; for one thread at a time."""
         rate = float(np.float32(1) - self._decay(step))
         if not self._spec.zero_debias:
             return rate
@@ -68,22 +78,19 @@ def _averaged_runs(layout: Layout, spec: AverageSpec) -> tuple[Run, ...]:
     return tuple(run for run in Planner(layout).runs(1, absent=[sorted(others)]) if run.contributors)
 
 
-def _elements(memory: Array, run: Run) -> Array:
-    return memory[run.start : run.stop].view(run.arena.data_type.dtype)
-
-
-def _move(average: Array, values: Array, rate: float, *, blocks: tuple[Array, Array]) -> None:
-    factor, block_size = blocks[0].dtype.type(rate), blocks[0].size
-    for start in range(0, values.size, block_size):
-        part, target = average[start : start + block_size], values[start : start + block_size]
-        change, precise = blocks[0][: part.size], blocks[1][: part.size]
-        if part.dtype == change.dtype:
-            _move_block(part, target, factor, change=change)
-            continue
-        np.copyto(precise, part)
-        np.copyto(change, target)
-        _move_block(precise, change, factor, change=change)
-        np.copyto(part, precise, casting="same_kind")
+def move(average: Array, values: Array, part: AveragedPart, rate: float, *, scratch: tuple[Array, Array]) -> None:
+    """Moves a part of the averages towards the values; `scratch`: two blocks of bytes, each as long as the part is computed with."""
+    data_type, stretch = part.data_type, slice(part.start, part.stop)
+    averages, targets = average[stretch].view(data_type.dtype), values[stretch].view(data_type.dtype)
+    change, precise = (block.view(data_type.sum_dtype)[: averages.size] for block in scratch)
+    factor = change.dtype.type(rate)
+    if averages.dtype == change.dtype:
+        _move_block(averages, targets, factor, change=change)
+        return
+    np.copyto(precise, averages)
+    np.copyto(change, targets)
+    _move_block(precise, change, factor, change=change)
+    np.copyto(averages, precise, casting="same_kind")
 
 
 def _move_block(average: Array, values: Array, factor: "np.floating[Any]", *, change: Array) -> None:

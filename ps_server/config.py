@@ -16,18 +16,26 @@ from ps_protocol.tf_config import parse_tf_config
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 DEFAULT_CLUSTER = "lockstep"
+# Beyond it the memory is busy, and the interpreter's lock is handed about more than held. Who knows better says so by the flag.
+_MAX_DEFAULT_APPLY_THREADS = 8
+_MAX_APPLY_THREADS = 256
+_CGROUP_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerConfig:
-    """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine."""
+    """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
+
+    `apply_threads`: how many share the work of applying a step; None: as many as it may use processors.
+    """
 
     index: int
     address: str = DEFAULT_ADDRESS
     cluster: str = DEFAULT_CLUSTER
     announce: Path | None = None
     max_memory_bytes: int | None = None
+    apply_threads: int | None = None
     allow_insecure_network: bool = False
 
     def __post_init__(self) -> None:
@@ -43,6 +51,8 @@ class ParameterServerConfig:
             raise InvalidSpec(f"--cluster: {error.message}") from None
         if self.max_memory_bytes is not None and self.max_memory_bytes < 1:
             raise InvalidSpec(f"--max-memory-bytes: got {self.max_memory_bytes}, want >= 1")
+        if self.apply_threads is not None and not 1 <= self.apply_threads <= _MAX_APPLY_THREADS:
+            raise InvalidSpec(f"--apply-threads: got {self.apply_threads}, want 1 to {_MAX_APPLY_THREADS}")
 
 
 def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) -> ParameterServerConfig:
@@ -60,6 +70,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         cluster=flags.cluster if flags.cluster is not None else environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
         announce=flags.announce,
         max_memory_bytes=_integer("--max-memory-bytes", flags.max_memory_bytes, "LOCKSTEP_MAX_MEMORY_BYTES", environment),
+        apply_threads=_integer("--apply-threads", flags.apply_threads, "LOCKSTEP_APPLY_THREADS", environment),
         allow_insecure_network=flags.allow_insecure_network or _truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),
     )
 
@@ -74,6 +85,16 @@ def machine_memory_bytes() -> int:
     return min(limits)
 
 
+def default_apply_threads() -> int:
+    """Returns how many threads an apply has if nobody says: the processors that this process, or its container, may use, up to 8."""
+    counts = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MAX_DEFAULT_APPLY_THREADS]
+    # Not a number ("max") or not there: no limit.
+    with contextlib.suppress(OSError, ValueError):
+        quota_us, period_us = Path(_CGROUP_CPU_LIMIT).read_text(encoding="ascii").split()
+        counts.append(-(-int(quota_us) // int(period_us)))
+    return max(1, min(counts))
+
+
 class _Parser(argparse.ArgumentParser):
     """Leaves the words of an error to the caller, which says them in one line."""
 
@@ -82,7 +103,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m ps_server", description="Runs one parameter server until it is told to end.", allow_abbrev=False)
+    parser = _Parser(
+        prog="python -m ps_server",
+        description="Runs one parameter server until it is told to end.",
+        epilog="`lockstep ps … --with-chief …`, with the chief's flags behind it, runs the chief in the same process.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--index", metavar="I", help="which parameter server this is, from 0 [LOCKSTEP_PS_INDEX]")
     parser.add_argument(
         "--address",
@@ -93,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--announce", metavar="FILE", type=Path, help="file to write the address to, once it serves")
     parser.add_argument(
         "--max-memory-bytes", metavar="N", help="for variables, slots and contributions [LOCKSTEP_MAX_MEMORY_BYTES] (all of the machine's)"
+    )
+    parser.add_argument(
+        "--apply-threads",
+        metavar="N",
+        help="that share the work of a step [LOCKSTEP_APPLY_THREADS] (as many as it may use processors, up to 8)",
     )
     parser.add_argument(
         "--allow-insecure-network",

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ps_protocol.encodings_halves import widen_into
 from ps_protocol.tensors import Array
 
 
 def mean_of(blocks: Sequence[Array], *, out: Array, scratch: Array, weights: Sequence[float] = (), sums: bool = False) -> Array:
     """Returns the mean of one or more blocks of equal length, in `out` or, when there is nothing to compute, the one block itself.
 
-    `weights`: a factor for each block; they do not change what the sum is divided by. `sums`: nothing is divided at all.
+    Blocks of another type are converted first; uint16 is the bits of bfloat16. `weights`: a factor for each block; they do
+    not change what the sum is divided by. `sums`: nothing is divided at all.
     """
-    if weights or blocks[0].dtype != out.dtype:
+    if weights or any(block.dtype != out.dtype for block in blocks):
         _add_up_converted(blocks, weights, out=out, scratch=scratch)
     elif len(blocks) == 1:
         return blocks[0]
@@ -38,7 +40,7 @@ def mean_of(blocks: Sequence[Array], *, out: Array, scratch: Array, weights: Seq
 def _add_up_converted(blocks: Sequence[Array], weights: Sequence[float], *, out: Array, scratch: Array) -> None:
     for position, block in enumerate(blocks):
         term = scratch if position else out
-        np.copyto(term, block)
+        widen_into(block, term)
         if weights and weights[position] != 1.0:
             np.multiply(term, out.dtype.type(weights[position]), out=term)
         if position:

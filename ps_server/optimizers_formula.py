@@ -35,6 +35,26 @@ class Formula(Protocol):
         """Writes the next values of a block to `out`; all arrays have one length and element type, and `slots` the order of their names."""
 
 
+def restore_sign(out: Array, size: Array) -> None:
+    """Makes `out` as large as `size`, or 0 where that is negative, and lets it keep its sign."""
+    # NumPy's maximum of an array and a number takes three times as long.
+    np.clip(size, 0, np.inf, out=size)
+    np.sign(out, out=out)
+    np.multiply(out, size, out=out)
+
+
+def keep_where_greater(out: Array, size: Array, limit: "np.floating[Any]", *, scratch: Array) -> None:
+    """Makes `out` 0 wherever not `size` > `limit`. `scratch` is a block of the same kind."""
+    is_greater = scratch.view(np.bool_)[: out.size]
+    np.greater(size, limit, out=is_greater)
+    if not is_greater.all():
+        # Twenty times as fast as a copy under a mask of no pattern: all bits set for what stays, none for the rest.
+        bits = np.dtype(f"i{out.itemsize}")
+        mask = size.view(bits)
+        np.negative(is_greater.view(np.int8), out=mask, dtype=bits)
+        np.bitwise_and(out.view(bits), mask, out=out.view(bits))
+
+
 def single(value: float) -> float:
     """Returns the number that the original computes with: it makes float32 scalars of rates and the like, also for float64 variables."""
     with np.errstate(over="ignore"):

@@ -104,18 +104,20 @@ class Adam:
         self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars
     ) -> None:
         """See Formula."""
-        (m, v), (learning_rate, one_minus_beta1, one_minus_beta2, epsilon), change = slots, constants, scratch[0]
+        (m, v), (learning_rate, one_minus_beta1, one_minus_beta2, epsilon) = slots, constants
+        change, moved = scratch[0], scratch[1]
         np.subtract(gradient, m, out=change)
         np.multiply(change, one_minus_beta1, out=change)
         np.add(m, change, out=m)
+        # Here and not in `out`, as long as `m` is in the cache and `out` need not be.
+        np.multiply(m, learning_rate, out=moved)
         np.multiply(gradient, gradient, out=change)
         np.subtract(change, v, out=change)
         np.multiply(change, one_minus_beta2, out=change)
         np.add(v, change, out=v)
         np.sqrt(v, out=change)
         np.add(change, epsilon, out=change)
-        np.multiply(m, learning_rate, out=out)
-        np.divide(out, change, out=change)
+        np.divide(moved, change, out=change)
         np.subtract(value, change, out=out)
 
 
@@ -152,7 +154,8 @@ class RmsProp:
         self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars
     ) -> None:
         """See Formula."""
-        (*mg, moment, rms), (learning_rate, one_minus_decay, momentum, epsilon), root = slots, constants, scratch[0]
+        (*mg, moment, rms), (learning_rate, one_minus_decay, momentum, epsilon) = slots, constants
+        root, change = scratch[0], scratch[1]
         np.multiply(gradient, gradient, out=root)
         np.subtract(root, rms, out=root)
         np.multiply(root, one_minus_decay, out=root)
@@ -161,14 +164,14 @@ class RmsProp:
             np.subtract(gradient, mg[0], out=root)
             np.multiply(root, one_minus_decay, out=root)
             np.add(mg[0], root, out=mg[0])
-            np.multiply(mg[0], mg[0], out=out)
-            np.subtract(rms, out, out=root)
+            np.multiply(mg[0], mg[0], out=change)
+            np.subtract(rms, change, out=root)
             np.add(root, epsilon, out=root)
         else:
             np.add(rms, epsilon, out=root)
         np.sqrt(root, out=root)
-        np.multiply(gradient, learning_rate, out=out)
-        np.divide(out, root, out=out)
+        np.multiply(gradient, learning_rate, out=change)
+        np.divide(change, root, out=change)
         np.multiply(moment, momentum, out=moment)
-        np.add(moment, out, out=moment)
+        np.add(moment, change, out=moment)
         np.subtract(value, moment, out=out)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.tensors import Array
-from ps_server.optimizers_formula import Scalars, given, single
+from ps_server.optimizers_formula import Scalars, given, keep_where_greater, restore_sign, single
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Ftrl:
     ) -> None:
         """See Formula."""
         (squares, linear), (learning_rate, power, l1, twice_l2, shrinkage) = slots, constants
-        before, after, mask = scratch[0], scratch[1], scratch[2].view(np.bool_)[: value.size]
+        before, after = scratch[0], scratch[1]
         self._raise_to_power(squares, power, out=before)
         np.multiply(gradient, gradient, out=after)
         np.add(squares, after, out=squares)
@@ -74,16 +74,14 @@ class Ftrl:
         else:
             np.subtract(gradient, before, out=before)
         np.add(linear, before, out=linear)
-        np.sign(linear, out=out)
-        np.multiply(out, l1, out=out)
+        # sign(z) * l1 - z where |z| > l1, at a third of the price; elsewhere the variable is 0 in any case.
+        np.clip(linear, -l1, l1, out=out)
         np.subtract(out, linear, out=out)
         np.divide(after, learning_rate, out=after)
         np.add(after, twice_l2, out=after)
         np.divide(out, after, out=out)
         np.abs(linear, out=before)
-        np.greater(before, l1, out=mask)
-        np.logical_not(mask, out=mask)
-        np.copyto(out, 0, where=mask)
+        keep_where_greater(out, before, l1, scratch=scratch[2])
 
     def _raise_to_power(self, base: Array, power: "np.floating[Any]", *, out: Array) -> None:
         if self.power == 0.5:
@@ -122,7 +120,7 @@ class ProximalSgd:
         if threshold > 0:
             np.abs(out, out=change)
             np.subtract(change, threshold, out=change)
-            _restore_sign(out, change)
+            restore_sign(out, change)
         np.divide(out, divisor, out=out)
 
 
@@ -169,15 +167,8 @@ class ProximalAdagrad:
             np.multiply(rate, l1, out=scratch[2])
             np.abs(out, out=change)
             np.subtract(change, scratch[2], out=change)
-            _restore_sign(out, change)
+            restore_sign(out, change)
         if l2 > 0:
             np.multiply(rate, l2, out=rate)
             np.add(rate, one, out=rate)
             np.divide(out, rate, out=out)
-
-
-def _restore_sign(out: Array, size: Array) -> None:
-    """Makes `out` as large as `size`, or 0 where that is negative, and lets it keep its sign."""
-    np.maximum(size, 0, out=size)
-    np.sign(out, out=out)
-    np.multiply(out, size, out=out)

@@ -11,7 +11,7 @@ from ps_protocol.averages import AverageSpec
 from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server.averages import AverageKeeper, averaged_slices
+from ps_server.averages import AverageKeeper, averaged_slices, move
 
 CASES = json.loads((Path(__file__).parent.parent / "conformance" / "cases" / "moving_average.json").read_text())["cases"]
 COUNTER = OptimizerSpec(name="add", learning_rate=constant(0.0))
@@ -40,7 +40,9 @@ class _Averages:
 
     def update(self, value: list[float], *, step: int) -> Array:
         self._set(value)
-        self.keeper.update(self.average, self.values, step=step, scratch=self.scratch)
+        rate = self.keeper.rate(step)
+        for part in self.keeper.parts(self.scratch[0].nbytes):
+            move(self.average, self.values, part, rate, scratch=self.scratch)
         return self.layout.view(self.average, 0).astype(np.float64)
 
 

@@ -171,4 +171,4 @@ def test_clone_shares_the_rules_and_nothing_else() -> None:
         fused.run(StepMemory(value=value, out=out, slots=_slots(LAYOUT, rule), gradients=[gradient], step=0))
         outs.append(out)
     np.testing.assert_array_equal(outs[0], outs[1])
-    assert not np.may_share_memory(first._blocks.pair[0], first.clone()._blocks.pair[0])
+    assert not np.may_share_memory(first._blocks[0].pair[0], first.clone()._blocks[0].pair[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_server.config import ParameterServerConfig, machine_memory_bytes, parse_config
+from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes, parse_config
 
 TF_CONFIG = json.dumps({"cluster": {"ps": ["127.0.0.1:7001", "127.0.0.1:7002"]}, "task": {"type": "ps", "index": 1}})
 
@@ -41,6 +41,13 @@ def test_flags_come_before_the_environment_and_that_before_tf_config() -> None:
     assert (config.index, config.address, config.cluster) == (3, "127.0.0.1:7002", "job-c")
 
 
+def test_apply_threads_are_those_asked_for_else_the_processors_that_it_may_use() -> None:
+    assert parse_config(["--index", "0", "--apply-threads", "3"], environment={"LOCKSTEP_APPLY_THREADS": "5"}).apply_threads == 3
+    assert parse_config(["--index", "0"], environment={"LOCKSTEP_APPLY_THREADS": "5"}).apply_threads == 5
+    assert parse_config(["--index", "0"], environment={}).apply_threads is None
+    assert 1 <= default_apply_threads() <= 8
+
+
 def test_tf_config_is_enough() -> None:
     assert parse_config([], environment={"TF_CONFIG": TF_CONFIG}) == ParameterServerConfig(index=1, address="127.0.0.1:7002")
 
@@ -61,6 +68,8 @@ def test_tf_config_of_another_task_is_not_ours() -> None:
         ("--index 0 --address 5000", {}, "address '5000': no host and port in it; want host:port or unix:/path"),
         ("--index 0 --address 0.0.0.0:5000", {}, "address 0.0.0.0:5000: others than this machine can reach it"),
         ("--index 0 --address ps-0:5000", {}, "--allow-insecure-network"),
+        ("--index 0 --apply-threads 0", {}, "--apply-threads: got 0, want 1 to 256"),
+        ("--index 0", {"LOCKSTEP_APPLY_THREADS": "all"}, "LOCKSTEP_APPLY_THREADS: got 'all', want a whole number"),
         ("--index 0 --max-memory-bytes 0", {}, "--max-memory-bytes: got 0, want >= 1"),
         ("--index 0 --max-memory-bytes 8GiB", {}, "--max-memory-bytes: got '8GiB', want a whole number"),
         ("--index 0 --memory 1", {}, "unrecognized arguments: --memory 1 (see --help)"),
