@@ -10,21 +10,24 @@ it stays until it is applied or discarded, whatever its step.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, PsError, PushIdReused, StepAhead, Superseded, TooManyPushes
+from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, PsError, StepAhead, Superseded
 from ps_protocol.shard import Metric, PushHeader, PushId, PushReply, PushResult
+from ps_protocol.shared_memory import too_many_pushes
+from ps_server.gradient_slots import GradientSlot, GradientSlots
+from ps_server.seen_pushes import SeenPushes, check_same_step
 from ps_server.staging import StagedGradients, StagingMemory
 
-# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (what it repeats is stale, or still staged).
-MAX_WORKERS = 10_000
-# Outcomes remembered per worker. A push id older than that which comes again is recognised as long as it is staged, and by its step after.
-_OUTCOMES_KEPT = 64
+_NO_METRICS: Mapping[str, Metric] = {}
 
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """One push. `outcome` is what to answer, once that is settled; `memory` is None when it has none."""
+    """One push. `outcome` is what to answer, once that is settled; `memory` is None when it has none.
+
+    `slot`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied.
+    """
 
     push_id: PushId
     step: int
@@ -32,14 +35,8 @@ class Contribution:
     memory: StagedGradients | None = None
     outcome: PushReply | PsError | None = None
     is_writing: bool = False
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What one worker's newest incarnation has pushed."""
-
-    incarnation: int
-    outcomes: dict[int, tuple[int, PushResult]] = field(default_factory=dict)
+    slot: GradientSlot | None = None
+    is_found: bool = False
 
 
 class GradientAccumulator:
@@ -48,7 +45,7 @@ class GradientAccumulator:
     `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too.
     """
 
-    def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int) -> None:
+    def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: GradientSlots | None = None) -> None:
         self.max_staged_per_worker = max_staged_per_worker
         self.accepts_any_step = False
         self.num_pushes = 0
@@ -57,13 +54,20 @@ class GradientAccumulator:
         self._staging = staging
         self._open: set[Contribution] = set()
         self._staged: dict[PushId, Contribution] = {}
-        self._seen: dict[int, _Seen] = {}
+        self._seen = SeenPushes()
+        self._shared = shared if shared is not None else GradientSlots(release=lambda _: None)
         self._num_held: Counter[tuple[int, int]] = Counter()
 
     @property
     def num_staged(self) -> int:
         """Contributions that are whole and wait for their step to be applied."""
-        return len(self._staged)
+        return len(self._staged) + self._shared.num_staged
+
+    def claim(self, *, worker: int, incarnation: int) -> None:
+        """Notes an incarnation that will push through shared memory. Raises Superseded if a later one has pushed."""
+        push_id = PushId(worker=worker, incarnation=incarnation, sequence=1)
+        self._seen.check_incarnation(push_id)
+        self._seen.note_incarnation(push_id)
 
     def open(self, header: PushHeader, *, current_step: int) -> Contribution:
         """Takes up a push; with an `outcome` already if there is no use for its bytes.
@@ -73,7 +77,7 @@ class GradientAccumulator:
         """
         push_id, step = header.push_id, header.step
         contribution = Contribution(push_id, step, header.metrics)
-        self._check_incarnation(push_id)
+        self._seen.check_incarnation(push_id)
         result = self._repeated(push_id, step)
         if result is not None:
             contribution.outcome = PushReply(result=result, step=current_step)
@@ -82,13 +86,13 @@ class GradientAccumulator:
             raise StepAhead(
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
-        self._note_incarnation(push_id)
+        self._seen.note_incarnation(push_id)
         self._drop_refused(header)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
             return contribution
         self._displace(push_id)
-        self._check_room(push_id)
+        self._check_room(header)
         self._lend(contribution, header)
         return contribution
 
@@ -133,13 +137,16 @@ class GradientAccumulator:
 
     def contributions(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
         """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others."""
-        found = [self._staged.get(push_id) for push_id in sorted(contributors)]
+        found = [self._staged.get(push_id) or self._found(push_id) for push_id in sorted(contributors)]
         staged = [contribution for contribution in found if contribution is not None]
-        if staged and len(set(staged)) == len(contributors):
+        if staged and len({id(contribution.memory) for contribution in staged}) == len(contributors):
             return staged
         if not contributors or len(set(contributors)) < len(contributors):
             raise InvalidSpec(f"step {step}: {len(contributors)} contributors, want at least one, and each once")
-        missing = [push_id for push_id in contributors if push_id not in self._staged]
+        here = {contribution.push_id for contribution in staged}
+        missing = [push_id for push_id in contributors if push_id not in here]
+        if not missing:
+            raise InvalidSpec(f"step {step}: two contributions of one worker lie in one slot; use a slot for each")
         names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
         raise ContributionMissing(
             f"step {step}: {len(missing)} of {len(contributors)} contributions are not staged here: {names}"
@@ -150,7 +157,11 @@ class GradientAccumulator:
     def end(self, contributions: Iterable[Contribution]) -> None:
         """Drops contributions that have been applied: their memory is free again."""
         for contribution in contributions:
-            self._drop(contribution)
+            if contribution.is_found and contribution.slot is not None:
+                self._remember(contribution, PushResult.STAGED)
+                self._shared.end(contribution.slot, contribution.push_id.sequence)
+            else:
+                self._drop(contribution)
 
     def advance(self, current_step: int) -> None:
         """Begins a step: unless any step is accepted, what belongs to earlier ones is dropped, whole or under way."""
@@ -159,11 +170,13 @@ class GradientAccumulator:
                 self._drop(contribution)
             for contribution in [c for c in self._open if c.step < current_step]:
                 self._settle(contribution, self._stale(contribution, current_step))
+        self._shared.advance(current_step, accepts_any_step=self.accepts_any_step)
         self._staging.end_step()
 
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
         """Drops contributions that nobody will apply, whole or under way; a sequence of 0 stands for all of that incarnation."""
         for push_id in push_ids:
+            self._shared.discard(push_id)
             for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:
                 self._drop(contribution)
             for contribution in [c for c in self._open if _is_named(c.push_id, push_id)]:
@@ -176,6 +189,7 @@ class GradientAccumulator:
             refused = PushId(worker=push_id.worker, incarnation=push_id.incarnation, sequence=sequence)
             if refused in self._staged:
                 self._drop(self._staged[refused])
+            self._shared.discard(refused)
 
     def clear(self, reason: PsError) -> None:
         """Drops everything, and forgets every push id: a new epoch begins. Streams under way end with `reason`."""
@@ -183,43 +197,22 @@ class GradientAccumulator:
             self._settle(contribution, reason)
         for contribution in list(self._staged.values()):
             self._drop(contribution)
+        self._shared.clear()
         self._seen.clear()
 
-    def _check_incarnation(self, push_id: PushId) -> None:
-        seen = self._seen.get(push_id.worker)
-        if seen is not None and push_id.incarnation < seen.incarnation:
-            raise Superseded(
-                f"worker {push_id.worker}: incarnation {seen.incarnation} has pushed, this is {push_id.incarnation};"
-                " another process took its place; register again",
-                facts={"worker": str(push_id.worker), "incarnation": str(seen.incarnation)},
-            )
-
     def _repeated(self, push_id: PushId, step: int) -> PushResult | None:
-        seen = self._seen.get(push_id.worker)
         # A sequence number that was passed over is not a repetition: to call it one would claim that its gradients are here.
+        first = self._seen.outcome(push_id)
         if push_id in self._staged:
-            first_step, first_result = self._staged[push_id].step, PushResult.STAGED
-        elif seen is not None and push_id.incarnation == seen.incarnation and push_id.sequence in seen.outcomes:
-            first_step, first_result = seen.outcomes[push_id.sequence]
-        else:
+            first = self._staged[push_id].step, PushResult.STAGED
+        elif (found := self._shared.find(push_id)) is not None:
+            first = found[1], PushResult.STAGED
+        if first is None:
             return None
-        if first_step != step:
-            raise PushIdReused(
-                f"push {push_id.worker}/{push_id.incarnation}/{push_id.sequence} was for step {first_step} and came again for step {step};"
-                " give every contribution a sequence number of its own",
-                facts={"worker": str(push_id.worker), "step": str(first_step)},
-            )
+        first_step, first_result = first
+        check_same_step(push_id, first_step=first_step, step=step)
         self.num_duplicates += 1
         return PushResult.STALE if first_result is PushResult.STALE else PushResult.DUPLICATE
-
-    def _note_incarnation(self, push_id: PushId) -> None:
-        # Taken out and put in again, so that the worker that has been silent longest comes first.
-        seen = self._seen.pop(push_id.worker, None)
-        if seen is None or seen.incarnation != push_id.incarnation:
-            seen = _Seen(push_id.incarnation)
-        self._seen[push_id.worker] = seen
-        if len(self._seen) > MAX_WORKERS:
-            del self._seen[next(iter(self._seen))]
 
     def _displace(self, push_id: PushId) -> None:
         for other in [c for c in self._open if c.push_id.worker == push_id.worker]:
@@ -231,20 +224,35 @@ class GradientAccumulator:
                 # The caller lost that stream and sends it anew, before this side has noticed.
                 self._settle(other, Cancelled(f"push {push_id.sequence} of worker {push_id.worker} came again on another stream"))
 
-    def _check_room(self, push_id: PushId) -> None:
-        in_flight = self._num_held[push_id.worker, push_id.incarnation]
+    def _check_room(self, header: PushHeader) -> None:
+        push_id = header.push_id
+        in_flight = self._num_held[push_id.worker, push_id.incarnation] + self._shared.num_waiting(push_id, but=header.memory_slot)
         if in_flight >= self.max_staged_per_worker:
-            raise TooManyPushes(
-                f"worker {push_id.worker}: {in_flight} pushes in flight, limit {self.max_staged_per_worker};"
-                " wait until a step is applied, or send the same push id again",
-                facts={"worker": str(push_id.worker), "in_flight": str(in_flight), "limit": str(self.max_staged_per_worker)},
-            )
+            raise too_many_pushes(push_id.worker, in_flight=in_flight, limit=self.max_staged_per_worker)
 
     def _lend(self, contribution: Contribution, header: PushHeader) -> None:
-        purpose = f"a push of worker {contribution.push_id.worker}"
-        contribution.memory = self._staging.lend(header.sparse, header.absent, purpose=purpose)
+        push_id = contribution.push_id
+        slot = None if header.memory_slot is None else self._shared.slot(push_id, header.memory_slot)
+        contribution.memory = self._staging.lend(
+            header.sparse,
+            header.absent,
+            encoding=header.encoding,
+            encoded_bytes=header.encoded_bytes,
+            dense=None if slot is None else slot.memory,
+            purpose=f"a push of worker {push_id.worker}",
+        )
+        if slot is not None:
+            contribution.slot = slot
+            slot.num_held += 1
         self._open.add(contribution)
-        self._num_held[contribution.push_id.worker, contribution.push_id.incarnation] += 1
+        self._num_held[push_id.worker, push_id.incarnation] += 1
+
+    def _found(self, push_id: PushId) -> Contribution | None:
+        found = self._shared.find(push_id)
+        if found is None:
+            return None
+        slot, step = found
+        return Contribution(push_id, step, _NO_METRICS, memory=slot.staged, slot=slot, is_found=True)
 
     def _stale(self, contribution: Contribution, current_step: int) -> PushReply:
         self.num_stale += 1
@@ -252,12 +260,7 @@ class GradientAccumulator:
         return PushReply(result=PushResult.STALE, step=current_step)
 
     def _remember(self, contribution: Contribution, result: PushResult) -> None:
-        seen, push_id = self._seen.get(contribution.push_id.worker), contribution.push_id
-        if seen is None or seen.incarnation != push_id.incarnation:
-            return
-        seen.outcomes[push_id.sequence] = contribution.step, result
-        if len(seen.outcomes) > _OUTCOMES_KEPT:
-            del seen.outcomes[next(iter(seen.outcomes))]
+        self._seen.remember(contribution.push_id, contribution.step, result)
 
     def _settle(self, contribution: Contribution, outcome: PushReply | PsError) -> None:
         contribution.outcome = outcome
@@ -277,6 +280,9 @@ class GradientAccumulator:
         if contribution.memory is not None:
             self._staging.take_back(contribution.memory)
             contribution.memory = None
+            if contribution.slot is not None:
+                contribution.slot.num_held -= 1
+                self._shared.end(contribution.slot, contribution.push_id.sequence)
 
 
 def _is_named(push_id: PushId, pattern: PushId) -> bool:

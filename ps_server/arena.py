@@ -4,32 +4,62 @@ Step g+1 is written beside step g. A reader may copy a buffer while another thre
 that grows before the first byte of it is overwritten, so a reader that finds the version unchanged after copying has copied no mixture.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ps_protocol import shared_memory as at
 from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
 from ps_protocol.layout import ALIGNMENT, Layout
+from ps_protocol.shared_memory import NO_STEP, Words
 from ps_protocol.tensors import Array
 from ps_server.averages import AverageKeeper, averaged_slices
-from ps_server.memory import MemoryBudget
+from ps_server.memory import MemoryBudget, VariablesMemory, private_variables
 from ps_server.update_rule import UpdateRule
 
 
-@dataclass(slots=True, kw_only=True)
 class VersionedBuffer:
-    """One copy of an arena. `step` is None while it is being written or was never written."""
+    """One copy of an arena. `step` is None while it is being written or was never written. Publishes both at a place among `words`."""
 
-    memory: Array
-    step: int | None = None
-    version: int = 0
+    __slots__ = ("_place", "_words", "memory", "step", "version")
+
+    def __init__(self, memory: Array, words: Words, *, place: int) -> None:
+        self.memory = memory
+        self.step: int | None = None
+        self.version = 0
+        self._words = words
+        self._place = place
+        words[place + at.STEP] = NO_STEP
+
+    def hold(self, step: int) -> None:
+        """Says that it holds a step, whole."""
+        self.step = step
+        self._words[self._place + at.STEP] = step
+
+    def withdraw(self) -> None:
+        """Tells readers that it is gone."""
+        self.step = None
+        self._words[self._place + at.STEP] = NO_STEP
+        self.renew()
+
+    def renew(self) -> None:
+        """Tells readers that what they have begun to copy is gone."""
+        self.version += 1
+        self._words[self._place + at.VERSION] = self.version
 
 
 class ShardArena:
     """Two copies of a shard's variables, and its slots. The caller takes care that only one writer writes at a time."""
 
-    def __init__(self, layout: Layout, *, rules: Sequence[UpdateRule], averages: AverageSpec | None = None, budget: MemoryBudget) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        rules: Sequence[UpdateRule],
+        averages: AverageSpec | None = None,
+        budget: MemoryBudget,
+        allocate: Callable[[int], VariablesMemory] = private_variables,
+    ) -> None:
         names = slot_names(layout, rules)
         has_averages = averages is not None and bool(averaged_slices(layout, averages))
         self._nbytes = arena_bytes(layout, num_slots=len(names) + has_averages)
@@ -39,7 +69,11 @@ class ShardArena:
         self._budget = budget
         self._padding = padding_words(layout)
         self._word = np.dtype(f"u{word_bytes(layout)}")
-        self._buffers = [VersionedBuffer(memory=budget.allocate(layout.nbytes, purpose="a copy of the variables")) for _ in range(2)]
+        self.memory = budget.allocate_by(lambda: allocate(layout.nbytes), 2 * layout.nbytes, purpose="the copies of the variables")
+        self.words = self.memory.words
+        self._buffers = [
+            VersionedBuffer(memory, self.words, place=place) for memory, place in zip(self.memory.arenas, at.ARENA_AT, strict=True)
+        ]
         self._current = 0
         self.slots = {name: budget.allocate(layout.nbytes, purpose=f"slot {name!r}") for name in names}
         self._averages = AverageKeeper(layout, averages, initial_step=0) if averages is not None and has_averages else None
@@ -71,8 +105,7 @@ class ShardArena:
     def begin_next(self) -> VersionedBuffer:
         """Returns the other copy, to be overwritten; from now on its readers know that it is gone."""
         spare = self._buffers[1 - self._current]
-        spare.step = None
-        spare.version += 1
+        spare.withdraw()
         return spare
 
     def begin_slots(self) -> None:
@@ -82,10 +115,10 @@ class ShardArena:
     def publish_next(self, step: int) -> None:
         """Makes the other copy, now whole, the latest."""
         self._current = 1 - self._current
-        self.current.step = step
         if self._buffers[1 - self._current].step == step:
             # Initial values were replaced by others of the same step.
             self.begin_next()
+        self.current.hold(step)
 
     def find(self, step: int) -> VersionedBuffer | None:
         """Returns the copy that holds `step`, if one does."""

@@ -3,23 +3,43 @@
 from collections.abc import Callable
 from threading import Condition
 
+from ps_protocol.allocator import give_back_freed_memory
 from ps_protocol.errors import Cancelled, PsError, VariableExists, WrongRole
 from ps_protocol.shard import ShardSpec
-from ps_server.memory import MemoryBudget, format_bytes
+from ps_server.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard_difference import difference
 from ps_server.shard_model import ShardModel
+from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.transactions import Creation
+
+_LARGE_BYTES = 16 << 20
 
 
 class Creations:
-    """`model` is None until a creation is whole. All calls are made while the owner's `lock` is held, and may let it go while waiting."""
+    """`model` is None until a creation is whole. All calls are made while the owner's `lock` is held, and may let it go while waiting.
 
-    def __init__(self, lock: Condition, *, index: int, name: str, budget: MemoryBudget) -> None:
+    `allocate` gives memory for the variables. `on_model` is called, with the lock held, when `model` has changed.
+    """
+
+    def __init__(
+        self,
+        lock: Condition,
+        *,
+        index: int,
+        name: str,
+        budget: MemoryBudget,
+        stripes: StripeRunner = ONE_THREAD,
+        allocate: Callable[[int], VariablesMemory] = private_variables,
+        on_model: Callable[[], None] = lambda: None,
+    ) -> None:
         self.model: ShardModel | None = None
         self._lock = lock
         self._index = index
         self._name = name
         self._budget = budget
+        self._stripes = stripes
+        self._allocate = allocate
+        self._on_model = on_model
         self._creation: Creation | None = None
 
     def open_locked(self, spec: ShardSpec, *, check: Callable[[], None]) -> Creation:
@@ -32,11 +52,13 @@ class Creations:
             if self._creation is None:
                 break
             self._displace_locked(self._creation, spec)
-        model = self.model or ShardModel(spec, budget=self._budget)
+        model = self.model or ShardModel(spec, budget=self._budget, stripes=self._stripes, allocate=self._allocate)
         if len(model.tables):
             # Tables have one copy: while it is written anew, there are no variables.
             model.accumulator.clear(Cancelled(f"{self._name}: the variables are created anew"))
+            model.serve(0)
             self.model = None
+            self._on_model()
         self._creation = Creation(self._lock, spec, model, end=self._end)
         return self._creation
 
@@ -89,8 +111,12 @@ class Creations:
             if creation.failure is None and is_whole and creation.model is not None:
                 creation.model.publish_initial(creation.spec)
                 self.model, self._creation = creation.model, None
+                self._on_model()
             else:
                 self._forget_locked(creation)
+        if creation.spec.content_bytes >= _LARGE_BYTES:
+            # The messages of the first values; none like them comes again where steps go by shared memory.
+            give_back_freed_memory()
 
     def _forget_locked(self, creation: Creation) -> None:
         if self._creation is creation:

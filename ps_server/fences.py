@@ -24,6 +24,11 @@ class Fences:
         self.epoch, self.chief_incarnation = epoch, chief_incarnation
         return is_new
 
+    @property
+    def served_epoch(self) -> int:
+        """The epoch whose callers are served; 0: nobody is."""
+        return self.epoch if self._shutdown_reason is None and not self._damage else 0
+
     def check_running(self) -> None:
         """Raises ShuttingDown or InternalError if the server serves nobody any more."""
         if self._shutdown_reason is not None:

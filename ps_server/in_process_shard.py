@@ -49,9 +49,29 @@ class InProcessShard:
                     break
             return creation.finish()
 
-    def read_variables(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, timeout_s: float | None = None) -> int:
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """Copies the variables of a step into the caller's memory; returns their step."""
         return _copy(self._store.open_variables(epoch=epoch, step=step, layout_hash=layout_hash), into)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Does nothing."""
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns None: this transport copies."""
+        return None
+
+    def gradient_memory(self) -> Array | None:
+        """Returns None: this transport copies."""
+        return None
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Stages one contribution, or applies it."""

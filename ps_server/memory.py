@@ -1,11 +1,17 @@
 """The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.layout import aligned_bytes
+from ps_protocol.shared_memory import Words, private_words
 from ps_protocol.tensors import Array
+
+Memory = TypeVar("Memory")
 
 # Steps over which a pool remembers how many buffers it needed at once.
 _PEAK_WINDOW = 64
@@ -49,10 +55,14 @@ class MemoryBudget:
 
     def allocate(self, nbytes: int, *, purpose: str) -> Array:
         """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
+        return self.allocate_by(lambda: aligned_bytes(nbytes), nbytes, purpose=purpose)
+
+    def allocate_by(self, make: Callable[[], Memory], nbytes: int, *, purpose: str) -> Memory:
+        """Returns what `make` makes of so many bytes; raises LimitExceeded if they do not fit, or it raises MemoryError or OSError."""
         self.reserve(nbytes, purpose=purpose)
         try:
-            return aligned_bytes(nbytes)
-        except MemoryError:
+            return make()
+        except (MemoryError, OSError):
             self.release(nbytes)
             raise LimitExceeded(
                 f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, which this machine does not give; add parameter servers"
@@ -62,6 +72,31 @@ class MemoryBudget:
         """Takes bytes off the count whose buffer has been let go; a negative number counts bytes that are held already."""
         with self._lock:
             self.allocated_bytes -= nbytes
+
+
+class VariablesMemory(Protocol):
+    """Where both copies of a shard's variables lie, and the words that say which steps these are, as `shared_memory` has them."""
+
+    @property
+    def arenas(self) -> tuple[Array, ...]:
+        """The two, zeroed, each at a multiple of 64 bytes."""
+
+    @property
+    def words(self) -> Words:
+        """The header page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PrivateVariables:
+    """Memory of this process only."""
+
+    arenas: tuple[Array, ...]
+    words: Words
+
+
+def private_variables(arena_bytes: int) -> VariablesMemory:
+    """Returns memory that nobody shares."""
+    return _PrivateVariables(arenas=(aligned_bytes(arena_bytes), aligned_bytes(arena_bytes)), words=private_words())
 
 
 class BufferPool:

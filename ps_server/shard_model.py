@@ -3,18 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ps_protocol import shared_memory as at
 from ps_protocol.averages import AVERAGE_SLOT
-from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.errors import PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
 from ps_protocol.layout import aligned_bytes
-from ps_protocol.shard import ApplyRequest, PushHeader, PushId, RowsRequest, ShardSettings, ShardSpec
+from ps_protocol.shard import ApplyRequest, PushHeader, RowsRequest, ShardSettings, ShardSpec
+from ps_protocol.shared_memory import PushMode
 from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution, GradientAccumulator
+from ps_server.apply_factors import factors
 from ps_server.arena import ShardArena, VersionedBuffer
 from ps_server.fused_apply import FusedApply, StepMemory
-from ps_server.memory import BufferPool, MemoryBudget
+from ps_server.gradient_slots import GradientSlot, GradientSlots
+from ps_server.memory import BufferPool, MemoryBudget, VariablesMemory, private_variables
 from ps_server.metrics import MetricCells
 from ps_server.shard_settings import RuleSettings
 from ps_server.staging import StagedGradients, StagingMemory
+from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.table_group import SparseStep, TableGroup
 
 
@@ -35,24 +41,35 @@ _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 class ShardModel:
     """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others."""
 
-    def __init__(self, spec: ShardSpec, *, budget: MemoryBudget) -> None:
+    def __init__(
+        self,
+        spec: ShardSpec,
+        *,
+        budget: MemoryBudget,
+        stripes: StripeRunner = ONE_THREAD,
+        allocate: Callable[[int], VariablesMemory] = private_variables,
+    ) -> None:
         self.spec = spec
+        self.budget = budget
         self.settings = RuleSettings(spec)
         rules = self.settings.rules
         self.tables = TableGroup(spec.layout, rules, clip=spec.clip, budget=budget, step=spec.initial_step)
         try:
-            self.arena = ShardArena(spec.layout, rules=rules, averages=spec.averages, budget=budget)
+            self.arena = ShardArena(spec.layout, rules=rules, averages=spec.averages, budget=budget, allocate=allocate)
         except PsError:
             self.tables.release()
             raise
         self.pool = BufferPool(spec.layout.nbytes, budget=budget)
         self.staging = StagingMemory(spec.layout, self.pool, budget=budget)
-        self.accumulator = GradientAccumulator(self.staging, max_staged_per_worker=spec.max_staged_per_worker)
+        self.shared = GradientSlots(release=self._release_slot)
+        self.accumulator = GradientAccumulator(self.staging, max_staged_per_worker=spec.max_staged_per_worker, shared=self.shared)
         self.metrics = MetricCells()
         self.step = spec.initial_step
         self.num_nonfinite = 0
         self.has_applied = False
-        self._fused = FusedApply(spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step)
+        self._fused = FusedApply(
+            spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step, stripes=stripes
+        )
         # Of applies on arrival, each with scratch memory of its own.
         self._idle_fused: list[FusedApply] = []
         self._last_request: ApplyRequest | None = None
@@ -74,6 +91,8 @@ class ShardModel:
         self.spec = spec
         self.accumulator.max_staged_per_worker = spec.max_staged_per_worker
         self.arena.publish_next(spec.initial_step)
+        self.shared.advance(self.step, accepts_any_step=self.accumulator.accepts_any_step)
+        self._publish()
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works, unless it has such or newer settings; no step may be under way. Raises InvalidSpec.
@@ -88,11 +107,12 @@ class ShardModel:
             self._rebase(settings.step)
         elif settings.applies_on_arrival and not was_on_arrival:
             # The copy that changes in place from now on is no more what its readers have begun to copy.
-            self.arena.current.version += 1
+            self.arena.current.renew()
             self._rebase(self.step)
         self.accumulator.accepts_any_step = settings.accepts_stale or settings.applies_on_arrival
         # Where steps are strict again, what belongs to earlier ones is not wanted any more.
         self.accumulator.advance(self.step)
+        self._publish()
 
     def open_push(self, header: PushHeader) -> Contribution:
         """Takes up a contribution; see GradientAccumulator.open."""
@@ -102,9 +122,9 @@ class ShardModel:
 
     def complete(self, memory: StagedGradients) -> None:
         """Puts a contribution that has all its bytes in order; raises IndexOutOfRange. Takes long; touches no bookkeeping."""
-        if memory.dense.size:
-            self.arena.clear_padding(memory.dense)
         self.staging.put_in_order(memory)
+        if memory.dense.size and memory.encoding is FloatEncoding.AS_IS:
+            self.arena.clear_padding(memory.dense)
 
     def buffer(self, step: int | None) -> VersionedBuffer:
         """Returns the copy that holds `step` (None: the latest); raises StepGone or StepNotReady."""
@@ -205,18 +225,23 @@ class ShardModel:
         self.accumulator.end(work.contributions)
         self.accumulator.discard(request.discards, current_step=self.step)
         self.accumulator.advance(self.step)
+        self._publish()
 
     def finish_arrival(self, work: StepWork, *, num_nonfinite: int) -> None:
         """Counts a contribution that has been applied on arrival."""
         self._count(work, num_nonfinite)
-        self.arena.current.step = self.step
+        self.arena.current.hold(self.step)
         self.accumulator.end(work.contributions)
         self.accumulator.advance(self.step)
+        self._publish()
         self._idle_fused.append(work.fused)
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
+        self.serve(0)
+        self.shared.clear()
         self.pool.release_all()
+        self.staging.release_all()
         self.arena.release()
         self.tables.release()
 
@@ -230,11 +255,27 @@ class ShardModel:
 
     def _rebase(self, step: int) -> None:
         self.step = step
-        self.arena.current.step = step
+        self.arena.current.hold(step)
         self.arena.begin_next()
         self.arena.begin_slots()
         self.tables.rebase(step)
         self._last_request = self._prepared = None
+
+    def serve(self, epoch: int) -> None:
+        """Publishes for whom what lies in shared memory is meant; 0: for nobody."""
+        self.arena.words[at.EPOCH] = epoch
+
+    def _publish(self) -> None:
+        words, settings = self.arena.words, self.settings.current
+        if settings.applies_on_arrival:
+            words[at.MODE] = PushMode.BY_CALL
+        else:
+            words[at.MODE] = PushMode.ANY_STEP if settings.accepts_stale else PushMode.OPEN_STEP_ONLY
+        words[at.MAX_SLOTS] = self.spec.max_staged_per_worker
+        words[at.OPEN_STEP] = self.step
+
+    def _release_slot(self, slot: GradientSlot) -> None:
+        self.budget.release(slot.memory.nbytes)
 
     def _begin_out(self) -> VersionedBuffer:
         self.arena.begin_slots()
@@ -243,9 +284,13 @@ class ShardModel:
     def _work(self, request: ApplyRequest, *, begin_out: Callable[[], VersionedBuffer]) -> StepWork:
         """The work of a step; `begin_out` is called when nothing can fail any more."""
         num_slices, num_tables = len(self.spec.layout.slices), len(self.spec.layout.tables)
-        weights, scales = _factors(request, num_scales=num_slices + num_tables)
+        weights, scales = factors(request, num_scales=num_slices + num_tables)
         contributions = self.accumulator.contributions(request.contributors, step=request.step)
         memories = [contribution.memory for contribution in contributions if contribution.memory is not None]
+        for contribution in contributions:
+            if contribution.is_found and contribution.memory is not None:
+                # Nobody has looked at it until now.
+                self.arena.clear_padding(contribution.memory.dense)
         self.settings.begin(request.step)
         return StepWork(
             fused=self._fused,
@@ -257,12 +302,14 @@ class ShardModel:
     def _dense(
         self, memories: Sequence[StagedGradients], *, out: Array, weights: Sequence[float] = (), scales: Sequence[float] = ()
     ) -> StepMemory:
+        encodings = [memory.encoding for memory in memories]
         return StepMemory(
             value=self.arena.current.memory,
             out=out,
             slots=self.arena.slots,
             average=self.arena.average,
             gradients=[memory.dense for memory in memories],
+            encodings=encodings if any(one is not FloatEncoding.AS_IS for one in encodings) else (),
             absent=[memory.absent for memory in memories],
             weights=weights,
             scales=scales,
@@ -280,20 +327,3 @@ class ShardModel:
 
 def _sparse(memories: Sequence[StagedGradients], *, weights: Sequence[float], scales: Sequence[float]) -> SparseStep:
     return SparseStep(gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales)
-
-
-def _factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The weights, in the order of the push ids, and the scales; both checked."""
-    weights, scales = request.weights, request.scales
-    if not weights and not scales:
-        return (), ()
-    if weights and len(weights) != len(request.contributors):
-        raise InvalidSpec(
-            f"step {request.step}: {len(weights)} weights of {len(request.contributors)} contributors; give one for each, or none"
-        )
-    if scales and len(scales) != num_scales:
-        raise InvalidSpec(f"step {request.step}: {len(scales)} scales of {num_scales} slices and tables; give one for each, or none")
-    if weights and all(weight == 1 for weight in weights):
-        weights = ()
-    by_id: Sequence[tuple[PushId, float]] = sorted(zip(request.contributors, weights, strict=False))
-    return tuple(weight for _, weight in by_id), () if all(scale == 1 for scale in scales) else scales

@@ -3,6 +3,7 @@
 What takes long (copies of tensors, the apply) runs outside the lock; methods that need it held end in `_locked`.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from ps_protocol.errors import (
     LayoutMismatch,
     NotInitialized,
 )
+from ps_protocol.memory_segments import SegmentMaker
 from ps_protocol.shard import (
     Adoption,
     ApplyReply,
@@ -27,17 +29,23 @@ from ps_protocol.shard import (
 from ps_server.accumulator import Contribution
 from ps_server.creations import Creations
 from ps_server.fences import Fences
-from ps_server.memory import MemoryBudget
+from ps_server.memory import MemoryBudget, VariablesMemory, private_variables
 from ps_server.shard_model import ShardModel
 from ps_server.shard_status import shard_status
+from ps_server.sharing import Claim, Sharing, Sharings
+from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.transactions import Creation, Push, Reading, RowReading
 from ps_server.turns import Turns
+
+log = logging.getLogger(__name__)
 
 
 class ParameterStore:
     """Holds one shard. Thread-safe. `process_incarnation` is random for each start; `memory_limit_bytes` None: no limit.
 
-    `on_shutdown` is told the reason when the chief asks the process to end.
+    `on_shutdown` is told the reason when the chief asks the process to end. `apply_threads` share the work
+    of a step; they are the caller's.
+    `segments` makes memory that workers of the same host may share; None: there is none.
     """
 
     def __init__(
@@ -47,6 +55,8 @@ class ParameterStore:
         process_incarnation: int,
         memory_limit_bytes: int | None = None,
         on_shutdown: Callable[[str], None] | None = None,
+        apply_threads: StripeRunner = ONE_THREAD,
+        segments: SegmentMaker | None = None,
     ) -> None:
         self.index = index
         self.process_incarnation = process_incarnation
@@ -56,7 +66,17 @@ class ParameterStore:
         self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock())
         self._fences = Fences(self._name)
         self._turns = Turns(self._lock, name=self._name)
-        self._creations = Creations(self._lock, index=index, name=self._name, budget=self.budget)
+        self._segments = segments
+        self._sharings = Sharings(self._lock, segments, name=self._name)
+        self._creations = Creations(
+            self._lock,
+            index=index,
+            name=self._name,
+            budget=self.budget,
+            stripes=apply_threads,
+            allocate=self._allocate,
+            on_model=self._on_model_locked,
+        )
         self._last_apply_s = 0.0
 
     @property
@@ -78,7 +98,11 @@ class ParameterStore:
             model = self._creations.model
             if is_new_epoch and model is not None:
                 model.configure(ShardSettings(epoch=epoch, chief_incarnation=0, version=0, step=model.step))
-            return Adoption(step=model.step if model else None, layout_hash=model.spec.layout.hash if model else "")
+            self._publish_locked()
+            say_so = self._sharings.end_locked(self._sharings.open if is_new_epoch else ())
+            adoption = Adoption(step=model.step if model else None, layout_hash=model.spec.layout.hash if model else "")
+        say_so()
+        return adoption
 
     def open_creation(self, spec: ShardSpec) -> Creation:
         """Begins to create all variables of the shard. The attempt that came last displaces one under way."""
@@ -92,20 +116,43 @@ class ParameterStore:
             model = self._model_locked(header.epoch, header.layout_hash)
             return Push(self._lock, model, model.open_push(header), end=self._end_push)
 
-    def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
-        """Begins to read the variables of `step` (None: the latest)."""
+    def open_variables(
+        self, *, epoch: int, step: int | None, layout_hash: str, max_wait_s: float = 0.0, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Reading:
+        """Begins to read the variables of `step` (None: the latest).
+
+        Waits up to `max_wait_s` for a step that is not there yet, while it `is_wanted`, which `look_again` has the store ask.
+        """
+        deadline = time.monotonic() + max_wait_s
         with self._lock:
-            model = self._model_locked(epoch, layout_hash)
+            while True:
+                model = self._model_locked(epoch, layout_hash)
+                left_s = deadline - time.monotonic()
+                if step is None or step <= model.step or left_s <= 0 or not is_wanted():
+                    break
+                self._lock.wait(left_s)
             buffer = model.buffer(step)
             version, found, is_torn_allowed = buffer.version, buffer.step, model.settings.current.applies_on_arrival
             assert found is not None
             return Reading(
                 buffer.memory,
+                layout=model.spec.layout,
                 step=found,
                 is_intact=lambda: is_torn_allowed or buffer.version == version,
                 hold=self._turns.reading,
                 name="the copy of the variables",
             )
+
+    def open_sharing(self, claim: Claim, *, on_end: Callable[[], object]) -> Sharing:
+        """Begins to share memory with a worker; `on_end` is called if that must end before the worker wants it."""
+        with self._lock:
+            model = self._model_locked(claim.epoch, claim.layout_hash)
+            return self._sharings.open_locked(model, claim, on_end=on_end)
+
+    def look_again(self) -> None:
+        """Wakes those who wait for a step, to see whether it is still wanted."""
+        with self._lock:
+            self._lock.notify_all()
 
     def open_rows(self, request: RowsRequest) -> RowReading:
         """Begins to read rows of a table (without waiting), or of a slot of it, when no step is being applied."""
@@ -135,6 +182,7 @@ class ParameterStore:
             arena, version, is_torn_allowed = model.arena, model.arena.slots_version, model.settings.current.applies_on_arrival
             return Reading(
                 model.slot(name),
+                layout=model.spec.layout,
                 step=model.step,
                 is_intact=lambda: is_torn_allowed or arena.slots_version == version,
                 hold=self._turns.reading,
@@ -183,6 +231,7 @@ class ParameterStore:
                 with self._lock:
                     if num_nonfinite is None:
                         self._fences.note_damage(request.step)
+                        self._publish_locked()
                     else:
                         model.finish_apply(request, work, num_nonfinite=num_nonfinite)
                         self._last_apply_s = time.perf_counter() - started
@@ -208,6 +257,7 @@ class ParameterStore:
                 process_incarnation=self.process_incarnation,
                 allocated_bytes=self.budget.allocated_bytes,
                 last_apply_s=self._last_apply_s,
+                num_sharing=self._sharings.num_sharing,
             )
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
@@ -222,6 +272,8 @@ class ParameterStore:
         """Refuses all calls but status and shutdown from now on. Idempotent: the first reason stays."""
         with self._lock:
             self._fences.refuse_from_now_on(reason)
+            self._publish_locked()
+            self._lock.notify_all()
 
     def _end_push(self, model: ShardModel, contribution: Contribution) -> PushReply:
         """Stages a contribution that has all its bytes, or applies it at once, beside others."""
@@ -240,10 +292,31 @@ class ParameterStore:
                 self._turns.end_shared_locked()
                 if num_nonfinite is None:
                     self._fences.note_damage(work.dense.step)
+                    self._publish_locked()
                 else:
                     model.finish_arrival(work, num_nonfinite=num_nonfinite)
         with self._lock:
             return model.accumulator.stage(contribution, current_step=model.step)
+
+    def _allocate(self, arena_bytes: int) -> VariablesMemory:
+        if self._segments is not None:
+            try:
+                return self._segments.variables(arena_bytes)
+            except OSError as error:
+                log.warning("%s: no memory that workers could share: %s; gradients and variables travel", self._name, error)
+        return private_variables(arena_bytes)
+
+    def _on_model_locked(self) -> None:
+        if self._creations.model is not None:
+            self._publish_locked()
+        else:
+            # Without a model nobody calls back into the store.
+            self._sharings.end_locked(self._sharings.open)()
+
+    def _publish_locked(self) -> None:
+        """Tells those who share memory whether they are still served."""
+        if self._creations.model is not None:
+            self._creations.model.serve(self._fences.served_epoch)
 
     def _model_locked(self, epoch: int, layout_hash: str | None = None) -> ShardModel:
         self._fences.check_caller(epoch)

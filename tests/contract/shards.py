@@ -29,8 +29,9 @@ from ps_protocol.variable_options import Initializer, SparseMean
 from ps_server.config import ParameterServerConfig
 from ps_server.in_process_shard import InProcessShard
 from ps_server.server import ParameterServer
+from tests.contract.sharing_workers import SharingWorkers
 
-TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix")
+TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "shared_memory")
 EPOCH = 3
 CHIEF = 2
 
@@ -55,7 +56,11 @@ def open_shard(transport: str, *, socket_dir: Path, index: int = 0, max_memory_b
     address = f"unix:{socket_dir / 'ps'}" if transport == "grpc_unix" else "127.0.0.1:0"
     with open_server(ParameterServerConfig(index=index, address=address, max_memory_bytes=max_memory_bytes)) as server:
         with contextlib.closing(GrpcShard(server.address, index=index)) as shard:
-            yield shard
+            if transport != "shared_memory":
+                yield shard
+                return
+            with contextlib.closing(SharingWorkers(shard)) as sharing:
+                yield sharing
 
 
 def variable(name: str, shape: tuple[int, ...] = (), data_type: DataType = DataType.FLOAT32) -> VariableSlice:

@@ -4,6 +4,7 @@ from ps_protocol.layout import Layout, VariableSlice
 from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult
 from ps_protocol.tensors import DataType, VariableSpec
 from ps_server.accumulator import Contribution, GradientAccumulator
+from ps_server.gradient_slots import GradientSlot, GradientSlots
 from ps_server.memory import BufferPool, MemoryBudget
 from ps_server.staging import StagingMemory
 
@@ -19,12 +20,16 @@ class StagingShard:
         self.budget = MemoryBudget(limit_bytes, owner="ps 0")
         self.pool = BufferPool(NBYTES, budget=self.budget)
         staging = StagingMemory(LAYOUT, self.pool, budget=self.budget)
-        self.accumulator = GradientAccumulator(staging, max_staged_per_worker=max_staged_per_worker)
+        self.released: list[GradientSlot] = []
+        self.shared = GradientSlots(release=self.released.append)
+        self.accumulator = GradientAccumulator(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
         self.step = STEP
 
-    def open(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP) -> Contribution:
+    def open(
+        self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, memory_slot: int | None = None
+    ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=LAYOUT.hash)
+        header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=LAYOUT.hash, memory_slot=memory_slot)
         return self.accumulator.open(header, current_step=self.step)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:

@@ -19,7 +19,7 @@ from ps_protocol.errors import (
     TooManyPushes,
 )
 from ps_protocol.shard import PushReply, PushResult
-from ps_server import accumulator as accumulator_module
+from ps_server import seen_pushes
 from ps_server.accumulator import Contribution
 from tests.core.staging_shard import NBYTES, STEP, StagingShard, push_id
 
@@ -236,14 +236,14 @@ def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
             shard.push(worker, sequence=sequence, step=shard.step)
         shard.advance()
     assert shard.pool.num_buffers == 3
-    assert len(shard.accumulator._seen[0].outcomes) <= 64
+    assert shard.accumulator._seen.num_outcomes(0) <= 64
 
 
 def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulator_module, "MAX_WORKERS", 2)
+    monkeypatch.setattr(seen_pushes, "MAX_WORKERS", 2)
     for worker in (0, 1, 2):
         shard.push(worker)
-    assert set(shard.accumulator._seen) == {1, 2}
+    assert shard.accumulator._seen.workers == {1, 2}
     # Forgotten, but what it staged is still recognised.
     assert shard.push(0) is PushResult.DUPLICATE
     assert shard.num_lent == 3

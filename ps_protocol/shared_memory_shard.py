@@ -1,0 +1,280 @@
+"""A parameter server whose memory this worker shares: the `Shard` in which nothing travels. Knows slots and arenas; calls where it must.
+
+A push is a few numbers in a slot's header, and a read is the server's own memory. Whatever is out of the ordinary (another epoch, rows, a
+step that is not open, a server that ends) is asked of the server, which decides and has the words.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from ps_protocol import memory_segments
+from ps_protocol import shared_memory as at
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.errors import LimitExceeded, PsError, Unimplemented
+from ps_protocol.handshake import HandshakeReply
+from ps_protocol.layout import Layout
+from ps_protocol.memory_link import MemoryLink, MemoryNotShared
+from ps_protocol.segments import Segments
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    RowsRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatus,
+)
+from ps_protocol.shard_client import CONTROL_TIMEOUT_S, GrpcShard
+from ps_protocol.shared_variables import SharedVariables
+from ps_protocol.tensors import Array
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.worker_slots import WorkerSlot, WorkerSlots, cut
+
+__all__ = ["MemoryNotShared", "SharedMemoryShard", "share_memory"]
+
+log = logging.getLogger(__name__)
+
+
+def share_memory(
+    shard: GrpcShard,
+    *,
+    epoch: int,
+    worker: int,
+    incarnation: int,
+    layout: Layout,
+    num_slots: int = 1,
+    timeout_s: float = CONTROL_TIMEOUT_S,
+) -> "SharedMemoryShard":
+    """Maps the memory of a shard whose variables stand, and returns it as a Shard that owns `shard`: its `close` closes both.
+
+    `num_slots`: for gradients, at first; more are asked for when they are needed. Blocks for a few calls. Raises MemoryNotShared if it
+    cannot be (then `shard` is as good as before), and what any call raises.
+    """
+    boot_id = memory_segments.boot_id()
+    if not boot_id:
+        raise MemoryNotShared(f"{shard.connection.target}: this system has no memory without a name", is_same_host=False)
+    claim = pb.MemoryClaim(
+        epoch=epoch, worker=worker, incarnation=incarnation, layout_hash=layout.hash, num_slots=num_slots, boot_id=boot_id
+    )
+    link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s)
+    try:
+        (variables, *slots), _ = link.claim(claim)
+    except MemoryNotShared:
+        raise
+    except Unimplemented as error:
+        # A server that can says whether it is on this host; one that does not know the method says nothing.
+        raise MemoryNotShared(error.message, is_same_host=error.facts.get("same_host") == "true") from None
+    except LimitExceeded as error:
+        raise MemoryNotShared(error.message, is_same_host=True) from None
+    own = WorkerSlots(variables.words, worker=worker, incarnation=incarnation)
+    for slot in slots:
+        own.add(slot.arenas[0], slot.words)
+    return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
+
+
+class SharedMemoryShard:
+    """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
+
+    def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, slots: WorkerSlots, *, layout: Layout) -> None:
+        self._shard = shard
+        self._link = link
+        self._variables = variables
+        self._slots = slots
+        self._layout_hash, self._nbytes, self._num_slices = layout.hash, layout.nbytes, len(layout.slices)
+        self._lock = threading.Lock()
+        self._is_loss_known = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether memory is shared; once it is not, everything travels."""
+        return self._link.is_open
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self._shard.address
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copies the variables of a step into the caller's memory; returns their step."""
+        if self._link.is_open:
+            found = self._variables.copy(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
+            if found is not None:
+                return found
+        return self._shard.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Does nothing while memory is shared: the variables are where they will be read."""
+        if not self._link.is_open:
+            self._shard.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the server's own arena of a step, read-only; None once memory is not shared any more."""
+        while self._link.is_open:
+            found = self._variables.view(epoch=epoch, step=step, layout_hash=layout_hash)
+            if found is not None:
+                return found
+            # It says why there is none; and if it says nothing, the step has come meanwhile.
+            self._shard.read_variables(Segments(()), epoch=epoch, step=step, layout_hash=layout_hash, held_step=step)
+        return None
+
+    def gradient_memory(self) -> Array | None:
+        """Returns a slot's arena; None once memory is not shared any more."""
+        with self._lock:
+            slot = self._free_slot() if self._link.is_open else None
+            if slot is not None:
+                return slot.memory
+            if not self._link.is_open:
+                return None
+            limit, in_flight = self._variables.max_slots, self._slots.num_busy
+        raise at.too_many_pushes(self._slots.worker, in_flight=in_flight, limit=limit)
+
+    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+        with self._lock:
+            return self._push_locally(header, gradients)
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution in memory; calls the server if it has more to know than a slot says. An encoded one travels."""
+        is_encoded = header.encoding is not FloatEncoding.AS_IS
+        with self._lock:
+            reply = None if is_encoded else self._push_locally(header, gradients)
+            if reply is not None:
+                return reply
+            has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
+            if has_arena and gradients.nbytes >= self._nbytes and self._is_mine(header):
+                slot = self._free_slot()
+                if slot is not None:
+                    # Perhaps a slot was all that was missing.
+                    return self._push_locally(header, gradients) or self._push_by_call(slot, header, gradients, timeout_s)
+            self._slots.pass_over(header)
+        reply = self._shard.push_gradients(header, gradients, timeout_s=timeout_s)
+        self._note_loss()
+        return reply
+
+    def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
+        """Returns who is there; see GrpcShard."""
+        return self._shard.handshake(timeout_s)
+
+    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
+        """Puts the shard under a chief."""
+        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables with their initial values, which travel; False if they stood already."""
+        return self._shard.create_variables(spec, values, timeout_s=timeout_s)
+
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works."""
+        self._shard.configure(settings)
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares of the step's means."""
+        return self._shard.prepare_step(request)
+
+    def apply_step(self, request: ApplyRequest) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        return self._shard.apply_step(request)
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Receives rows of a table, which lie in no shared memory; returns their step."""
+        return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported."""
+        return self._shard.read_metrics(epoch=epoch)
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Returns the names of the optimizers' slots."""
+        return self._shard.list_slots(epoch=epoch)
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Receives one slot of all variables; returns its step."""
+        return self._shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
+
+    def status(self) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return self._shard.status()
+
+    def shutdown(self, *, epoch: int, reason: str) -> None:
+        """Ends the server."""
+        self._shard.shutdown(epoch=epoch, reason=reason)
+
+    def close(self) -> None:
+        """Gives the slots back and closes the connection. Idempotent."""
+        self._is_loss_known = True
+        self._link.close()
+        self._shard.close()
+
+    def _push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        if header.sparse or header.absent or header.metrics or not self._is_mine(header):
+            return None
+        if header.refused and self._slots.release(header.refused):
+            return None
+        reply = self._slots.known(header)
+        if reply is not None:
+            return reply
+        if gradients.nbytes != self._nbytes or not self._slots.can_commit(header):
+            return None
+        slot = self._slots.free()
+        if slot is None:
+            return None
+        slot.fill(gradients.pieces)
+        return self._slots.commit(slot, header)
+
+    def _push_by_call(self, slot: WorkerSlot, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
+        """The arena lies in the slot; only the rest travels."""
+        arena, rest = cut(gradients.pieces, self._nbytes)
+        slot.fill(arena)
+        is_repeated = self._slots.begin_call(slot, header)
+        told = dataclasses.replace(header, memory_slot=slot.index, refused=self._slots.release(header.refused))
+        reply = self._shard.push_gradients(told, Segments(rest), timeout_s=timeout_s)
+        self._slots.end_call(slot, header, reply.result, is_repeated=is_repeated)
+        return reply
+
+    def _is_mine(self, header: PushHeader) -> bool:
+        return (
+            self._link.is_open
+            and self._variables.epoch == header.epoch
+            and header.layout_hash == self._layout_hash
+            and self._slots.are_of(header.push_id)
+        )
+
+    def _free_slot(self) -> WorkerSlot | None:
+        slot = self._slots.free()
+        if slot is None and len(self._slots) < self._variables.max_slots:
+            try:
+                segments, _ = self._link.want(len(self._slots) + 1)
+            except PsError as error:
+                log.warning("%s: no more memory to share: %s", self._link.target, error.message)
+                return None
+            for segment in segments:
+                self._slots.add(segment.arenas[0], segment.words)
+            slot = self._slots.free()
+        return slot
+
+    def _note_loss(self) -> None:
+        if not self._link.is_open and not self._is_loss_known:
+            self._is_loss_known = True
+            log.warning("%s: its memory is not shared any more; gradients and variables travel from now on", self._link.target)

@@ -1,0 +1,148 @@
+"""All workers of a test behind one Shard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from ps_protocol.layout import Layout
+from ps_protocol.segments import Segments
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    RowsRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatus,
+)
+from ps_protocol.shard_client import GrpcShard
+from ps_protocol.shared_memory_shard import MemoryNotShared, SharedMemoryShard, share_memory
+from ps_protocol.tensors import Array
+
+
+class SharingWorkers:
+    """Implements Shard. A worker that cannot share goes by gRPC, as it would in a session; its connection is its own."""
+
+    def __init__(self, shard: GrpcShard) -> None:
+        self.shard = shard
+        self.of: dict[tuple[int, int], SharedMemoryShard] = {}
+        self._layout: Layout | None = None
+        self._lock = threading.Lock()
+
+    def worker(self, index: int, *, incarnation: int, epoch: int) -> SharedMemoryShard | GrpcShard:
+        """The shard as one incarnation of a worker has it."""
+        with self._lock:
+            return self._worker_locked(index, incarnation, epoch)
+
+    def _worker_locked(self, index: int, incarnation: int, epoch: int) -> SharedMemoryShard | GrpcShard:
+        key = index, incarnation
+        if key not in self.of or not self.of[key].is_shared:
+            if self._layout is None:
+                return self.shard
+            own = GrpcShard(self.shard.address)
+            try:
+                self.of[key] = share_memory(own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_slots=1)
+            except MemoryNotShared:
+                own.close()
+                return self.shard
+            except BaseException:
+                own.close()
+                raise
+        return self.of[key]
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables."""
+        is_created = self.shard.create_variables(spec, values, timeout_s=timeout_s)
+        self._layout = spec.layout
+        return is_created
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Pushes as the worker in the header."""
+        if self._layout is None or header.layout_hash != self._layout.hash:
+            return self.shard.push_gradients(header, gradients, timeout_s=timeout_s)
+        shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.epoch)
+        return shard.push_gradients(header, gradients, timeout_s=timeout_s)
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Reads as the first worker that shares."""
+        return self._reader.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """As the first worker that shares."""
+        self._reader.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """As the first worker that shares."""
+        return self._reader.variables_view(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def gradient_memory(self) -> Array | None:
+        """As the first worker that shares."""
+        return self._reader.gradient_memory()
+
+    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
+        """Puts the shard under a chief."""
+        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works."""
+        self.shard.configure(settings)
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares."""
+        return self.shard.prepare_step(request)
+
+    def apply_step(self, request: ApplyRequest) -> ApplyReply:
+        """Applies a step."""
+        return self.shard.apply_step(request)
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Reads rows."""
+        return self._reader.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Reads metrics."""
+        return self._reader.read_metrics(epoch=epoch)
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Lists the optimizers' slots."""
+        return self._reader.list_slots(epoch=epoch)
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Reads an optimizer's slot."""
+        return self._reader.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
+
+    def status(self) -> ShardStatus:
+        """Reports."""
+        return self._reader.status()
+
+    def shutdown(self, *, epoch: int, reason: str) -> None:
+        """Ends the server."""
+        self.shard.shutdown(epoch=epoch, reason=reason)
+
+    def close(self) -> None:
+        """Ends all sharing."""
+        for shard in self.of.values():
+            shard.close()
+
+    @property
+    def _reader(self) -> SharedMemoryShard | GrpcShard:
+        return next(iter(self.of.values()), self.shard)
