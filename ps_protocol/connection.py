@@ -42,6 +42,10 @@ class Connection:
         # Typed by each use: gRPC's callables are as generic as their messages.
         self._methods: dict[tuple[str, str], Any] = {}
 
+    def path(self, method: str) -> str:
+        """Returns a method's name as gRPC has it."""
+        return f"/{self._service}/{method}"
+
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
         invoke: Callable[..., Response] = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
@@ -93,6 +97,10 @@ class Connection:
             block.watch(call)
             return consume(call)
 
+    def open_stream(self, method: str, messages: Iterator[bytes]) -> Any:
+        """Begins a stream of framed messages both ways that lasts until one side ends it; returns its call, which yields raw messages."""
+        return self._callable(self.channel.stream_stream, method, None, None)(messages)
+
     def close(self) -> None:
         """Ends calls under way with Cancelled and closes the channel. Idempotent."""
         self.channel.close()
@@ -101,7 +109,7 @@ class Connection:
         key = (kind.__name__, method)
         # Two threads may both make one; either serves.
         if key not in self._methods:
-            self._methods[key] = kind(f"/{self._service}/{method}", request_serializer=serializer, response_deserializer=deserializer)
+            self._methods[key] = kind(self.path(method), request_serializer=serializer, response_deserializer=deserializer)
         return self._methods[key]
 
 

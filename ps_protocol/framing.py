@@ -1,9 +1,10 @@
 """The messages of the tensor streams, framed by hand so that a payload is copied once. Knows bytes and offsets; no tensor, no RPC.
 
-Streams carry an arena (CreateVariables and PushGradients upwards, ReadVariables and ReadSlot downwards), rows (ReadRows, both ways) or the
-gradients of a named accumulator (ApplyGradient, TakeGradient). Their messages look alike:
+Streams carry an arena (CreateVariables and PushGradients upwards, ReadVariables and ReadSlot downwards), many of them one after the other
+(StreamPushes, StreamVariables), rows (ReadRows, both ways) or the gradients of a named accumulator (ApplyGradient, TakeGradient). Their
+messages look alike:
 
-    field 1: a header (specification, push header, step …), in the first message only
+    field 1: a header (specification, push header, step …), in the first message only; a standing stream has one for each arena
     field 2: ArenaFrame {field 1: offset (left out if 0), field 2: data}
 
 The methods are called with identity serialisers; what is sent and received is real protobuf in either direction. `encode_frame` joins the
@@ -13,14 +14,14 @@ the received bytes, and leaves any other valid layout to protobuf itself. So bot
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.codec import decode_message
 from ps_protocol.errors import MalformedMessage
-from ps_protocol.segments import Segments, SegmentWriter
+from ps_protocol.segments import Segments
 from ps_protocol.v1 import accumulator_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 
@@ -32,6 +33,8 @@ StreamMessage = TypeVar(
     pb.ReadSlotResponse,
     pb.ReadRowsRequest,
     pb.ReadRowsResponse,
+    pb.StreamPushesRequest,
+    pb.StreamVariablesResponse,
     accumulator_service_pb2.ApplyGradientRequest,
     accumulator_service_pb2.TakeGradientResponse,
 )
@@ -47,6 +50,18 @@ class Frame:
 
     offset: int
     data: bytes | memoryview
+
+
+class FrameWriter(Protocol):
+    """Fills memory from frames that come in order, as SegmentWriter does."""
+
+    num_written: int
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Takes the next bytes; raises FrameOutOfOrder."""
+
+    def finish(self) -> None:
+        """Raises TruncatedStream unless every byte has been written."""
 
 
 def encode_frame(first: bytes, *, offset: int, data: bytes | memoryview) -> bytes:
@@ -87,7 +102,7 @@ def parse(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMess
     return (header if header is not None and _has_header(header) else None), frame
 
 
-def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], writer: SegmentWriter) -> None:
+def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], writer: FrameWriter) -> None:
     """Writes the frames of the rest of a stream, after its first message; raises MalformedMessage if one carries a header again."""
     for message in messages:
         header, frame = parse(message, message_type)

@@ -19,9 +19,13 @@ class Cancellable(Protocol):
 
 
 class CancellingOnInterrupt:
-    """A block whose Ctrl-C cancels the watched call first, and ends the block with KeyboardInterrupt."""
+    """A block whose Ctrl-C cancels the watched call first, and ends the block with KeyboardInterrupt.
 
-    def __init__(self) -> None:
+    `outlives_block`: the call goes on after a block without Ctrl-C, for the next one.
+    """
+
+    def __init__(self, *, outlives_block: bool = False) -> None:
+        self._outlives_block = outlives_block
         self._call: Cancellable | None = None
         self._is_interrupted = False
         self._is_active = False
@@ -40,7 +44,7 @@ class CancellingOnInterrupt:
             call.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._call is not None:
+        if self._call is not None and not self._outlives_block:
             # Without effect once the call is over; otherwise the block failed, and nobody wants the rest.
             self._call.cancel()
         if self._is_active:

@@ -29,7 +29,13 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
     Every other error passes through at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
     Cancelled when `stop` is set meanwhile. `attempt` must be idempotent.
     """
-    wait = _Wait(what=what, timeout_s=timeout_s, stop=stop)
+    started = time.monotonic()
+    try:
+        return attempt(timeout_s)
+    except Unavailable as error:
+        # Made only now: nearly every call succeeds at once.
+        wait = _Wait(what=what, timeout_s=timeout_s, stop=stop, started=started)
+        wait.pause(error)
     while True:
         try:
             return attempt(wait.left_s())
@@ -42,10 +48,10 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
 class _Wait:
     """One caller's patience: what it waits for, since when, and why."""
 
-    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None) -> None:
+    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
         self._what, self._timeout_s, self._stop = what, timeout_s, stop
-        self._started = time.monotonic()
-        self._delays: Iterator[float] | None = None  # made at the first failure: its seed costs more than many a call
+        self._started = started
+        self._delays: Iterator[float] = delays_s(random.Random())
         self._next_notice_s = FIRST_NOTICE_S
         self._failure: Unavailable | None = None
 
@@ -55,8 +61,6 @@ class _Wait:
     def pause(self, failure: Unavailable) -> None:
         """Sleeps before the next attempt, or raises if there will be none."""
         self._failure = failure
-        if self._delays is None:
-            self._delays = delays_s(random.Random())
         delay_s, left_s = next(self._delays), self.left_s()
         elapsed_s = self._timeout_s - left_s
         if delay_s >= left_s:

@@ -25,6 +25,11 @@ class Segments:
             end += piece.nbytes
         self._starts, self.nbytes = tuple(starts), end
 
+    @property
+    def pieces(self) -> tuple[Array, ...]:
+        """The pieces, in order."""
+        return self._pieces
+
     def chunks(self, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yields (offset, bytes) in order, each of at most `max_bytes`, without copying."""
         for start, piece in zip(self._starts, self._pieces, strict=True):
@@ -53,18 +58,23 @@ class SegmentWriter:
 
     def __init__(self, pieces: Sequence[Array], nbytes: int) -> None:
         self._pieces = pieces
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._index = 0
         self._piece_offset = 0
         self.num_written = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every byte has been written."""
+        return self.num_written == self.nbytes
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; raises FrameOutOfOrder on a gap, an overlap, or bytes beyond the end, and then has copied nothing."""
         length = len(data)
         if offset != self.num_written:
             raise FrameOutOfOrder(f"frame at offset {offset}, expected {self.num_written}; send frames in order, with no gap or overlap")
-        if offset + length > self._nbytes:
-            raise FrameOutOfOrder(f"frame at offset {offset} has {length} bytes and ends beyond the arena's {self._nbytes}")
+        if offset + length > self.nbytes:
+            raise FrameOutOfOrder(f"frame at offset {offset} has {length} bytes and ends beyond the arena's {self.nbytes}")
         source = np.frombuffer(data, np.uint8) if length else None
         copied = 0
         while copied < length:
@@ -80,5 +90,5 @@ class SegmentWriter:
 
     def finish(self) -> None:
         """Raises TruncatedStream unless every byte has been written."""
-        if self.num_written != self._nbytes:
-            raise TruncatedStream(f"{self.num_written} of {self._nbytes} bytes received; nothing was changed; send it again")
+        if self.num_written != self.nbytes:
+            raise TruncatedStream(f"{self.num_written} of {self.nbytes} bytes received; nothing was changed; send it again")

@@ -1,20 +1,29 @@
 """A parameter server behind gRPC: the `Shard` of another process. Knows its methods and messages; no retries, no memory of its own."""
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
 from ps_protocol import codec_shard_status
+from ps_protocol.allocator import keep_freed_memory
+from ps_protocol.call_deadlines import CallDeadlines
+from ps_protocol.call_errors import decode_call_error
+from ps_protocol.codec import decode_message
+from ps_protocol.codec_reading import VariablesRequest, encode_read_request
 from ps_protocol.connection import Connection
-from ps_protocol.errors import MalformedMessage
-from ps_protocol.framing import encode_stream, parse, write_frames
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.encodings_frames import decoding_writer
+from ps_protocol.errors import MalformedMessage, PsError
+from ps_protocol.framing import FrameWriter, encode_stream
 from ps_protocol.handshake import HandshakeReply, Role, name_of
 from ps_protocol.handshake_client import handshake
+from ps_protocol.layout import Layout
+from ps_protocol.receiving import Downward, kept_open, receive_into, step_of
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
     Adoption,
@@ -28,28 +37,51 @@ from ps_protocol.shard import (
     ShardSpec,
     ShardStatus,
 )
+from ps_protocol.standing_stream import StandingStream
 from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb
-
-Downward = TypeVar("Downward", pb.ReadVariablesResponse, pb.ReadSlotResponse, pb.ReadRowsResponse)
+from ps_protocol.variables_stream import VariablesStream
 
 SERVICE = "ps_protocol.v1.ParameterService"
 # For calls that only look or note something down.
 CONTROL_TIMEOUT_S = 10.0
 # For calls whose work grows with the model. A server that is gone is noticed by keepalive long before.
 TENSOR_TIMEOUT_S = 120.0
+# From here on the page faults of message buffers are what a transfer costs; see `keep_freed_memory`.
+LARGE_BYTES = 1 << 20
 
 
 class GrpcShard:
     """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
-    `index` and `cluster` are what `handshake` insists on; None and "" accept any.
+    The chief's standing stream, CommandShard, is not here: it belongs to an event loop (`chief/shard_stream.py`).
+    `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
+    What is called with every step goes over standing streams, or by calls of its own if the server has none, or another thread uses them.
     """
 
-    def __init__(self, address: str, *, index: int | None = None, cluster: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        index: int | None = None,
+        cluster: str = "",
+        variables_encoding: FloatEncoding = FloatEncoding.AS_IS,
+    ) -> None:
         self.address = address
         self._index, self._cluster = index, cluster
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE)
+        self._deadlines = CallDeadlines()
+        self._pushes = StandingStream(self._connection, "StreamPushes", deadlines=self._deadlines)
+        self._reads = StandingStream(self._connection, "StreamVariables", deadlines=self._deadlines)
+        self._variables = VariablesStream(self._reads, source=self._connection.target)
+        self._variables_encoding = variables_encoding
+        self._layouts: dict[str, Layout] = {}
+        self._is_prepared = False
+
+    @property
+    def connection(self) -> Connection:
+        """The channel that all calls take."""
+        return self._connection
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
@@ -81,23 +113,72 @@ class GrpcShard:
         )
         return answer.created
 
-    def read_variables(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Receives the variables of a step into the caller's memory, frame by frame; returns their step."""
-        request = pb.ReadVariablesRequest(epoch=epoch, step=step, layout_hash=layout_hash)
-        wanted = "the variables" if step is None else f"the variables of step {step}"
-        return self._read("ReadVariables", request, pb.ReadVariablesResponse, into, timeout_s=_limit(timeout_s), awaited=wanted)
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Receives the variables of a step (StreamVariables, else ReadVariables) into the caller's memory; returns their step."""
+        self._prepare(into.nbytes)
+        request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
+        awaited = "the variables" if step is None else f"the variables of step {step}"
+        limit_s = _limit(timeout_s)
+        found = self._variables.read(request, self._variables_writer(request, into), timeout_s=limit_s, awaited=awaited)
+        if found is not None:
+            return found
+
+        def receive(messages: Iterator[bytes]) -> int:
+            writer = self._variables_writer(request, into)
+            return receive_into(messages, pb.ReadVariablesResponse, writer, source=self._connection.target, held_step=held_step)
+
+        return self._connection.stream_down("ReadVariables", encode_read_request(request), receive, timeout_s=limit_s, awaited=awaited)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Asks for a step on the standing stream, which then leaves as soon as it is there."""
+        request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash)
+        with contextlib.suppress(PsError):  # what is wrong will be wrong when it is read, too
+            self._variables.expect(request, timeout_s=CONTROL_TIMEOUT_S)
+
+    def know_layout(self, layout: Layout) -> None:
+        """Lets variables of this layout travel in the encoding that this client was made with; before, and others, travel as they are."""
+        if self._variables_encoding is not FloatEncoding.AS_IS:
+            self._layouts[layout.hash] = layout
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns None: this transport copies."""
+        return None
+
+    def gradient_memory(self) -> Array | None:
+        """Returns None: this transport copies."""
+        return None
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Sends one contribution; a server that drops it as stale may answer before all of it is sent."""
-        first = pb.PushGradientsRequest(header=codec.encode_push_header(header))
-        answer = self._connection.stream_up(
-            "PushGradients",
-            encode_stream(first, gradients),
-            pb.PushGradientsResponse,
-            timeout_s=_limit(timeout_s),
-            awaited=f"the receipt of gradients for step {header.step}",
-        )
-        return codec.decode_push_reply(answer)
+        """Sends one contribution (StreamPushes, else PushGradients); if it is dropped as stale, the answer may come before all is sent."""
+        self._prepare(gradients.nbytes)
+        message, limit_s, awaited = codec.encode_push_header(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
+
+        message.content_bytes = gradients.nbytes
+
+        def exchange(standing: StandingStream) -> pb.StreamPushesResponse:
+            sent = encode_stream(pb.StreamPushesRequest(header=message), gradients)
+            answer = decode_message(pb.StreamPushesResponse, standing.stream.exchange(sent))
+            if answer.push_id != message.push_id:
+                raise MalformedMessage(f"{self._connection.target}: an answer to push {answer.push_id}, not to {header.push_id}")
+            return answer
+
+        answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
+        if answer is None:
+            sent = encode_stream(pb.PushGradientsRequest(header=message), gradients)
+            reply = self._connection.stream_up("PushGradients", sent, pb.PushGradientsResponse, timeout_s=limit_s, awaited=awaited)
+            return codec.decode_push_reply(reply)
+        if answer.HasField("error"):
+            raise decode_call_error(answer.error)
+        return codec.decode_push_reply(answer.reply)
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works."""
@@ -138,15 +219,15 @@ class GrpcShard:
         def receive(messages: Iterator[bytes]) -> int:
             if meanwhile is not None:
                 first = next(messages, b"")
-                meanwhile(_step(first, pb.ReadRowsResponse, source=self._connection.target))
+                meanwhile(step_of(first, pb.ReadRowsResponse, source=self._connection.target))
                 is_over.set()
                 messages = itertools.chain([first], messages)
-            return _receive(messages, pb.ReadRowsResponse, into, source=self._connection.target)
+            return receive_into(messages, pb.ReadRowsResponse, into.writer(), source=self._connection.target)
 
         try:
             return self._connection.stream_both(
                 "ReadRows",
-                sent if meanwhile is None else _kept_open(sent, until=is_over),
+                sent if meanwhile is None else kept_open(sent, until=is_over),
                 receive,
                 timeout_s=_limit(timeout_s),
                 awaited=f"{wanted.size} rows of table {request.table}",
@@ -189,39 +270,30 @@ class GrpcShard:
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
+        self._pushes.close()
+        self._reads.close()
+        self._deadlines.close()
         self._connection.close()
+
+    def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> VariablesRequest:
+        encoding = self._variables_encoding if layout_hash in self._layouts else FloatEncoding.AS_IS
+        return VariablesRequest(epoch=epoch, step=step, layout_hash=layout_hash, encoding=encoding, held_step=held_step)
+
+    def _variables_writer(self, request: VariablesRequest, into: Segments) -> FrameWriter:
+        if request.encoding is FloatEncoding.AS_IS:
+            return into.writer()
+        return decoding_writer(self._layouts[request.layout_hash], request.encoding, into)
+
+    def _prepare(self, num_bytes: int) -> None:
+        if num_bytes >= LARGE_BYTES and not self._is_prepared:
+            keep_freed_memory()
+            self._is_prepared = True
 
     def _read(self, method: str, request: Message, message_type: type[Downward], into: Segments, *, timeout_s: float, awaited: str) -> int:
         def receive(messages: Iterator[bytes]) -> int:
-            return _receive(messages, message_type, into, source=self._connection.target)
+            return receive_into(messages, message_type, into.writer(), source=self._connection.target)
 
         return self._connection.stream_down(method, request, receive, timeout_s=timeout_s, awaited=awaited)
-
-
-def _kept_open(messages: Iterable[bytes], *, until: threading.Event) -> Iterator[bytes]:
-    """The messages, and then an empty one, behind which the stream does not end before it may."""
-    yield from messages
-    yield b""
-    until.wait()
-
-
-def _step(message: bytes, message_type: type[Downward], *, source: str) -> int:
-    header, _ = parse(message, message_type)
-    if header is None:
-        raise MalformedMessage(f"{source}: the stream does not begin with a step")
-    return header.step
-
-
-def _receive(messages: Iterator[bytes], message_type: type[Downward], into: Segments, *, source: str) -> int:
-    writer = into.writer()
-    header, frame = parse(next(messages, b""), message_type)
-    if header is None:
-        raise MalformedMessage(f"{source}: the stream does not begin with a step")
-    if frame is not None:
-        writer.write(frame.offset, frame.data)
-    write_frames(messages, message_type, writer)
-    writer.finish()
-    return header.step
 
 
 def _limit(timeout_s: float | None) -> float:

@@ -4,13 +4,10 @@
 the deadline ends it. Nobody shall wait over 2 s without being told what for, so a thread of its own looks at the calls under way.
 """
 
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 from ps_protocol.retry import FIRST_NOTICE_S, NOTICE_INTERVAL_S
 
@@ -19,11 +16,22 @@ log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.5
 
 
-@dataclass(slots=True, kw_only=True)
 class _Call:
-    what: str
-    started_s: float
-    next_notice_s: float
+    """One call, watched within its `with` block. One object a call, because that is all that every call pays."""
+
+    __slots__ = ("_calls", "_expected_s", "next_notice_s", "started_s", "what")
+
+    def __init__(self, calls: "dict[int, _Call]", what: str, expected_s: float) -> None:
+        self._calls, self.what, self._expected_s = calls, what, expected_s
+        self.started_s = self.next_notice_s = 0.0
+
+    def __enter__(self) -> None:
+        self.started_s = time.monotonic()
+        self.next_notice_s = self.started_s + self._expected_s + FIRST_NOTICE_S
+        self._calls[id(self)] = self
+
+    def __exit__(self, *_: object) -> None:
+        del self._calls[id(self)]
 
 
 class SilenceWatch:
@@ -31,22 +39,12 @@ class SilenceWatch:
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="lockstep-silence", daemon=True).start()
 
-    @contextmanager
-    def expecting(self, what: str, *, expected_s: float = 0.0) -> Iterator[None]:
+    def expecting(self, what: str, *, expected_s: float = 0.0) -> AbstractContextManager[None]:
         """Watches the enclosed call: logs a warning once it has taken 2 s more than `expected_s`, then every 10 s."""
-        number, now = next(self._numbers), time.monotonic()
-        with self._lock:
-            self._calls[number] = _Call(what=what, started_s=now, next_notice_s=now + expected_s + FIRST_NOTICE_S)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._calls[number]
+        return _Call(self._calls, what, expected_s)
 
     def close(self) -> None:
         """Ends the thread. Idempotent; does not wait."""
@@ -55,12 +53,9 @@ class SilenceWatch:
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_INTERVAL_S):
             now = time.monotonic()
-            with self._lock:
-                # Half an interval early rather than half an interval late.
-                overdue = [call for call in self._calls.values() if now + _LOOK_INTERVAL_S >= call.next_notice_s]
-                for call in overdue:
-                    call.next_notice_s = now + NOTICE_INTERVAL_S
-            for call in overdue:
+            # A list of a dict's values is made in one go, so calls may begin and end meanwhile. Half an interval early rather than late.
+            for call in [call for call in list(self._calls.values()) if now + _LOOK_INTERVAL_S >= call.next_notice_s]:
+                call.next_notice_s = now + NOTICE_INTERVAL_S
                 log.warning(
                     "no answer yet from %s, for %.1f s: it may be stopped or cut off; still waiting", call.what, now - call.started_s
                 )

@@ -1,4 +1,7 @@
-"""Ends streams in which nothing has moved for too long, since each holds one of the server's threads. Knows gRPC contexts; no tensor."""
+"""Ends streams in which nothing has moved for too long, since each holds one of the server's threads. Knows gRPC contexts; no tensor.
+
+A standing stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
+"""
 
 import contextlib
 import logging
@@ -9,25 +12,37 @@ from typing import TypeVar
 
 import grpc
 
+from ps_protocol.errors import LimitExceeded
+
 log = logging.getLogger(__name__)
 
 IDLE_LIMIT_S = 30.0
+# Leaves threads for all other calls; who gets no standing stream does without.
+MAX_STANDING = 3_072
 
 Message = TypeVar("Message")
 
 
-class _Stream:
-    """One stream under way, and since when it has waited for its peer; None while the server itself is at work."""
+class Stream:
+    """One stream under way, and since when it has waited for its peer; None while the server itself is at work.
 
-    def __init__(self, context: grpc.ServicerContext, name: str) -> None:
+    `is_resting` is for standing streams: set by who serves it while it may wait for its peer as long as it likes.
+    """
+
+    def __init__(self, context: grpc.ServicerContext, name: str, *, is_standing: bool) -> None:
         self.context = context
         self.name = name
+        self.is_standing = is_standing
+        self.is_resting = is_standing
+        self.is_to_end = False
         self.waiting_since: float | None = None
 
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Yields what the peer sends."""
         while True:
-            self.waiting_since = time.monotonic()
+            if self.is_resting and self.is_to_end:
+                self.context.cancel()
+            self.waiting_since = None if self.is_resting else time.monotonic()
             message = next(messages, None)
             self.waiting_since = None
             if message is None:
@@ -48,9 +63,12 @@ class IdleStreams:
     A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
     """
 
-    def __init__(self, *, limit_s: float = IDLE_LIMIT_S) -> None:
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_standing: int = MAX_STANDING) -> None:
         self._limit_s = limit_s
-        self._streams: set[_Stream] = set()
+        self._max_standing = max_standing
+        self._num_standing = 0
+        self._takes_standing = True
+        self._streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-streams", daemon=True)
@@ -70,10 +88,37 @@ class IdleStreams:
         if self._thread.is_alive():
             self._thread.join()
 
-    @contextlib.contextmanager
-    def watching(self, context: grpc.ServicerContext, *, name: str) -> Iterator[_Stream]:
+    def watching(self, context: grpc.ServicerContext, *, name: str) -> contextlib.AbstractContextManager[Stream]:
         """Watches one stream for as long as the block lasts."""
-        stream = _Stream(context, name)
+        return self._watching(Stream(context, name, is_standing=False))
+
+    @contextlib.contextmanager
+    def standing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one standing stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
+        with self._lock:
+            if self._num_standing >= self._max_standing or not self._takes_standing:
+                raise LimitExceeded(f"{name}: {self._num_standing} standing streams, {self._max_standing} at most; do without one")
+            self._num_standing += 1
+        try:
+            with self._watching(Stream(context, name, is_standing=True)) as stream:
+                yield stream
+        finally:
+            with self._lock:
+                self._num_standing -= 1
+
+    def end_standing(self) -> None:
+        """Cancels the standing streams when they rest, and takes no more: for a server that is about to end."""
+        with self._lock:
+            self._takes_standing = False
+            standing = [stream for stream in self._streams if stream.is_standing]
+        for stream in standing:
+            # In this order: whoever comes to rest meanwhile looks.
+            stream.is_to_end = True
+            if stream.is_resting:
+                stream.context.cancel()
+
+    @contextlib.contextmanager
+    def _watching(self, stream: Stream) -> Iterator[Stream]:
         with self._lock:
             self._streams.add(stream)
         try:

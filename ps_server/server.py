@@ -16,20 +16,26 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
 from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
+from ps_protocol.memory_segments import SegmentMaker
 from ps_server.accumulator_registry import AccumulatorRegistry
 from ps_server.accumulator_service import SERVICE as ACCUMULATOR_SERVICE
 from ps_server.accumulator_service import AccumulatorService, accumulator_service_handler
+from ps_server.apply_threads import ApplyThreads
 from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
-from ps_server.config import ParameterServerConfig, machine_memory_bytes
+from ps_server.command_service import CommandService
+from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
 from ps_server.idle_streams import IdleStreams
 from ps_server.in_process_shard import new_process_incarnation
+from ps_server.memory_service import MemoryService
 from ps_server.service import SERVICE, ParameterService, parameter_service_handler
 from ps_server.store import ParameterStore
+from ps_server.stream_service import StreamService
 
 log = logging.getLogger(__name__)
 
-# Each stream holds a thread while it lasts. More than this many at once wait for one, which takes no memory for tensors.
-MAX_THREADS = 128
+# Each stream holds a thread while it lasts, and a worker has two or three standing ones; `idle_streams` bounds these. Threads are made as
+# they are needed; more calls at once than this wait for one, which takes no memory for tensors.
+MAX_THREADS = 4_096
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued.
 MAX_CONCURRENT_RPCS = 8_192
 # How long calls under way may still take when the process ends.
@@ -46,11 +52,15 @@ class ParameterServer:
         limit_bytes = config.max_memory_bytes if config.max_memory_bytes is not None else machine_memory_bytes()
         # Reasons to end. The one queue into which a signal handler may put, whatever its thread was doing.
         self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._apply_threads = ApplyThreads(config.apply_threads if config.apply_threads is not None else default_apply_threads())
+        process_incarnation = new_process_incarnation()
         self._store = ParameterStore(
             index=config.index,
-            process_incarnation=new_process_incarnation(),
+            process_incarnation=process_incarnation,
             memory_limit_bytes=limit_bytes,
             on_shutdown=self._ending.put,
+            apply_threads=self._apply_threads,
+            segments=SegmentMaker(cluster=config.cluster, index=config.index, process_incarnation=process_incarnation),
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._store.budget)
         self._idle_streams = IdleStreams()
@@ -64,6 +74,15 @@ class ParameterServer:
         """Where it listens; empty before `start`."""
         return self._address
 
+    @property
+    def store(self) -> ParameterStore:
+        """What it serves: for a chief in the same process, which then calls `hear_chief` itself."""
+        return self._store
+
+    def hear_chief(self) -> None:
+        """Notes a sign of life of the chief. Thread-safe; never blocks."""
+        self._chief_silence.heard(time.monotonic())
+
     def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         identity = Identity(
@@ -72,13 +91,17 @@ class ParameterServer:
             index=self._config.index,
             process_incarnation=self._store.process_incarnation,
         )
-        service = ParameterService(
-            self._store, idle_streams=self._idle_streams, on_chief_call=lambda: self._chief_silence.heard(time.monotonic())
+        streams, store, hear_chief = self._idle_streams, self._store, self.hear_chief
+        parts = (
+            ParameterService(store, idle_streams=streams, on_chief_call=hear_chief),
+            StreamService(store, idle_streams=streams),
+            CommandService(store, idle_streams=streams, on_chief_call=hear_chief),
+            MemoryService(store, idle_streams=streams),
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
         self._server.add_generic_rpc_handlers(
             (
-                parameter_service_handler(service),
+                parameter_service_handler(*parts),
                 accumulator_service_handler(accumulators),
                 handshake_handler(identity, epoch=lambda: self._store.epoch),
             )
@@ -114,9 +137,12 @@ class ParameterServer:
         self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         self._store.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
+        # They would take up the whole grace.
+        self._idle_streams.end_standing()
         self._server.stop(grace_s).wait()
         self._idle_streams.stop()
         self._executor.shutdown()
+        self._apply_threads.stop()
         log.info("%s ended reason=%s", self._name, reason)
 
     def _listen(self, address: str) -> str:

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
 from ps_protocol import codec_shard_status
-from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.codec import decode_message, require
+from ps_protocol.codec_reading import decode_read_request
 from ps_protocol.errors import MalformedMessage, TruncatedStream
-from ps_protocol.framing import Frame, StreamMessage, encode_frame, parse
+from ps_protocol.framing import Frame, StreamMessage, parse
 from ps_protocol.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_server.arena_stream import content_messages
 from ps_server.idle_streams import IdleStreams
 from ps_server.index_stream import index_blocks, row_messages
 from ps_server.store import ParameterStore
-from ps_server.transactions import Creation, Push, Reading
+from ps_server.transactions import Creation, Push
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
 
@@ -52,10 +52,13 @@ class ParameterService:
 
     def ReadVariables(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadVariables") as stream:
-            message = decode_message(pb.ReadVariablesRequest, request)
-            step = message.step if message.HasField("step") else None
-            reading = self._store.open_variables(epoch=message.epoch, step=step, layout_hash=message.layout_hash)
-            yield from stream.outgoing(_content(pb.ReadVariablesResponse(step=reading.step), reading))
+            wanted = decode_read_request(decode_message(pb.ReadVariablesRequest, request))
+            reading = self._store.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            header = pb.ReadVariablesResponse(step=reading.step).SerializeToString()
+            if reading.step == wanted.held_step:
+                yield header
+            else:
+                yield from stream.outgoing(content_messages(header, reading, wanted.encoding))
 
     def PushGradients(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="PushGradients") as stream:
@@ -109,7 +112,8 @@ class ParameterService:
         with self._answering(context), self._idle_streams.watching(context, name="ReadSlot") as stream:
             message = decode_message(pb.ReadSlotRequest, request)
             reading = self._store.open_slot(message.name, epoch=message.epoch, layout_hash=message.layout_hash)
-            yield from stream.outgoing(_content(pb.ReadSlotResponse(step=reading.step), reading))
+            header = pb.ReadSlotResponse(step=reading.step).SerializeToString()
+            yield from stream.outgoing(content_messages(header, reading))
 
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
@@ -127,18 +131,23 @@ class ParameterService:
         return answering(context, server_name=self._name)
 
 
-def parameter_service_handler(service: ParameterService) -> grpc.GenericRpcHandler:
-    """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
+def parameter_service_handler(*parts: object) -> grpc.GenericRpcHandler:
+    """Returns the handler of the RPCs of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
+
+    `parts`: the objects that together have a method for each RPC; the first that has it serves it. What none of them has is not served.
+    """
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
-    methods = pb.DESCRIPTOR.services_by_name["ParameterService"].methods
-    return grpc.method_handlers_generic_handler(
-        SERVICE, {method.name: kinds[method.client_streaming, method.server_streaming](getattr(service, method.name)) for method in methods}
-    )
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods:
+        serve = next((getattr(part, method.name) for part in parts if hasattr(part, method.name)), None)
+        if serve is not None:
+            handlers[method.name] = kinds[method.client_streaming, method.server_streaming](serve)
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
 def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tuple[StreamMessage, Frame | None]:
@@ -163,15 +172,3 @@ def _feed(target: Push | Creation, frame: Frame | None, messages: Iterator[bytes
         header, frame = parse(message, message_type)
         if header is not None:
             raise MalformedMessage(f"{message_type.DESCRIPTOR.name}: a header came again in the middle of the stream; send it first only")
-
-
-def _content(header: Message, reading: Reading) -> Iterator[bytes]:
-    first = header.SerializeToString()
-    for offset, data in reading.chunks(FRAME_BYTES):
-        message = encode_frame(first, offset=offset, data=data)
-        # After the copy and before anybody sees it.
-        reading.check()
-        yield message
-        first = b""
-    if first:
-        yield first

@@ -7,7 +7,10 @@ from types import TracebackType
 
 import numpy as np
 
-from ps_protocol.errors import PsError, StepGone
+from ps_protocol.encodings import FloatEncoding, encoded_nbytes
+from ps_protocol.encodings_frames import encoded_frames
+from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
+from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
 from ps_protocol.shard import PushReply, ShardSpec
 from ps_protocol.tensors import Array
@@ -46,6 +49,20 @@ class Push:
     def is_settled(self) -> bool:
         """Whether the outcome is known and no more bytes are wanted."""
         return self._contribution.outcome is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes have come, or no more are wanted; then `finish`."""
+        memory = self._contribution.memory
+        return memory is None or memory.writer.is_full
+
+    def expect(self, num_bytes: int) -> None:
+        """Hears how many bytes will come; raises TruncatedStream or FrameOutOfOrder if that is not what the contribution has."""
+        memory = self._contribution.memory
+        if memory is None or memory.writer.nbytes == num_bytes:
+            return
+        error = TruncatedStream if num_bytes < memory.writer.nbytes else FrameOutOfOrder
+        raise error(f"{num_bytes} bytes are to come, of {memory.writer.nbytes}; nothing was changed; send what the header stands for")
 
     def write(self, offset: int, data: bytes | memoryview) -> bool:
         """Takes the next bytes; False if they are not wanted any more, since the outcome is known."""
@@ -159,18 +176,33 @@ class Reading:
     """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to; `hold` is entered while it is copied."""
 
     def __init__(
-        self, memory: Array, *, step: int, is_intact: Callable[[], bool], hold: Callable[[int], AbstractContextManager[None]], name: str
+        self,
+        memory: Array,
+        *,
+        layout: Layout,
+        step: int,
+        is_intact: Callable[[], bool],
+        hold: Callable[[int], AbstractContextManager[None]],
+        name: str,
     ) -> None:
         self.step = step
         self._memory = memory
+        self._layout = layout
         self._is_intact = is_intact
         self._hold = hold
         self._name = name
 
-    def chunks(self, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
-        """Yields (offset, bytes) in order, without copying. Copy, then call `check`, then use the copy."""
+    def nbytes(self, encoding: FloatEncoding = FloatEncoding.AS_IS) -> int:
+        """Returns how many bytes the chunks have together."""
+        return self._memory.nbytes if encoding is FloatEncoding.AS_IS else encoded_nbytes(self._layout, encoding)
+
+    def chunks(self, max_bytes: int, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Iterator[tuple[int, memoryview]]:
+        """Yields (offset, bytes) in order, as they travel, each valid until the next one. Copy, then `check`, then use the copy."""
         with self._hold(self.step):
-            yield from Segments([self._memory]).chunks(max_bytes)
+            if encoding is FloatEncoding.AS_IS:
+                yield from Segments([self._memory]).chunks(max_bytes)
+            else:
+                yield from encoded_frames(self._layout, self._memory, encoding, max_bytes)
 
     def check(self) -> None:
         """Raises StepGone unless everything copied before this call belongs to one step."""

@@ -337,8 +337,8 @@ def test_many_workers_push_at_once(shard: Shard) -> None:
     headers = [trainer.header(worker) for worker in range(num_workers)]
     gradients = [trainer.arena(float(worker)) for worker in range(num_workers)]
     with ThreadPoolExecutor(num_workers) as workers:
-        # Each of them twice.
-        results = [reply.result for reply in workers.map(trainer.push, headers * 2, gradients * 2)]
+        # Each of them twice, one after the other: of two at once the later would displace the earlier.
+        results = [reply.result for _ in range(2) for reply in list(workers.map(trainer.push, headers, gradients))]
     assert results.count(PushResult.STAGED) == num_workers
     trainer.apply(*(header.push_id for header in headers))
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-0.5 * (num_workers - 1) / 2))

@@ -5,10 +5,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
-from ps_protocol import chief, codec_chief, codec_model, codec_settings, codec_status, codec_variables
+from ps_protocol import chief, chief_client, codec_chief, codec_model, codec_settings, codec_status, codec_variables
+from ps_protocol.call_errors import encode_call_error
 from ps_protocol.chief_client import SERVICE, TIMEOUT_S, GrpcChief
+from ps_protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from ps_protocol.v1 import chief_service_pb2 as pb
 from tests.wire.servers import serving_aio, unary
 from tests.wire.test_codec import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
@@ -100,4 +104,83 @@ def test_call_travels_and_has_a_deadline_beyond_its_wait(
 
 
 def test_every_method_of_the_service_is_called_here() -> None:
-    assert {row[0] for row in CALLS} == {method.name for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods}
+    # Converse has its own claims below; here the chief is an older one that does not have it.
+    assert {row[0] for row in CALLS} == {method.name for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods} - {"Converse"}
+
+
+@contextlib.contextmanager
+def conversing(serve: Callable[[Any], Any]) -> Iterator[GrpcChief]:
+    """A client of a chief that serves each stream so."""
+
+    async def converse(requests: object, context: Any) -> None:
+        await serve(context)
+
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"Converse": grpc.stream_stream_rpc_method_handler(converse)})
+    with serving_aio(handler) as address, contextlib.closing(GrpcChief(address)) as client:
+        yield client
+
+
+def take(client: GrpcChief, *, max_wait_s: float = 0.0) -> chief.TokenReply:
+    return client.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=max_wait_s)
+
+
+def answer_to(data: bytes, number: int | None = None) -> bytes:
+    call = pb.ConverseRequest.FromString(data).call if number is None else number
+    return pb.ConverseResponse(call=call, dequeue_token=codec_chief.encode_token_reply(TOKEN)).SerializeToString()
+
+
+def test_calls_of_every_step_share_one_stream_and_answers_to_others_are_passed_over() -> None:
+    streams = []
+
+    async def serve(context: Any) -> None:
+        streams.append(context)
+        while (data := await context.read()) is not grpc.aio.EOF:
+            await context.write(answer_to(data, number=0))
+            await context.write(answer_to(data))
+
+    with conversing(serve) as client:
+        assert [take(client) for _ in range(3)] == [TOKEN] * 3
+    assert len(streams) == 1
+
+
+def test_stream_that_breaks_is_unavailable_and_the_next_call_opens_another() -> None:
+    streams = []
+
+    async def serve(context: Any) -> None:
+        streams.append(context)
+        data = await context.read()
+        if len(streams) > 1:
+            await context.write(answer_to(data))
+
+    with conversing(serve) as client:
+        with pytest.raises(Unavailable, match="the chief"):
+            take(client)
+        assert take(client) == TOKEN
+    assert len(streams) == 2
+
+
+def test_call_without_an_answer_in_time_says_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chief_client, "TIMEOUT_S", 0.1)
+
+    async def serve(context: Any) -> None:
+        while await context.read() is not grpc.aio.EOF:
+            pass
+
+    with (
+        conversing(serve) as client,
+        pytest.raises(DeadlineExceeded, match=r"waited for a token after step 4, which did not come within 0\.3 s"),
+    ):
+        take(client, max_wait_s=0.2)
+
+
+def test_error_on_the_stream_is_the_error_of_its_call() -> None:
+    async def serve(context: Any) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            error = encode_call_error(LeaseExpired("gone", facts={"worker": "2"}))
+            await context.write(pb.ConverseResponse(call=pb.ConverseRequest.FromString(data).call, error=error).SerializeToString())
+
+    with conversing(serve) as client:
+        for _ in range(2):
+            with pytest.raises(LeaseExpired, match="gone") as raised:
+                client.commit_push(WORKER, COMMIT)
+            assert raised.value.facts == {"worker": "2"}

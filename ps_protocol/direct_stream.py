@@ -1,0 +1,196 @@
+"""A bidirectional stream that the calling thread works by itself. Knows gRPC's streams and bytes; no message, no deadline.
+
+grpcio's own streams take two threads more, one that feeds them and one that receives for the whole channel, and a message passes through
+locks written in Python between them: 0.20 ms for 4 KiB and its answer, and 0.15 ms of CPU at the client. A blocking unary call of grpcio
+does without, since it has a completion queue of its own; a stream with such a queue takes 0.13 and 0.06 ms. grpcio offers that only for
+streams downwards, so `_DirectStream` uses what lies beneath (since 2018 the same), and where that is not as expected, `_FedStream` serves.
+"""
+
+import importlib
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}  # a value is number and name
+_NO_FLAGS = 0
+
+
+class StreamEnded(Exception):
+    """The stream is over: gRPC's status, its text, and the trailing metadata."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+        self.details = details
+        self.metadata = metadata
+
+
+class Stream(Protocol):
+    """One stream. Any thread may `cancel`; the others are for one thread at a time."""
+
+    def send(self, message: bytes) -> None:
+        """Sends a message when those before it have left. Does not wait, and does not fail."""
+
+    def receive(self) -> bytes:
+        """Waits for the next message and returns it. Raises StreamEnded if there is none to come."""
+
+    def exchange(self, messages: Iterable[bytes]) -> bytes:
+        """Sends messages until they end or a message comes, and returns that one. Raises StreamEnded.
+
+        A message is asked for when the one before it has been taken up, so that one of them is in memory besides gRPC's.
+        """
+
+    def cancel(self) -> None:
+        """Ends the stream. Idempotent, never waits."""
+
+    def end(self) -> None:
+        """Ends the stream and lets go of what it holds, for the thread whose turn it is. Idempotent."""
+
+
+def open_stream(channel: grpc.Channel, path: str) -> Stream:
+    """Begins a stream of bytes to a method, "/service/method". Connects meanwhile; raises ValueError if the channel is closed."""
+    try:
+        return _DirectStream(channel, path)
+    except (ImportError, AttributeError, TypeError):
+        return _FedStream(channel, path)
+
+
+class _DirectStream:
+    """See Stream. A batch of operations has one event when it is done; events are taken by the thread that waits."""
+
+    def __init__(self, channel: grpc.Channel, path: str) -> None:
+        # Typed as anything: it has no types.
+        cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
+        self._cygrpc = cygrpc
+        kinds: Any = cygrpc.OperationType
+        self._kinds = kinds.send_message, kinds.receive_message, kinds.receive_status_on_client
+        self._unsent: deque[bytes] = deque()
+        self._is_sending = self._is_receiving = False
+        self._message: bytes | None = None
+        self._status: StreamEnded | None = None
+        # The batches are of gRPC's own streams; the first sends the headers, and ends with the call.
+        beginning = (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),)
+        status, headers = (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),), (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),)
+        batches = [(beginning, None), (status, None), (headers, None)]
+        inner: Any = channel
+        flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
+        self._call = inner._channel.segregated_call(flags, path.encode(), None, None, (), None, batches, None)
+        self._num_pending = len(batches)
+
+    def send(self, message: bytes) -> None:
+        if self._is_sending:
+            self._unsent.append(message)
+        else:
+            self._start_sending(message)
+
+    def receive(self) -> bytes:
+        self._start_receiving()
+        while (message := self._message) is None:
+            self._take_event_of_open_stream()
+        self._message = None
+        return message
+
+    def exchange(self, messages: Iterable[bytes]) -> bytes:
+        self._start_receiving()
+        for message in messages:
+            while self._is_sending and self._message is None:
+                self._take_event_of_open_stream()
+            if self._message is not None:
+                break
+            self._start_sending(message)
+        return self.receive()
+
+    def cancel(self) -> None:
+        self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "ended by this process")
+
+    def end(self) -> None:
+        self.cancel()
+        self._unsent.clear()
+        # What is being written to a server that is stopped stays so until it goes on; that is left to the channel's end.
+        while self._num_pending and not self._is_sending:
+            self._take_event()
+
+    def _start_sending(self, message: bytes) -> None:
+        self._is_sending = self._start(self._cygrpc.SendMessageOperation(message, _NO_FLAGS))
+
+    def _start_receiving(self) -> None:
+        if not self._is_receiving and self._message is None:
+            self._is_receiving = self._start(self._cygrpc.ReceiveMessageOperation(_NO_FLAGS))
+
+    def _start(self, operation: Any) -> bool:
+        """False if the stream is over."""
+        is_started: bool = self._call.operate((operation,), None)
+        self._num_pending += is_started
+        return is_started
+
+    def _take_event_of_open_stream(self) -> None:
+        if self._status is not None and not self._is_receiving:
+            raise self._status
+        self._take_event()
+
+    def _take_event(self) -> None:
+        """Waits, without the interpreter's lock, for the end of a batch."""
+        event = self._call.next_event()
+        self._num_pending -= 1
+        sent, received, status = self._kinds
+        for operation in event.batch_operations:
+            kind = operation.type()
+            if kind == received:
+                self._is_receiving, self._message = False, operation.message()
+            elif kind == sent:
+                self._is_sending = False
+                if self._unsent:
+                    self._start_sending(self._unsent.popleft())
+            elif kind == status:
+                code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
+                self._status = StreamEnded(code, _text(operation.details()), operation.trailing_metadata() or ())
+
+
+class _FedStream:
+    """See Stream. By grpcio's public interface: a thread of its own takes what is to be sent."""
+
+    def __init__(self, channel: grpc.Channel, path: str) -> None:
+        self._outgoing: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
+        open_call: Any = channel.stream_stream(path)
+        self._call = open_call(self._feed())
+
+    def send(self, message: bytes) -> None:
+        self._outgoing.put(iter((message,)))
+
+    def receive(self) -> bytes:
+        try:
+            message: bytes = next(self._call)
+        except StopIteration:
+            raise StreamEnded(grpc.StatusCode.OK, "", ()) from None
+        except grpc.RpcError:
+            metadata = self._call.trailing_metadata() or ()
+            raise StreamEnded(self._call.code(), self._call.details() or "", metadata) from None
+        return message
+
+    def exchange(self, messages: Iterable[bytes]) -> bytes:
+        is_answered = threading.Event()
+        self._outgoing.put(itertools.takewhile(lambda _: not is_answered.is_set(), messages))
+        try:
+            return self.receive()
+        finally:
+            is_answered.set()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def end(self) -> None:
+        self.cancel()
+        self._outgoing.put(None)
+
+    def _feed(self) -> Iterator[bytes]:
+        for messages in iter(self._outgoing.get, None):
+            yield from messages
+
+
+def _text(details: bytes | str | None) -> str:
+    return details.decode(errors="replace") if isinstance(details, bytes) else details or ""

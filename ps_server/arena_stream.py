@@ -1,0 +1,20 @@
+"""An arena as it goes out, message by message. Knows readings, frames and messages; no store, no RPC."""
+
+from collections.abc import Iterator
+
+from ps_protocol.channel import FRAME_BYTES
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.framing import encode_frame
+from ps_server.transactions import Reading
+
+
+def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Iterator[bytes]:
+    """Yields a reading's messages; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
+    for offset, data in reading.chunks(FRAME_BYTES, encoding):
+        message = encode_frame(first, offset=offset, data=data)
+        # After the copy and before anybody sees it.
+        reading.check()
+        yield message
+        first = b""
+    if first:
+        yield first

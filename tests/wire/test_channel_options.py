@@ -1,0 +1,20 @@
+"""gRPC takes an option whose name it does not know without a word; then the default holds that the option was to replace."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.channel import CHANNEL_OPTIONS, server_options
+
+LIBRARY = Path(str(importlib.import_module("grpc._cython.cygrpc").__file__)).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*CHANNEL_OPTIONS, *server_options())}))
+def test_grpc_knows_the_name_of_the_option(name: str) -> None:
+    assert name.encode() + b"\0" in LIBRARY
+
+
+def test_servers_take_the_pings_of_idle_clients() -> None:
+    """Else they cut a connection that rests, after a minute, as one that pings too often: and with it all standing streams."""
+    assert dict(server_options())["grpc.http2.min_ping_interval_without_data_ms"] < dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"]
