@@ -17,6 +17,7 @@ from chief.shard_links import ShardLink
 from chief.shard_tasks import ShardTasks
 from ps_protocol.chief import ClusterState, ClusterStatus
 from ps_protocol.errors import PsError
+from ps_protocol.status import defect
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ class Runner:
         self._on_state = on_state
         self._state = self._coordinator.state
         self._calls = itertools.count(1)
-        self._blocked: dict[int, asyncio.Future[ev.Reply | ev.Refuse]] = {}
+        self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._background: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
         self._is_hasty = False
@@ -96,21 +98,39 @@ class Runner:
 
     async def call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
         """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError."""
-        number = next(self._calls)
         future: asyncio.Future[ev.Reply | ev.Refuse] = self._loop.create_future()
-        self._blocked[number] = future
+
+        def answer(given: ev.Reply | ev.Refuse) -> None:
+            if not future.done():
+                future.set_result(given)
+
+        number = self.begin(make_event, answer)
+        try:
+            given = await future
+        except asyncio.CancelledError:
+            self.cancel(number)
+            raise
+        if isinstance(given, ev.Refuse):
+            raise given.error
+        assert isinstance(given.value, kind)
+        return given.value
+
+    def begin(self, make_event: Callable[[int], ev.Event], answer: Callable[[ev.Reply | ev.Refuse], None]) -> int:
+        """Tells the coordinator of a call and returns its number; `answer` is called once, perhaps before this returns, or much later."""
+        number = next(self._calls)
+        self._blocked[number] = answer
         try:
             self._report(make_event(number))
-            answer = await future
-        except asyncio.CancelledError:
+        except PsError as error:
+            self._answer(ev.Refuse(call=number, error=error))
+        except Exception:
+            self._answer(ev.Refuse(call=number, error=defect("the chief")))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """The caller has gone away: its call is not answered any more."""
+        if self._blocked.pop(number, None) is not None:
             self._report(ev.CallCancelled(call=number))
-            raise
-        finally:
-            del self._blocked[number]
-        if isinstance(answer, ev.Refuse):
-            raise answer.error
-        assert isinstance(answer.value, kind)
-        return answer.value
 
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
@@ -128,9 +148,7 @@ class Runner:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Reply() | ev.Refuse():
-                future = self._blocked.get(instruction.call)
-                if future is not None and not future.done():
-                    future.set_result(instruction)
+                self._answer(instruction)
             case ev.PrepareStep():
                 self._spawn(self._shards.prepare(instruction))
             case ev.ApplyStep():
@@ -144,6 +162,11 @@ class Runner:
                     self._end.set_result(instruction)
             case ev.Note():
                 log.log(logging.WARNING if instruction.is_warning else logging.INFO, "%s", instruction.text)
+
+    def _answer(self, instruction: ev.Reply | ev.Refuse) -> None:
+        answer = self._blocked.pop(instruction.call, None)
+        if answer is not None:
+            answer(instruction)
 
     async def _adopt_all(self) -> None:
         try:
@@ -163,15 +186,19 @@ class Runner:
 
     def _set_timer(self) -> None:
         due = self._coordinator.next_deadline()
-        if due is None or (self._timer is not None and self._timer.when() <= self._loop.time() + due - self._clock()):
+        # Most events move deadlines later, if at all; the timer then stays as it is.
+        if due is None or (self._timer is not None and self._timer_due <= due):
             return
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_due = due
         self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._fire, due)
 
     def _fire(self, due: float) -> None:
-        if self._clock() - due > _LATE_S:
-            self._timer = self._loop.call_later(_HEARING_S, self._fire, self._clock() + _HEARING_S)
+        now = self._clock()
+        if now - due > _LATE_S:
+            self._timer_due = now + _HEARING_S
+            self._timer = self._loop.call_later(_HEARING_S, self._fire, self._timer_due)
             return
         self._timer = None
         self._report(ev.TimerFired())

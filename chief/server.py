@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+from collections.abc import Sequence
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from chief.config import ChiefConfig
 from chief.runner import Runner
 from chief.service import SERVICE, ChiefService, chief_service_handler
-from chief.shard_links import GrpcShardLink
+from chief.shard_links import GrpcShardLink, ShardLink
 from ps_protocol.addresses import parse_address
 from ps_protocol.channel import server_options
 from ps_protocol.chief import ClusterState
@@ -30,14 +31,19 @@ _GRACE_S = 0.5
 
 
 class ChiefServer:
-    """A chief. To be made and used in one event loop; `start`, `wait` and `stop` are called once each."""
+    """A chief. To be made and used in one event loop; `start`, `wait` and `stop` are called once each.
 
-    def __init__(self, config: ChiefConfig) -> None:
+    `links`: its parameter servers, by index, where they are reached otherwise than by the addresses of the configuration.
+    """
+
+    def __init__(self, config: ChiefConfig, *, links: Sequence[ShardLink] | None = None) -> None:
         self._config = config
         self._address = ""
         cluster = config.coordination.cluster
-        links = [GrpcShardLink(address, index=index, cluster=cluster) for index, address in enumerate(config.ps)]
+        if links is None:
+            links = [GrpcShardLink(address, index=index, cluster=cluster) for index, address in enumerate(config.ps)]
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state)
+        self._service = ChiefService(self._runner)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=_MAX_CONCURRENT_RPCS)
         self._health_updates: set[asyncio.Task[None]] = set()
@@ -52,7 +58,7 @@ class ChiefServer:
         cluster = self._config.coordination.cluster
         identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
         self._server.add_generic_rpc_handlers(
-            (chief_service_handler(ChiefService(self._runner)), handshake_handler_aio(identity, epoch=lambda: self._runner.epoch))
+            (chief_service_handler(self._service), handshake_handler_aio(identity, epoch=lambda: self._runner.epoch))
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._address = self._listen(self._config.address)
@@ -74,6 +80,8 @@ class ChiefServer:
     async def stop(self) -> None:
         """Lets calls under way finish for a moment, then ends the server."""
         await self._health.enter_graceful_shutdown()
+        # They would last as long as their callers like.
+        self._service.end_conversations()
         await self._server.stop(_GRACE_S)
         await self._runner.close()
         log.info("chief ended")

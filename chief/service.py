@@ -5,12 +5,16 @@ All methods take bytes, so that what is no message at all is refused by us, with
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from chief import events as ev
+from chief import worker_calls as calls
+from chief.conversation import Context, Conversation
 from chief.runner import Runner
 from ps_protocol import codec_chief as codec
 from ps_protocol import codec_model, codec_settings
@@ -21,7 +25,6 @@ from ps_protocol.status import answering_aio
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name
-Context = grpc.aio.ServicerContext[object, object]
 
 
 class ChiefService:
@@ -29,15 +32,20 @@ class ChiefService:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._conversations: set[Conversation] = set()
+
+    def end_conversations(self) -> None:
+        """Ends all standing streams, once what is answered has been sent."""
+        for conversation in [*self._conversations]:
+            conversation.end()
 
     async def RegisterWorker(self, data: bytes) -> Message:
         request = codec.decode_register_request(decode_message(pb.RegisterWorkerRequest, data))
         return codec.encode_registration(await self._runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request)))
 
     async def Heartbeat(self, data: bytes) -> Message:
-        participant = codec.decode_participant(decode_message(pb.HeartbeatRequest, data))
-        finished = await self._runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=participant))
-        return pb.HeartbeatResponse(finished=finished)
+        message = decode_message(pb.HeartbeatRequest, data)
+        return calls.heartbeat_answer(await self._runner.call(bool, partial(calls.heartbeat_event, message)))
 
     async def DeregisterWorker(self, data: bytes) -> Message:
         message = decode_message(pb.DeregisterWorkerRequest, data)
@@ -71,21 +79,19 @@ class ChiefService:
 
     async def CommitPush(self, data: bytes) -> Message:
         message = decode_message(pb.CommitPushRequest, data)
-        participant, commit = codec.decode_participant(message), codec.decode_commit(message.commit)
-        result = await self._runner.call(CommitResult, lambda call: ev.CommitPush(call=call, participant=participant, commit=commit))
-        return pb.CommitPushResponse(result=codec.encode_commit_result(result))
+        return calls.commit_answer(await self._runner.call(CommitResult, partial(calls.commit_event, message)))
 
     async def DequeueToken(self, data: bytes) -> Message:
         message = decode_message(pb.DequeueTokenRequest, data)
-        event = ev.DequeueToken(
-            call=0,
-            participant=codec.decode_participant(message),
-            local_step=message.local_step,
-            request_id=message.request_id,
-            max_wait_s=codec.decode_max_wait(message),
-            commit=codec.decode_commit(message.commit) if message.HasField("commit") else None,
-        )
-        return codec.encode_token_reply(await self._runner.call(TokenReply, lambda call: replace(event, call=call)))
+        return calls.dequeue_answer(await self._runner.call(TokenReply, partial(calls.dequeue_event, message)))
+
+    async def Converse(self, context: Context) -> None:
+        conversation = Conversation(self._runner, context)
+        self._conversations.add(conversation)
+        try:
+            await conversation.serve()
+        finally:
+            self._conversations.discard(conversation)
 
     async def GetClusterStatus(self, data: bytes) -> Message:
         message = decode_message(pb.GetClusterStatusRequest, data)
@@ -117,10 +123,22 @@ class ChiefService:
 
 def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
     """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
-    methods = pb.DESCRIPTOR.services_by_name["ChiefService"].methods
-    return grpc.method_handlers_generic_handler(
-        SERVICE, {method.name: grpc.unary_unary_rpc_method_handler(_answered(getattr(service, method.name))) for method in methods}
-    )
+    handlers: dict[str, Any] = {}
+    for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods:
+        serve = getattr(service, method.name)
+        if method.client_streaming:
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(_conversed(serve))
+        else:
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(_answered(serve))
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _conversed(method: Callable[[Context], Awaitable[None]]) -> Callable[[object, Context], Awaitable[None]]:
+    async def answer(requests: object, context: Context) -> None:
+        async with answering_aio(context, server_name="the chief"):
+            await method(context)
+
+    return answer
 
 
 def _answered(method: Callable[[bytes], Awaitable[Message]]) -> Callable[[bytes, Context], Awaitable[bytes]]:

@@ -7,11 +7,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from chief.shard_stream import ShardStream
 from ps_protocol import codec_shard as codec
 from ps_protocol import codec_shard_status
 from ps_protocol.channel import open_aio_channel
 from ps_protocol.codec_handshake import decode_handshake_reply, encode_handshake_request
-from ps_protocol.errors import ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
+from ps_protocol.errors import LimitExceeded, ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
 from ps_protocol.handshake import HandshakeReply, HandshakeRequest, Role, name_of
 from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardSettings, ShardStatus
 from ps_protocol.status import rebuild
@@ -58,12 +59,18 @@ class ShardLink(Protocol):
 
 
 class GrpcShardLink:
-    """Implements ShardLink. Belongs to the event loop that it was made in."""
+    """Implements ShardLink. Belongs to the event loop that it was made in.
+
+    What is asked with every step travels on a standing stream, or by calls of its own if the server has no such stream.
+    """
 
     def __init__(self, address: str, *, index: int, cluster: str) -> None:
         self._address, self._index, self._cluster = address, index, cluster
+        self._target = f"{name_of(Role.PARAMETER_SERVER, index)} at {address}"
         self._channel = open_aio_channel(address)
         self._methods: dict[str, Any] = {}
+        self._stream = ShardStream(self._channel, path=f"/{_SERVICE}/CommandShard", target=self._target)
+        self._has_stream = True
 
     @property
     def address(self) -> str:
@@ -100,30 +107,45 @@ class GrpcShardLink:
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
-        message, path = codec.encode_settings(settings), f"/{_SERVICE}/ConfigureShard"
-        await self._call(path, message, pb.ConfigureShardResponse, timeout_s=timeout_s, awaited="its new settings")
+        message, awaited = codec.encode_settings(settings), "its new settings"
+        if await self._command(timeout_s, awaited, configure=message) is None:
+            await self._call(f"/{_SERVICE}/ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=timeout_s, awaited=awaited)
 
     async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
         """Returns the sums of squares of the step's mean, slice by slice."""
-        message, path = pb.PrepareStepRequest(apply=codec.encode_apply_request(request)), f"/{_SERVICE}/PrepareStep"
-        awaited = f"the norms of step {request.step}"
-        answer = await self._call(path, message, pb.PrepareStepResponse, timeout_s=timeout_s, awaited=awaited)
-        return tuple(answer.sums)
+        message, awaited = pb.PrepareStepRequest(apply=codec.encode_apply_request(request)), f"the norms of step {request.step}"
+        if (answer := await self._command(timeout_s, awaited, prepare=message)) is not None:
+            return tuple(answer.prepare.sums)
+        path = f"/{_SERVICE}/PrepareStep"
+        return tuple((await self._call(path, message, pb.PrepareStepResponse, timeout_s=timeout_s, awaited=awaited)).sums)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        message, path = codec.encode_apply_request(request), f"/{_SERVICE}/ApplyStep"
-        awaited = f"step {request.step} to be applied"
+        message, awaited = codec.encode_apply_request(request), f"step {request.step} to be applied"
+        if (answer := await self._command(timeout_s, awaited, apply=message)) is not None:
+            return codec.decode_apply_reply(answer.apply)
+        path = f"/{_SERVICE}/ApplyStep"
         return codec.decode_apply_reply(await self._call(path, message, pb.ApplyStepResponse, timeout_s=timeout_s, awaited=awaited))
 
     async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
         """Ends the server."""
         request, path = pb.ShutdownShardRequest(epoch=epoch, reason=reason), f"/{_SERVICE}/ShutdownShard"
         await self._call(path, request, pb.ShutdownShardResponse, timeout_s=timeout_s, awaited="its end")
+        self._stream.close()
 
     async def close(self) -> None:
         """Closes the connection; the server goes on."""
+        self._stream.close()
         await self._channel.close()
+
+    async def _command(self, timeout_s: float, awaited: str, **command: Any) -> pb.CommandShardResponse | None:
+        """Returns the answer on the standing stream; None if the server has no such stream, or no room for one."""
+        if self._has_stream:
+            try:
+                return await self._stream.command(pb.CommandShardRequest(**command), timeout_s=timeout_s, awaited=awaited)
+            except (Unimplemented, LimitExceeded):
+                self._has_stream = False
+        return None
 
     async def _call(self, path: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         if path not in self._methods:
@@ -133,6 +155,5 @@ class GrpcShardLink:
         try:
             answer: Response = await self._methods[path](request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            target = f"{name_of(Role.PARAMETER_SERVER, self._index)} at {self._address}"
-            raise rebuild(error, target=target, awaited=awaited, timeout_s=timeout_s) from None
+            raise rebuild(error, target=self._target, awaited=awaited, timeout_s=timeout_s) from None
         return answer

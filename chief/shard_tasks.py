@@ -6,7 +6,7 @@ Everything is repeated, with jittered pauses, until the shard has answered: each
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 from chief import events as ev
@@ -137,7 +137,10 @@ class ShardTasks:
 
     async def _at_all(self, what: str, call: Callable[[int], Awaitable[Result]]) -> list[Result] | None:
         """Calls all shards at once, each until it answers; returns their answers, or None if one refuses, which it reports."""
-        answers = await asyncio.gather(*(self._at(index, what, call) for index in range(len(self._links))))
+        if len(self._links) == 1:
+            answers = [await self._at(0, what, call)]  # needs no task of its own
+        else:
+            answers = await asyncio.gather(*(self._at(index, what, call) for index in range(len(self._links))))
         known = [answer[0] for answer in answers if answer is not None]
         return known if len(known) == len(answers) else None
 
@@ -164,11 +167,12 @@ class ShardTasks:
     async def _insist(self, index: int, call: Callable[[], Awaitable[Result]]) -> Result:
         """Calls until there is an answer; says after a while, and then every 10 s, that there is none."""
         start, notice_s = self._clock(), _FIRST_NOTICE_S
-        pauses = delays_s(self._rng, max_s=_MAX_PAUSE_S)
+        pauses: Iterator[float] | None = None
         while True:
             try:
                 result = await call()
             except _TRANSIENT as error:
+                pauses = pauses or delays_s(self._rng, max_s=_MAX_PAUSE_S)
                 waited_s = self._clock() - start
                 self._report(ev.ShardUnreachable(shard=index, why=self._cause(index, error)))
                 if waited_s >= notice_s:

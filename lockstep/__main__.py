@@ -124,7 +124,8 @@ def _run_role(name: str, words: list[str]) -> NoReturn:
     from lockstep.cluster import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
-    os.execve(sys.executable, [sys.executable, "-P", "-m", ROLES[name][0], *words], {**os.environ, **with_checkout()})
+    module = "lockstep.combined" if name == "ps" and "--with-chief" in words else ROLES[name][0]
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], {**os.environ, **with_checkout()})
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class ClusterSpec:
     """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
+    `chief_in_ps`: the chief runs in the process of ps 0.
     """
 
     num_ps: int
@@ -42,6 +43,7 @@ class ClusterSpec:
     max_steps: int | None = None
     lease_s: float | None = None
     is_tcp: bool = False
+    chief_in_ps: bool = False
     policy: PolicySpec = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
@@ -93,33 +95,32 @@ class LocalCluster:
         self.spec = spec
         self.name = f"up-{supervisor.token[:6]}"
         self.chief_address = ""
-        self.roles: list[Process] = []
+        self.roles: list[Process] = []  # the parameter servers by index, then the chief, unless that is in ps 0
         self.workers: list[Process] = []
         self._supervisor = supervisor
         self._note = note
 
     @property
     def chief(self) -> Process:
-        """The chief, once started."""
-        return self.roles[-1]
+        """The process of the chief, once started."""
+        return self.roles[0 if self.spec.chief_in_ps else -1]
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief and returns once they serve; LaunchFailed with a role's last words if one doesn't come up."""
-        spec = self.spec
         common = {**_FOREIGN, **with_checkout(), **(environment or {})}
-        for index in range(spec.num_ps):
-            self._start_role(f"ps {index}", "ps_server", ["--index", str(index)], environment=common)
-        ps_addresses = [self._await_address(process) for process in self.roles]
-        arguments = ["--ps", ",".join(ps_addresses)]
-        arguments += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
-        if spec.policy != DEFAULT_POLICY:
-            arguments += policy_flags(spec.policy)
-        if spec.max_steps is not None:
-            arguments += ["--max-steps", str(spec.max_steps)]
-        if spec.lease_s is not None:
-            arguments += ["--lease", str(spec.lease_s)]
-        self._start_role("chief", "chief", arguments, environment=common)
-        self.chief_address = self._await_address(self.chief)
+        # The process with the chief must be told where the others are.
+        first = 1 if self.spec.chief_in_ps else 0
+        for index in range(first, self.spec.num_ps):
+            self._start_role(f"ps {index}", "ps_server", self._role_flags(f"ps {index}", "--index", str(index)), environment=common)
+        addresses = [self._await_address(process, process.name) for process in self.roles]
+        if self.spec.chief_in_ps:
+            flags = [*self._role_flags("ps 0", "--index", "0"), "--with-chief"]
+            flags += self._role_flags("chief", *self._chief_flags(["self", *addresses]))
+            self._start_role("ps 0", "lockstep.combined", flags, environment=common)
+            self.roles.insert(0, self.roles.pop())
+        else:
+            self._start_role("chief", "chief", self._role_flags("chief", *self._chief_flags(addresses)), environment=common)
+        self.chief_address = self._await_address(self.chief, "chief")
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
@@ -133,29 +134,33 @@ class LocalCluster:
             full = {**with_checkout(), **(environment or {}), **place}
             self.workers.append(self._supervisor.start(ProcessSpec(name=f"worker {index}", command=command, environment=full)))
 
-    def _start_role(self, name: str, module: str, arguments: list[str], *, environment: Mapping[str, str | None]) -> None:
+    def _chief_flags(self, ps_addresses: Sequence[str]) -> list[str]:
+        spec = self.spec
+        flags = ["--ps", ",".join(ps_addresses)]
+        flags += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
+        if spec.policy != DEFAULT_POLICY:
+            flags += policy_flags(spec.policy)
+        if spec.max_steps is not None:
+            flags += ["--max-steps", str(spec.max_steps)]
+        if spec.lease_s is not None:
+            flags += ["--lease", str(spec.lease_s)]
+        return flags
+
+    def _role_flags(self, name: str, *more: str) -> list[str]:
         socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"
         address = "127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}"
+        return ["--address", address, "--cluster", self.name, "--announce", str(self._announce(name)), *more]
+
+    def _start_role(self, name: str, module: str, flags: list[str], *, environment: Mapping[str, str | None]) -> None:
         # -P: a chief.py in the user's directory must not be taken for ours.
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            "--address",
-            address,
-            "--cluster",
-            self.name,
-            "--announce",
-            str(self._announce(name)),
-        ]
-        self.roles.append(self._supervisor.start(ProcessSpec(name=name, command=[*command, *arguments], environment=environment)))
+        command = [sys.executable, "-P", "-m", module, *flags]
+        self.roles.append(self._supervisor.start(ProcessSpec(name=name, command=command, environment=environment)))
 
     def _announce(self, name: str) -> Path:
         return self._supervisor.directory / f"{name.replace(' ', '')}.address"
 
-    def _await_address(self, process: Process) -> str:
-        path, start = self._announce(process.name), time.monotonic()
+    def _await_address(self, process: Process, name: str) -> str:
+        path, start = self._announce(name), time.monotonic()
         has_said = False
         while not path.exists():
             self._supervisor.poll(timeout_s=0.05)

@@ -3,8 +3,10 @@
 The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
 """
 
+import gc
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,7 @@ from chief import events as ev
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
 from lockstep.latencies import Latency
-from lockstep.shared_link import SharedLink
+from lockstep.shared_link import Transfers
 from lockstep.simulation_result import Moment, SimulationResult, result_of
 from ps_protocol.chief import (
     ModelReply,
@@ -86,11 +88,24 @@ def simulate(
         raise InvalidSpec(f"rounds: got {num_rounds} and {num_warm_up} before them, want 1 or more and 0 or more")
     if policy.applies_on_arrival:
         raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
-    simulation = _Simulation(
-        policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed
-    )
     steps_per_round = num_workers if policy.accepts_stale else 1
-    return simulation.run(num_warm_up=num_warm_up * steps_per_round, num_steps=num_rounds * steps_per_round)
+    with _no_search_for_cycles():
+        simulation = _Simulation(
+            policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed
+        )
+        return simulation.run(num_warm_up=num_warm_up * steps_per_round, num_steps=num_rounds * steps_per_round)
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """With ten thousand workers, a quarter of the time would go into looking through them all for cycles, of which a run makes few."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Worker:
@@ -118,8 +133,8 @@ class _Simulation:
         self._step_times: list[float] = []
         self._stalenesses: list[int] = []
         self._setup_reply: ev.Answer = None
-        self._out = _Transfers(self, alone_s=costs.send_s, then=self._compute)
-        self._in = _Transfers(self, alone_s=costs.receive_s, then=self._received)
+        self._out = Transfers(self, alone_s=costs.send_s, then=self._compute)
+        self._in = Transfers(self, alone_s=costs.receive_s, then=self._received)
         config = CoordinationConfig(
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
@@ -254,34 +269,3 @@ class _Simulation:
                 commit=commit,
             )
         )
-
-
-class _Transfers:
-    """One direction of the servers' link; `then` is what a worker does whose transfer has ended."""
-
-    def __init__(self, simulation: _Simulation, *, alone_s: float, then: Callable[[int], None]) -> None:
-        self._simulation = simulation
-        self._link = SharedLink(alone_s=alone_s) if alone_s else None
-        self._then = then
-        self._version = 0
-
-    def start(self, index: int) -> None:
-        """Begins a worker's transfer."""
-        if self._link is None:
-            self._then(index)
-            return
-        self._link.start(index, now=self._simulation.now)
-        self._expect(self._link)
-
-    def _expect(self, link: SharedLink) -> None:
-        # A transfer that begins later makes all others longer: what was expected before counts no more.
-        self._version += 1
-        if (end := link.next_end()) is not None:
-            self._simulation.later(max(1e-12, end - self._simulation.now), self._end, self._version)
-
-    def _end(self, version: int) -> None:
-        if version != self._version or self._link is None:
-            return
-        index = self._link.pop_end(now=self._simulation.now)
-        self._expect(self._link)
-        self._then(index)

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy_options(parser)
     parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
     parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
+    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
     parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             max_steps=arguments.max_steps,
             lease_s=arguments.lease,
             is_tcp=arguments.tcp,
+            chief_in_ps=arguments.chief_in_ps,
             policy=chosen_policy(arguments),
         )
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

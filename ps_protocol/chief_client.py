@@ -1,9 +1,14 @@
 """The chief behind gRPC: the `Chief` of another process. Knows its methods and messages; no retries, no state of a session."""
 
+import itertools
+from typing import Any
+
 from google.protobuf.message import Message
 
 from ps_protocol import codec_chief as codec
 from ps_protocol import codec_model, codec_settings
+from ps_protocol.call_deadlines import CallDeadlines
+from ps_protocol.call_errors import decode_call_error
 from ps_protocol.chief import (
     MAX_WAIT_SLICE_S,
     AgreedModel,
@@ -18,12 +23,14 @@ from ps_protocol.chief import (
     SettingsReply,
     TokenReply,
 )
+from ps_protocol.codec import decode_message
 from ps_protocol.codec_status import decode_cluster_status
 from ps_protocol.connection import Connection, Response
 from ps_protocol.handshake import HandshakeReply, Role, name_of
 from ps_protocol.handshake_client import handshake
 from ps_protocol.model import ModelSpec
 from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.standing_stream import StandingStream
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE = "ps_protocol.v1.ChiefService"
@@ -33,13 +40,17 @@ TIMEOUT_S = 10.0
 class GrpcChief:
     """The chief at `address`. Implements Chief: thread-safe, one attempt a call, nothing is sent before the first call.
 
-    A call that waits is given 10 s more than it may wait. `cluster` is what `handshake` insists on; "" accepts any.
+    A call that waits is given 10 s more than it may wait. `cluster` is what `handshake` insists on; "" accepts any. What is called with
+    every step travels on a standing stream (Converse), or by calls of its own (CommitPush, DequeueToken) if the chief has no such stream.
     """
 
     def __init__(self, address: str, *, cluster: str = "") -> None:
         self.address = address
         self._cluster = cluster
         self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE)
+        self._deadlines = CallDeadlines()
+        self._stream = StandingStream(self._connection, "Converse", deadlines=self._deadlines)
+        self._numbers = itertools.count(1)
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
@@ -52,6 +63,7 @@ class GrpcChief:
 
     def heartbeat(self, participant: Participant) -> bool:
         """Renews the lease; True once training is finished."""
+        # By a call of its own: it comes from another thread, which must not keep the worker's from its stream.
         message = pb.HeartbeatRequest(participant=codec.encode_participant(participant))
         return self._call("Heartbeat", message, pb.HeartbeatResponse, "the lease to be renewed").finished
 
@@ -84,7 +96,10 @@ class GrpcChief:
     def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
         """Counts a contribution. Never waits for others."""
         message = pb.CommitPushRequest(participant=codec.encode_participant(participant), commit=codec.encode_commit(commit))
-        return codec.decode_commit_result(self._call("CommitPush", message, pb.CommitPushResponse, "a contribution to be counted").result)
+        awaited = "a contribution to be counted"
+        if (answer := self._converse(awaited, commit_push=message)) is not None:
+            return codec.decode_commit_result(answer.commit_push.result)
+        return codec.decode_commit_result(self._call("CommitPush", message, pb.CommitPushResponse, awaited).result)
 
     def dequeue_token(
         self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
@@ -97,8 +112,10 @@ class GrpcChief:
             max_wait=codec.encode_max_wait(max_wait_s),
             commit=None if commit is None else codec.encode_commit(commit),
         )
-        answer = self._call("DequeueToken", message, pb.DequeueTokenResponse, f"a token after step {local_step}", max_wait_s=max_wait_s)
-        return codec.decode_token_reply(answer)
+        awaited = f"a token after step {local_step}"
+        if (answer := self._converse(awaited, max_wait_s=max_wait_s, dequeue_token=message)) is not None:
+            return codec.decode_token_reply(answer.dequeue_token)
+        return codec.decode_token_reply(self._call("DequeueToken", message, pb.DequeueTokenResponse, awaited, max_wait_s=max_wait_s))
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the cluster's status."""
@@ -128,8 +145,30 @@ class GrpcChief:
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The chief goes on. Idempotent."""
+        self._stream.close()
+        self._deadlines.close()
         self._connection.close()
 
+    def _converse(self, awaited: str, *, max_wait_s: float = 0.0, **request: Any) -> pb.ConverseResponse | None:
+        """Returns the answer to a call on the standing stream; None if there is none to be had: then a call of its own will do."""
+        number = next(self._numbers)
+
+        def exchange(standing: StandingStream) -> pb.ConverseResponse:
+            stream = standing.stream
+            stream.send(pb.ConverseRequest(call=number, **request).SerializeToString())
+            while True:
+                answer = decode_message(pb.ConverseResponse, stream.receive())
+                if answer.call == number:
+                    return answer
+
+        answer = self._stream.use(exchange, timeout_s=_timeout_s(max_wait_s), awaited=awaited)
+        if answer is not None and answer.HasField("error"):
+            raise decode_call_error(answer.error)
+        return answer
+
     def _call(self, method: str, message: Message, response_type: type[Response], awaited: str, *, max_wait_s: float = 0.0) -> Response:
-        timeout_s = min(max_wait_s, MAX_WAIT_SLICE_S) + TIMEOUT_S
-        return self._connection.unary(method, message, response_type, timeout_s=timeout_s, awaited=awaited)
+        return self._connection.unary(method, message, response_type, timeout_s=_timeout_s(max_wait_s), awaited=awaited)
+
+
+def _timeout_s(max_wait_s: float) -> float:
+    return min(max_wait_s, MAX_WAIT_SLICE_S) + TIMEOUT_S

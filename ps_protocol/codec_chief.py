@@ -3,6 +3,8 @@
 The model is in `codec_model`, the settings in `codec_settings`, the cluster's status in `codec_status`.
 """
 
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol import codec
@@ -19,6 +21,11 @@ from ps_protocol.chief import (
     TokenResult,
 )
 from ps_protocol.v1 import chief_service_pb2 as pb
+
+# Looked up once: a name costs several times as much with every message. Typed as anything, since the stubs want their own kind of numbers.
+_KINDS: dict[ParticipantKind, Any] = {kind: pb.ParticipantKind.Value(f"PARTICIPANT_KIND_{kind.name}") for kind in ParticipantKind}
+_OUTCOMES: dict[PushOutcome, Any] = {outcome: pb.PushOutcome.Value(f"PUSH_OUTCOME_{outcome.name}") for outcome in PushOutcome}
+_RESULTS: dict[TokenResult, Any] = {result: pb.TokenResult.Value(f"TOKEN_RESULT_{result.name}") for result in TokenResult}
 
 
 def decode_max_wait(
@@ -39,7 +46,7 @@ def encode_participant(participant: Participant) -> pb.Participant:
     """Encodes who calls."""
     return pb.Participant(
         epoch=participant.epoch,
-        kind=f"PARTICIPANT_KIND_{participant.kind.name}",
+        kind=_KINDS[participant.kind],
         index=participant.index,
         incarnation=participant.incarnation,
     )
@@ -123,9 +130,9 @@ def decode_commit(message: pb.PushCommit) -> PushCommit:
 
 def encode_commit_result(result: CommitResult) -> pb.CommitResult:
     """Encodes what became of a commit."""
-    first = None if result.first_outcome is None else f"PUSH_OUTCOME_{result.first_outcome.name}"
+    first = None if result.first_outcome is None else _OUTCOMES[result.first_outcome]
     return pb.CommitResult(
-        outcome=f"PUSH_OUTCOME_{result.outcome.name}",
+        outcome=_OUTCOMES[result.outcome],
         first_outcome=first,
         global_step=result.global_step,
         applied_step=result.applied_step,
@@ -152,7 +159,7 @@ def decode_commit_result(message: pb.CommitResult) -> CommitResult:
 def encode_token_reply(reply: TokenReply) -> pb.DequeueTokenResponse:
     """Encodes how a wait for a token ended."""
     return pb.DequeueTokenResponse(
-        result=f"TOKEN_RESULT_{reply.result.name}",
+        result=_RESULTS[reply.result],
         step=reply.step,
         commit=None if reply.commit is None else encode_commit_result(reply.commit),
         waiting_for=reply.waiting_for,

@@ -26,6 +26,7 @@ METHODS = [
     for method in service.methods
 ]
 NO_MESSAGE = b"\xff"  # answered at once, with an error, by whoever looks at it
+ANSWERED_WITHIN = {"StreamPushes", "StreamVariables"}  # the stream goes on
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,9 @@ def test_every_rpc_is_served(role: str, method: MethodDescriptor, addresses: dic
     with open_channel(addresses[role]) as channel:
         # On the wire every kind of call is a stream each way.
         call = channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)
+        if method.name in ANSWERED_WITHIN:
+            assert b"MALFORMED_MESSAGE" in b"".join(call(iter([NO_MESSAGE]), timeout=20))
+            return
         with pytest.raises(grpc.RpcError) as caught:
             list(call(iter([NO_MESSAGE]), timeout=20))
     error = caught.value

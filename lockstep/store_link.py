@@ -1,0 +1,72 @@
+"""A parameter server of this process, as a chief uses it: straight over its store, without a wire. Knows event loops and threads.
+
+What may take long runs in a thread, so that the chief goes on hearing its workers meanwhile. Nothing can get lost on the way, so no call
+needs a deadline.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from ps_protocol.handshake import HandshakeReply, Identity
+from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardSettings, ShardStatus
+from ps_protocol.version import PROTOCOL_VERSION
+from ps_server.server import ParameterServer
+
+Result = TypeVar("Result")
+
+# One for the step under way, and one for a look at the shard meanwhile.
+_NUM_THREADS = 2
+
+
+class StoreLink:
+    """Implements the chief's ShardLink over a server that has started. Belongs to the event loop that it is used in."""
+
+    def __init__(self, server: ParameterServer, *, identity: Identity) -> None:
+        self._server = server
+        self._store = server.store
+        self._identity = identity
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chief-shard")
+
+    @property
+    def address(self) -> str:
+        """Where others reach it."""
+        return self._server.address
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there."""
+        return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
+
+    async def status(self, *, timeout_s: float) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return await self._run(self._store.status)
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+        """Puts the shard under a chief."""
+        return await self._run(partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation))
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+        await self._run(partial(self._store.configure, settings))
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean, slice by slice."""
+        return await self._run(partial(self._store.prepare_step, request))
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        return await self._run(partial(self._store.apply_step, request))
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Ends the server."""
+        self._store.shutdown(epoch=epoch, reason=reason)
+
+    async def close(self) -> None:
+        """Ends the threads; the server goes on."""
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        self._server.hear_chief()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
