@@ -61,8 +61,9 @@ def _slices(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) ->
 
 def _num_pieces(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) -> int:
     is_whole = variable.constraint is not None and variable.constraint.needs_whole_variable
-    is_pinned = any(name == variable.name for name, _ in policy.pins)
-    if not variable.shape or not policy.split_bytes or variable.nbytes <= policy.split_bytes or is_whole or is_pinned:
+    if not variable.shape or not policy.split_bytes or variable.nbytes <= policy.split_bytes or is_whole:
+        return 1
+    if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins
         return 1
     # More pieces than shards would only lie side by side again.
     return max(1, min(math.ceil(variable.nbytes / policy.split_bytes), variable.num_rows, num_shards))

@@ -158,7 +158,7 @@ def check_name(name: str) -> None:
         raise InvalidSpec(f"name {name!r}: not valid UTF-8") from None
     if num_bytes > MAX_NAME_BYTES:
         raise InvalidSpec(f"name: {num_bytes} bytes, want <= {MAX_NAME_BYTES}: {name[:40]!r}…")
-    if any(not (character.isprintable() or character == " ") for character in name):
+    if not name.isprintable():
         raise InvalidSpec(f"name {name!r}: has a control character; use printable characters")
     if name != name.strip():
         raise InvalidSpec(f"name {name!r}: begins or ends with a space")

@@ -42,6 +42,7 @@ from worker_client.variables import (
     unit_norm,
     zeros_initializer,
 )
+from worker_client.wire_format import WireFormat, top_k
 
 # What is built on a session is loaded when it is first asked for: module to its names. The imports below are for type checkers.
 _LAZY_MODULES = {
@@ -179,6 +180,7 @@ __all__ = [
     "TrainOp",
     "TrainResult",
     "Variable",
+    "WireFormat",
     "WorkerMetric",
     "adadelta",
     "adagrad",
@@ -222,6 +224,7 @@ __all__ = [
     "sgd",
     "ssp_policy",
     "sync_policy",
+    "top_k",
     "trainable_variables",
     "uniform_initializer",
     "unit_norm",

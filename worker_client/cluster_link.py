@@ -8,13 +8,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ps_protocol import retry
-from ps_protocol.chief import Chief, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.chief import Chief, Participant, ParticipantKind, RegisterRequest, Registration
 from ps_protocol.errors import WorkerIndexTaken
-from ps_protocol.shard import Shard
+from ps_protocol.layout import Layout
+from ps_protocol.segments import Segments
+from ps_protocol.shard import PushHeader, PushReply, Shard
 from ps_protocol.silence import SilenceWatch
+from worker_client.wire_format import WireFormat
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,25 @@ Result = TypeVar("Result")
 # Inode of the machine's own process-id namespace, fixed in the kernel (PROC_PID_INIT_INO).
 _MACHINE_PID_NAMESPACE = "pid:[4026531836]"
 _UNWATCHED = nullcontext()
+AS_IS = WireFormat()
+
+
+class SharingShard(Shard, Protocol):
+    """A shard that shares memory with the caller, until that ends."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it still does."""
+
+    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+
+
+class MemorySharing(Protocol):
+    """How a participant comes to share memory with a shard."""
+
+    def __call__(self, shard: Shard, *, where: str, participant: Participant, layout: Layout, timeout_s: float) -> SharingShard | None:
+        """Returns a shard that takes the place of `shard` and shares memory; None if that cannot be. `where` names it in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +52,8 @@ class ClusterLink:
     """The chief, and how to reach a shard by its index and address; `timeout_s` is how long a server that does not answer is waited for.
 
     `open_shard` returns once the shard has answered. `is_in_process`: nothing can be cut off or die alone, so no lease need be kept.
-    `watch` speaks for calls that hang; None in process.
+    `watch` speaks for calls that hang; None in process. `sharing` None: memory is never shared. `know_layout` tells a shard's client how
+    its variables lie. `wire`: how gradients travel.
     """
 
     chief: Chief
@@ -38,6 +61,9 @@ class ClusterLink:
     is_in_process: bool
     timeout_s: float
     watch: SilenceWatch | None = None
+    sharing: MemorySharing | None = None
+    know_layout: Callable[[Shard, Layout], None] | None = None
+    wire: WireFormat = AS_IS
 
     def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None, expected_s: float = 0.0) -> Result:
         """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less.

@@ -10,13 +10,16 @@ from ps_protocol.chief import ParticipantKind, Registration
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import HandshakeReply
+from ps_protocol.layout import Layout
 from ps_protocol.shard import Shard
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.silence import SilenceWatch
 from ps_protocol.tf_config import parse_tf_config
-from worker_client.cluster_link import ClusterLink, register
+from worker_client.cluster_link import ClusterLink, MemorySharing, register
+from worker_client.memory_sharing import sharing_of
 from worker_client.observer import Observer
 from worker_client.session import Session
+from worker_client.wire_format import WireFormat, wire_format
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ def connect(
     cluster: str | None = None,
     timeout_s: float = TIMEOUT_S,
     takeover: bool = False,
+    transport: str | None = None,
+    wire: str | WireFormat | None = None,
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
 
@@ -47,20 +52,32 @@ def connect(
     seconds bound this, and later every call to a server that does not answer.
 
     An index whose holder was a process of this machine that is gone is taken over at once; `takeover` does so whoever holds it.
+
+    `transport` is how dense gradients and variables come to the parameter servers and back: "shared_memory" (they lie in memory that worker
+    and server share; only on one host), "grpc", or "auto": shared memory with each server where it can be had, else gRPC. None:
+    LOCKSTEP_TRANSPORT, else "auto". If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared. `wire` is how they travel
+    over gRPC: "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
+
     Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull.
     """
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
-    link, registration = _enter(target, kind=ParticipantKind.WORKER, timeout_s=timeout_s, takeover=takeover)
+    sharing = sharing_of(transport if transport is not None else os.environ.get("LOCKSTEP_TRANSPORT"))
+    link, registration = _enter(
+        target, kind=ParticipantKind.WORKER, timeout_s=timeout_s, takeover=takeover, sharing=sharing, wire=_wire(wire)
+    )
     return Session(link, registration)
 
 
-def observe(chief: str | None = None, *, cluster: str | None = None, timeout_s: float = TIMEOUT_S) -> Observer:
+def observe(
+    chief: str | None = None, *, cluster: str | None = None, timeout_s: float = TIMEOUT_S, wire: str | WireFormat | None = None
+) -> Observer:
     """Registers with the chief as one who only reads, and returns an observer; use it as a context manager.
 
-    Arguments and errors are those of `connect()`. Any number may observe, also before there is a model.
+    Arguments and errors are those of `connect()`. Any number may observe, also before there is a model. What an observer reads always comes
+    over gRPC.
     """
     target = resolve(os.environ, chief=chief, worker_index=None, cluster=cluster)
-    link, registration = _enter(target, kind=ParticipantKind.OBSERVER, timeout_s=timeout_s, takeover=False)
+    link, registration = _enter(target, kind=ParticipantKind.OBSERVER, timeout_s=timeout_s, takeover=False, sharing=None, wire=_wire(wire))
     return Observer(link, registration)
 
 
@@ -91,7 +108,13 @@ def _check_index(index: object) -> None:
         raise InvalidSpec(f"worker_index: got {index!r}, want an int from 0, or None for the lowest free one")
 
 
-def _enter(target: Target, *, kind: ParticipantKind, timeout_s: float, takeover: bool) -> tuple[ClusterLink, Registration]:
+def _wire(wire: str | WireFormat | None) -> WireFormat:
+    return wire_format(wire if wire is not None else os.environ.get("LOCKSTEP_WIRE") or None)
+
+
+def _enter(
+    target: Target, *, kind: ParticipantKind, timeout_s: float, takeover: bool, sharing: MemorySharing | None, wire: WireFormat
+) -> tuple[ClusterLink, Registration]:
     if not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
     client, watch = GrpcChief(target.chief, cluster=target.cluster), SilenceWatch()
@@ -104,9 +127,18 @@ def _enter(target: Target, *, kind: ParticipantKind, timeout_s: float, takeover:
 
         def open_shard(index: int, address: str) -> Shard:
             with watch.expecting(f"ps {index} at {address}"):
-                return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s)
+                return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s, wire=wire)
 
-        link = ClusterLink(chief=client, open_shard=open_shard, is_in_process=False, timeout_s=timeout_s, watch=watch)
+        link = ClusterLink(
+            chief=client,
+            open_shard=open_shard,
+            is_in_process=False,
+            timeout_s=timeout_s,
+            watch=watch,
+            sharing=sharing,
+            know_layout=_know_layout,
+            wire=wire,
+        )
         return link, register(link, kind=kind, index=target.worker_index, takeover=takeover)
     except BaseException:
         watch.close()
@@ -114,8 +146,13 @@ def _enter(target: Target, *, kind: ParticipantKind, timeout_s: float, takeover:
         raise
 
 
-def _open_shard(index: int, address: str, *, cluster: str, timeout_s: float) -> Shard:
-    shard = GrpcShard(address, index=index, cluster=cluster)
+def _know_layout(shard: Shard, layout: Layout) -> None:
+    if isinstance(shard, GrpcShard):
+        shard.know_layout(layout)
+
+
+def _open_shard(index: int, address: str, *, cluster: str, timeout_s: float, wire: WireFormat) -> Shard:
+    shard = GrpcShard(address, index=index, cluster=cluster, variables_encoding=wire.variable_encoding)
     try:
         _warn(address, retry.call(shard.handshake, what=f"ps {index} at {address}", timeout_s=timeout_s))
     except BaseException:

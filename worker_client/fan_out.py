@@ -2,12 +2,10 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-_Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class FanOut:
@@ -21,29 +19,60 @@ class FanOut:
     def __init__(self, num_lanes: int, *, name: str, is_parallel: bool) -> None:
         self._lanes = [_Lane(f"{name}-{index}") for index in range(1, num_lanes)] if is_parallel else []
 
-    def run(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    def run(self, calls: Sequence[Callable[[], Result] | None]) -> list[Result | None]:
         """Runs call i in lane i and returns all results in order, or raises the first error in order once all calls have ended.
 
-        An interrupt of the calling thread passes through at once.
+        None: that lane has nothing to do. An interrupt of the calling thread passes through at once.
         """
         if not self._lanes:
-            return [call() for call in calls]
-        futures = [lane.submit(call) for lane, call in zip(self._lanes, calls[1:], strict=True)]
+            return [call() if call is not None else None for call in calls]
+        jobs = [None if call is None else lane.submit(call) for lane, call in zip(self._lanes, calls[1:], strict=True)]
+        first: Any = None
+        error: BaseException | None = None
         try:
-            first = calls[0]()
-        except Exception:
-            for future in futures:
-                future.exception()
-            raise
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [first, *(future.result() for future in futures)]
+            if calls[0] is not None:
+                first = calls[0]()
+        except Exception as raised:
+            error = raised
+        results = [first]
+        for job in jobs:
+            if job is not None:
+                job.wait()
+                error = error or job.error
+            results.append(None if job is None else job.result)
+        if error is not None:
+            raise error
+        return results
 
     def close(self) -> None:
         """Lets the threads end after the calls under way; does not wait for them."""
         for lane in self._lanes:
             lane.close()
+
+
+class _Job:
+    """One call in a lane. Lighter than a Future, of which nothing else would be used."""
+
+    __slots__ = ("_call", "_ended", "error", "result")
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._ended.release()
+
+    def wait(self) -> None:
+        with self._ended:
+            pass
 
 
 class _Lane:
@@ -52,20 +81,16 @@ class _Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], Any]) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._jobs.put((call, future))
-        return future
+    def submit(self, call: Callable[[], Any]) -> _Job:
+        job = _Job(call)
+        self._jobs.put(job)
+        return job
 
     def close(self) -> None:
         self._jobs.put(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            call, future = job
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            # Held until the next job comes, these would keep the arrays of a finished step alive.
-            del job, call, future
+            job.run()
+            # Held until the next job comes, this would keep the arrays of a finished step alive.
+            del job

@@ -26,8 +26,12 @@ Updates = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order."""
+    """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
 
+    `memory` has the rest.
+    """
+
+    memory: ModelMemory
     absent: tuple[str, ...]
     rows: Mapping[str, RowGradient]
 
@@ -45,7 +49,7 @@ class Staging:
         self._states = {name: view for name, view in memory.views.items() if is_state[name]}
         self._tables: dict[str, VariableSpec] = {spec.name: spec for spec in model.variables if spec.is_sparse}
         self._trained = tuple(name for name, state in is_state.items() if not state)
-        self._no_updates = Staged(tuple(self._states), {})
+        self._no_updates = Staged(memory, tuple(self._states), {})
         self._own = tuple(self.views), tuple(self.views.values())
 
     def stage(self, gradients: Gradients, *, step: int, updates: Updates | None = None) -> Staged:
@@ -57,7 +61,7 @@ class Staging:
         foreign: dict[str, Array] = {}
         rows: dict[str, RowGradient] = {}
         absent: set[str] = set()
-        if not self._is_own(gradients):
+        if not self.is_own(gradients):
             self._sort_out(gradients, step, foreign, rows, absent)
         updated = self._check_updates(updates, foreign, step) if updates else frozenset()
         memory = self.memory.views
@@ -65,7 +69,7 @@ class Staging:
             np.copyto(memory[name], array)
         return self._staged(rows, absent, updated)
 
-    def _is_own(self, gradients: Gradients) -> bool:
+    def is_own(self, gradients: Gradients) -> bool:
         """Whether they are the views themselves, for every variable, as most loops have it: then nothing is to be looked at one by one."""
         names, views = self._own
         if type(gradients) is not dict or self._tables or tuple(gradients) != names:
@@ -95,7 +99,8 @@ class Staging:
     def _staged(self, rows: dict[str, RowGradient], absent: set[str], updated: Collection[str]) -> Staged:
         if not (rows or absent or updated):
             return self._no_updates
-        return Staged(tuple(n for n in self.memory.views if n in absent or (n in self._states and n not in updated)), rows)
+        left_out = tuple(n for n in self.memory.views if n in absent or (n in self._states and n not in updated))
+        return Staged(self.memory, left_out, rows)
 
     def _stage_rows(self, name: str, gradient: object, rows: dict[str, RowGradient], absent: set[str]) -> None:
         table = self._tables.get(name)

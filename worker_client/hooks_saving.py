@@ -113,7 +113,7 @@ class CheckpointSaverHook(SessionRunHook):
 
 def values_of(session: Any) -> dict[str, Array]:
     """Returns what a checkpoint holds: dense variables by name, averages by theirs. `session` is a hook's session."""
-    values = {name: np.array(value) for name, value in session.read().items()}
+    values: dict[str, Array] = dict(session.read())  # copies, of one step
     graph = session.graph
     if graph.averages is not None:
         values |= {f"{name}/{graph.average_name}": np.array(value) for name, value in session.session.read_averages().items()}

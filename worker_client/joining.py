@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What joining gives: the model, memory for variables and gradients, the open step, the policy, and whose the first values are."""
+    """What joining gives: the model, memory for variables and gradients, the open step, the policy, and whose the first values are.
+
+    `gives_several`: memory is shared, and workers give several contributions to a step (T < R).
+    """
 
     model: ModelSpec
     variables: ModelMemory
@@ -31,6 +34,7 @@ class Joined:
     global_step: int
     policy: PolicySpec
     has_initialized: bool
+    gives_several: bool
 
 
 def join_model(
@@ -56,6 +60,11 @@ def join_model(
             has_initialized = _is_accepted(reply, link=link, participant=participant)
         else:
             patience.explain(reply.waiting_for)
+    shards.share(variables.layouts)
+    is_shared = "shared_memory" in shards.transports
+    if has_initialized and is_shared:
+        # The first values need not stay where nothing will be read into.
+        variables = ModelMemory(model, layouts=variables.layouts, is_writable=False)
     return Joined(
         model=model,
         variables=variables,
@@ -63,6 +72,7 @@ def join_model(
         global_step=reply.global_step,
         policy=reply.policy,
         has_initialized=has_initialized,
+        gives_several=is_shared and _gives_several(link),
     )
 
 
@@ -73,6 +83,11 @@ def agree(model: ModelSpec, *, link: ClusterLink, participant: Participant, max_
         what="agree on the model",
         expected_s=max_wait_s,
     )
+
+
+def _gives_several(link: ClusterLink) -> bool:
+    status = link.ask(lambda chief: chief.status(max_ledger_entries=0), what="how many workers there are")
+    return 0 < status.total_num_replicas < status.replicas_to_aggregate
 
 
 def _filled(variables: ModelMemory, values: Mapping[str, Array]) -> ModelMemory:

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, Unavailable
 from ps_protocol.tensors import Array
 from worker_client.fetches import Run, check, evaluate
@@ -39,8 +37,8 @@ class PlainSession:
         return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict, settled={}))
 
     def read(self) -> dict[str, Array]:
-        """Returns the dense variables by name, read-only."""
-        return self.session.read()
+        """Returns the dense variables by name, in arrays of the caller's own: hooks keep what they read."""
+        return self.session.read(copy=True)
 
     def status(self) -> Any:
         """Returns the chief's report of the cluster."""
@@ -125,7 +123,7 @@ class MonitoredSession:
 
     def read(self) -> dict[str, Array]:
         """Returns copies of the dense variables by name; after the end of training, the final ones."""
-        return {name: np.array(value) for name, value in self._session.read().items()}
+        return self._session.read()
 
     def finish(self, reason: str = "") -> int:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""

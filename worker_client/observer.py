@@ -19,6 +19,7 @@ from worker_client.model_memory import ModelMemory
 from worker_client.model_reader import ModelReader
 from worker_client.outcomes import MetricReport
 from worker_client.patience import Patience
+from worker_client.variable_memory import VariableMemory
 
 
 class Observer:
@@ -30,9 +31,9 @@ class Observer:
 
     def __init__(self, link: ClusterLink, registration: Registration) -> None:
         self._member = Membership(link, registration, what="the observer", renewal="observe()")
-        self._variables: ModelMemory | None = None
+        self._variables: VariableMemory | None = None
         self._reader: ModelReader | None = None
-        self._held_step: int | None = None
+        self._step: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -48,7 +49,7 @@ class Observer:
     @property
     def step(self) -> int | None:
         """The step of the variables that `read()` gave last; None before that."""
-        return self._held_step
+        return self._step
 
     def read(self, step: int | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the dense variables of one step, the newest unless `step` names one, whole over all shards, by name.
@@ -126,7 +127,7 @@ class Observer:
     def _look(self, timeout_s: float | None) -> ModelReader:
         return self._model(Patience("observer looks at the model", timeout_s=timeout_s))[1]
 
-    def _model(self, patience: Patience) -> tuple[ModelMemory, ModelReader]:
+    def _model(self, patience: Patience) -> tuple[VariableMemory, ModelReader]:
         self._member.check_open()
         while self._variables is None or self._reader is None:
             agreed = self._agreed_model(patience.slice_s())
@@ -149,17 +150,18 @@ class Observer:
             timeout_s=link.timeout_s,
             applies_on_arrival=self._member.applies_on_arrival,
         )
-        self._variables = ModelMemory(model, layouts=arrangement, is_writable=False)
+        shards.know(arrangement)
+        self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
         return self._member.link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
 
-    def _read_newest(self, variables: ModelMemory, patience: Patience) -> None:
+    def _read_newest(self, variables: VariableMemory, patience: Patience) -> None:
         while True:
             status = self.status()
             if not status.policy.startswith("sync"):
-                self._held_step = None
-                self._held_step = self._member.shards().read_latest(variables, is_aligned="unlocked" not in status.policy)
+                self._step = None
+                self._step = variables.fetch_latest(is_aligned="unlocked" not in status.policy)
                 return
             try:
                 self._fetch(variables, status.global_step)
@@ -167,8 +169,8 @@ class Observer:
             except StepGone as error:
                 patience.explain(error.message)
 
-    def _fetch(self, variables: ModelMemory, step: int) -> None:
-        if self._held_step != step:
-            self._held_step = None
-            self._member.shards().read(variables, step=step)
-            self._held_step = step
+    def _fetch(self, variables: VariableMemory, step: int) -> None:
+        if variables.step != step:
+            self._step = None
+            variables.fetch(step, may_view=False)
+        self._step = step

@@ -22,7 +22,8 @@ from worker_client.model_reader import ModelReader
 from worker_client.outcomes import MetricReport, Push, StepResult, push_of
 from worker_client.outgoing import Metrics
 from worker_client.placements import Placement, placement_of
-from worker_client.training import Progress, Training
+from worker_client.progress import Progress
+from worker_client.training import Training
 
 
 class Session:
@@ -74,6 +75,14 @@ class Session:
         return self._progress.is_finished or self._member.is_finished
 
     @property
+    def transport(self) -> tuple[str, ...]:
+        """How dense gradients and variables reach each parameter server, by index: "shared_memory", "grpc", or "local" (in this process).
+
+        Known once the session has its model; "grpc" until then. What cannot lie in shared memory, like rows of tables, goes over gRPC.
+        """
+        return self._member.shards().transports
+
+    @property
     def policy(self) -> PolicySpec:
         """How the workers are coordinated, as far as this session has heard: when it joined, or since; asks nobody."""
         return self._progress.policy
@@ -116,16 +125,19 @@ class Session:
         self._joined = Training(joined, member=self._member, progress=self._progress)
         return joined.has_initialized
 
-    def read(self) -> dict[str, Array]:
+    def read(self, *, copy: bool = False) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
 
         The newest: under the policies ssp and async, and with fifo tokens. Under async, shards may be a step apart, and without locking any
-        number. The arrays are the session's own memory and read-only. They stay as they are until the `read()` or `step()` after the next
-        token (or, where the newest are read, until the next `read()` or `step()`); copy what is to be kept longer. Sends nothing if they
-        are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept anywhere, takes a newer
-        token first, and `local_step` grows. After the end of training: the final variables.
+        number. The arrays are read-only. They are memory of the session or, in sync, of parameter servers that it shares memory with, and
+        valid until the next token (where the newest are read, until the next `read()` or `step()`): copy what is to be kept longer. With
+        `copy` they are the caller's own, writable, and of one step. A backup worker that others have overtaken by a whole step may see that
+        in the arrays; its contribution is then dropped as stale.
+
+        Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
+        anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
         """
-        return self._training().read()
+        return self._training().read(copy=copy)
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
@@ -139,9 +151,13 @@ class Session:
     def gradients(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
 
-        Filling these arrays and passing them to `push()` or `step()` spares a copy. They are zero at first and keep what is in them.
+        Filling these arrays and passing them to `push()` or `step()` spares a copy. They are zero at first; later they have what an earlier
+        contribution left. Under the policy sync they can be filled again once `step()` or `wait()` has brought the next step's token. Where
+        a contribution in memory shared with a server may still be on its way (after `push()`, with fifo tokens, ssp, async, T < R), arrays
+        handed out for it become read-only, and this gives others: ask for each contribution. One who only asks once, before his first push,
+        gets memory of the session's own there, that stays writable and is copied with each push.
         """
-        return dict(self._training().staging.views)
+        return self._training().gradients()
 
     def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
@@ -156,6 +172,7 @@ class Session:
         """
         training = self._training()
         commit = training.stage(gradients, updates=updates, metrics=metrics)
+        training.settle()
         return push_of(self._progress.commit(commit), step=commit.step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -165,9 +182,10 @@ class Session:
         wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
         after `timeout_s` seconds (None: never); waiting can then be taken up again.
         """
-        self._training()
+        training = self._training()
         if not self._progress.is_finished:
             self._progress.await_token(None, timeout_s=timeout_s)
+            training.settle()
         return not self._progress.is_finished
 
     def step(

@@ -1,23 +1,27 @@
 """The model's shards, spoken to all at once. Knows shards and the memory that is sent and filled; no chief and no tokens."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from ps_protocol import retry
 from ps_protocol.chief import ModelReply, Registration
-from ps_protocol.errors import StepGone, StepNotReady
+from ps_protocol.errors import StepGone, StepNotReady, Unavailable
+from ps_protocol.layout import Layout
 from ps_protocol.model import ModelSpec
 from ps_protocol.segments import Segments
 from ps_protocol.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
 from ps_protocol.tensors import Array
 from worker_client.bounded import run_bounded
-from worker_client.cluster_link import ClusterLink
+from worker_client.cluster_link import ClusterLink, SharingShard
 from worker_client.fan_out import FanOut
 from worker_client.model_memory import ModelMemory
 from worker_client.outgoing import ShardPart
+from worker_client.shared_memories import SharedMemories
 
 Result = TypeVar("Result")
 
@@ -26,6 +30,8 @@ SLOWEST_BYTES_PER_S = 10e6
 CLOSE_WAIT_S = 0.25
 # How often shards that have moved on are read again, to get one step from all of them.
 MAX_ALIGNMENTS = 8
+# What is copied from shared memory in the caller's own thread.
+MAX_NEAR_BYTES = 1 << 20
 
 
 class ShardGroup:
@@ -38,11 +44,13 @@ class ShardGroup:
         self._link = link
         self._timeout_s = link.timeout_s
         self.epoch = registration.participant.epoch
+        self._participant = registration.participant
         self._addresses = registration.shard_addresses
         name = f"lockstep-{registration.participant.index}-ps"
         self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not link.is_in_process)
         self._closed = threading.Event()
         self._shards: list[Shard] = []
+        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
         try:
             self._open(link)
         except BaseException:
@@ -53,10 +61,47 @@ class ShardGroup:
         def opening(index: int, address: str) -> Callable[[], Shard]:
             return lambda: link.open_shard(index, address)
 
-        self._shards = self._fan_out.run([opening(index, address) for index, address in enumerate(self._addresses)])
+        opened = self._fan_out.run([opening(index, address) for index, address in enumerate(self._addresses)])
+        self._shards = [shard for shard in opened if shard is not None]
 
     def __len__(self) -> int:
         return len(self._addresses)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "grpc", or "local"."""
+        plain = "local" if self._link.is_in_process else "grpc"
+        return tuple(plain if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
+
+    def know(self, layouts: Sequence[Layout]) -> None:
+        """Tells the clients of the shards how the variables lie; only then these can travel encoded."""
+        if self._link.know_layout is not None:
+            for shard, layout in zip(self._shards, layouts, strict=True):
+                self._link.know_layout(shard, layout)
+
+    def share(self, layouts: Sequence[Layout]) -> None:
+        """Shares memory with those shards that it can be shared with, once the variables stand. See `MemorySharing` for errors."""
+        self.know(layouts)
+        sharing = self._link.sharing
+        if sharing is None:
+            return
+
+        def shared(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
+            where = f"ps {index} at {self._addresses[index]}"
+            return sharing(shard, where=where, participant=self._participant, layout=layouts[index], timeout_s=timeout_s)
+
+        wanted = [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables]
+        found = self._each("share memory", shared, wanted)
+        sharing_shards = {index: shard for index, shard in found.items() if shard is not None}
+        for index, shard in sharing_shards.items():
+            self._shards[index] = shard
+        self.memories = SharedMemories(sharing_shards, epoch=self.epoch, num_shards=len(self))
+
+    def expect(self, layouts: Sequence[Layout], *, step: int) -> None:
+        """Tells the shards that variables travel from that this step will be read."""
+        for index, shard in enumerate(self._shards):
+            if layouts[index].nbytes and self.memories.travels(index):
+                shard.expect_variables(epoch=self.epoch, step=step, layout_hash=layouts[index].hash)
 
     def create(self, values: ModelMemory, *, tables: Mapping[str, Array], model: ModelSpec, reply: ModelReply) -> None:
         """Creates the variables with their initial values, also on shards that hold none of them: all must step along.
@@ -82,16 +127,20 @@ class ShardGroup:
         self.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
 
     def read(self, into: ModelMemory, *, step: int) -> None:
-        """Fills the memory with the variables of one step. Raises StepGone, StepNotReady; what the memory holds is then undefined."""
-        self._read(into, [step] * len(self), range(len(self)))
+        """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
+
+        What the memory holds is then undefined.
+        """
+        self._read(into, step, [index for index, segments in enumerate(into.segments) if segments.nbytes and not into.is_lent(index)])
         into.unpack()
 
-    def read_latest(self, into: ModelMemory, *, is_aligned: bool) -> int | None:
+    def read_latest(self, into: ModelMemory, *, is_aligned: bool, held: Sequence[int | None] = ()) -> dict[int, int]:
         """Fills the memory with the newest variables, of one step on all shards if `is_aligned` and that can be had by a few tries.
 
-        Returns their step, the least of all shards'; None if nothing lies on any shard.
+        `held`: the step of each shard's part of the memory, which is not moved again if it is the newest still. Returns the steps by shard.
         """
-        found: dict[int, int] = self._read(into, [None] * len(self), range(len(self)))
+        holders = [index for index, segments in enumerate(into.segments) if segments.nbytes]
+        found = self._read(into, None, holders, held=held)
         for _ in range(MAX_ALIGNMENTS if is_aligned else 0):
             if len(set(found.values())) <= 1:
                 break
@@ -99,11 +148,11 @@ class ShardGroup:
             step = min(found.values())
             ahead = [index for index, its_step in found.items() if its_step > step]
             try:
-                found |= self._read(into, [step] * len(self), ahead)
+                found |= self._read(into, step, ahead)
             except (StepGone, StepNotReady):
-                found = self._read(into, [None] * len(self), range(len(self)))
+                found = self._read(into, None, holders)
         into.unpack()
-        return min(found.values(), default=None)
+        return found
 
     def push(
         self,
@@ -117,9 +166,9 @@ class ShardGroup:
     ) -> list[PushResult]:
         """Gives every shard its part of a contribution, and returns what became of each. Idempotent per id."""
 
-        def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
+        def header(index: int) -> PushHeader:
             part = parts[index]
-            header = PushHeader(
+            return PushHeader(
                 epoch=self.epoch,
                 push_id=push_id,
                 step=step,
@@ -128,10 +177,23 @@ class ShardGroup:
                 absent=part.absent,
                 metrics={} if index else metrics,
                 refused=refused,
+                encoding=part.encoding,
+                encoded_bytes=part.encoded_bytes,
             )
-            return shard.push_gradients(header, part.segments, timeout_s=timeout_s).result
 
-        return self.each(f"push to step {step}", push, num_bytes=[part.segments.nbytes for part in parts])
+        def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
+            return shard.push_gradients(header(index), parts[index].segments, timeout_s=timeout_s).result
+
+        results: dict[int, PushResult] = {}
+        for index, shard in self.memories.shards.items():
+            # What lies in shared memory needs nobody else, so a thread of its own would cost more than it.
+            reply = shard.push_locally(header(index), parts[index].segments)
+            if reply is not None:
+                results[index] = reply.result
+        missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
+        if missing:
+            results |= self._each(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
+        return [results[index] for index in range(len(self))]
 
     def read_slot(self, slot: str, into: ModelMemory, *, names: frozenset[str]) -> set[int]:
         """Fills the memory with one slot, as far as shards hold slices of the named variables, and returns their steps."""
@@ -168,27 +230,45 @@ class ShardGroup:
 
     def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
         """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
+        results = self._each(what, call, range(len(self)), num_bytes=num_bytes)
+        return [results[index] for index in range(len(self))]
 
-        def calling(index: int, shard: Shard) -> Callable[[], Result]:
-            transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
-            return lambda: self._call(index, what, lambda left_s: call(index, shard, left_s), transfer_s=transfer_s)
+    def _each(
+        self, what: str, call: Callable[[int, Shard, float], Result], indices: Collection[int], *, num_bytes: Sequence[int] | None = None
+    ) -> dict[int, Result]:
+        if len(self) == 1:
+            return {0: self._at(0, what, call, num_bytes)} if indices else {}
+        calls = [partial(self._at, index, what, call, num_bytes) if index in indices else None for index in range(len(self))]
+        results = self._fan_out.run(calls)
+        return {index: results[index] for index in indices}  # type: ignore[misc]  # those have a call
 
-        return self._fan_out.run([calling(index, shard) for index, shard in enumerate(self._shards)])
+    def _at(self, index: int, what: str, call: Callable[[int, Shard, float], Result], num_bytes: Sequence[int] | None) -> Result:
+        transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
+        return self._call(index, what, partial(call, index, self._shards[index]), transfer_s=transfer_s)
 
-    def _read(self, into: ModelMemory, steps: Sequence[int | None], indices: Sequence[int]) -> dict[int, int]:
-        wanted = frozenset(index for index in indices if into.segments[index].nbytes)
+    def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
+        if not indices:
+            return {}
 
-        def read(index: int, shard: Shard, timeout_s: float) -> int | None:
-            if index not in wanted:
-                return None
-            layout_hash = into.layouts[index].hash
+        def read(index: int, shard: Shard, timeout_s: float) -> int:
             return shard.read_variables(
-                into.segments[index], epoch=self.epoch, step=steps[index], layout_hash=layout_hash, timeout_s=timeout_s
+                into.segments[index],
+                epoch=self.epoch,
+                step=step,
+                layout_hash=into.layouts[index].hash,
+                held_step=held[index] if held else None,
+                timeout_s=timeout_s,
             )
 
-        what = "read the newest variables" if steps[0] is None else f"read step {steps[0]}"
-        found = self.each(what, read, num_bytes=[segments.nbytes for segments in into.segments])
-        return {index: step for index, step in enumerate(found) if step is not None}
+        # Copied in this thread where that is sooner done than said to another.
+        found: dict[int, int] = {}
+        for index in self.memories.shards:
+            if index in indices and into.segments[index].nbytes <= MAX_NEAR_BYTES and not self.memories.travels(index):
+                with suppress(Unavailable):  # then tried again and again below
+                    found[index] = read(index, self._shards[index], self._timeout_s)
+        far = [index for index in indices if index not in found] if found else indices
+        what = "read the newest variables" if step is None else f"read step {step}"
+        return found | self._each(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
 
     def _call(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
         subject = f"ps {index} at {self._addresses[index]}: {what}"

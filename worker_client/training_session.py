@@ -69,7 +69,7 @@ class TrainingSession(Protocol):
     ) -> bool:
         """Creates or joins the model."""
 
-    def read(self) -> dict[str, Array]:
+    def read(self, *, copy: bool = False) -> dict[str, Array]:
         """Reads the dense variables."""
 
     def read_rows(self, name: str, indices: Any = None) -> Array:

@@ -14,7 +14,8 @@ def main(phase: str, chief: str) -> None:
     """Goes to `phase`: connecting, joining, waiting, pushing or reading."""
     if phase == "connecting":
         print(phase, flush=True)
-    with worker_client.connect(chief, timeout_s=60) as session:
+    # Over shared memory neither of the two transfers would wait for the server.
+    with worker_client.connect(chief, timeout_s=60, transport="grpc") as session:
         if phase == "joining":
             print(phase, flush=True)
         session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))

@@ -66,6 +66,7 @@ class RealCluster:
     def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path, counts_bytes: bool = False) -> None:
         addresses = [f"unix:{directory}/ps{index}" for index in range(shape.num_ps)]
         started = [(self._start_ps(index, address, stack), Path(f"{address[5:]}.address")) for index, address in enumerate(addresses)]
+        self.servers = [process for process, _ in started]
         self.counters = [ByteCounter(address[5:], stack) for address in addresses] if counts_bytes else []
         known = [counter.address for counter in self.counters] or addresses
         chief = start_chief(shape, stack, ps_addresses=known, directory=directory)

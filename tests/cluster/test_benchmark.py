@@ -1,28 +1,51 @@
 """The benchmark runs, every role is measured, and every contribution counts. Its figures are not judged."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster_run import run_cluster
-from benchmarks.figures import RunFigures
-from benchmarks.peers.comparison import compare
+from benchmarks.page import main as page
+from benchmarks.peers.__main__ import main as peers
+from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
 from benchmarks.policies import main as policies
+from benchmarks.profile import main as profile
 from benchmarks.sparse_table import main as sparse_table
 from benchmarks.step import main
-from benchmarks.workload import Workload
+from benchmarks.table import main as table
+
+SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
+ROLES = {"chief", "ps", "worker"}
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("transport", "roles"), [("grpc", {"chief", "ps", "worker"}), ("local", {"process"})])
-def test_benchmark_measures_every_role(transport: str, roles: set[str], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--ps", "2", "--steps", "5", "--unix"]
-    assert main([*arguments, "--transport", transport, "--json"]) == 0
+@pytest.mark.parametrize(
+    ("asked", "used", "roles"),
+    [
+        (["--transport", "shm"], ["shared_memory"], ROLES),
+        (["--transport", "shm", "--policy", "async", "--ps", "2"], ["shared_memory"], ROLES),
+        (["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES),
+        (["--transport", "grpc", "--wire", "bfloat16"], ["grpc"], ROLES),
+        (["--transport", "grpc", "--policy", "async"], ["grpc"], ROLES),
+        (["--transport", "auto", "--unix", "--chief-in-ps"], ["shared_memory"], {"ps", "worker"}),
+        (["--transport", "local", "--ps", "2"], ["local"], {"process"}),
+        (["--transport", "local", "--policy", "async"], ["local"], {"process"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_benchmark_measures_every_role_and_says_what_carried_it(
+    asked: list[str], used: list[str], roles: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *asked, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert report["transport_used"] == used
     assert report["num_accepted"] == 10
-    assert report["cpu_s_per_step"].keys() == report["peak_rss_bytes"].keys() == roles
+    assert report["cpu_s_per_step"].keys() == report["peak_rss_bytes"].keys() == report["pss_bytes"].keys() == roles
     assert 0 < report["median_ms"] <= report["p90_ms"]
     assert min(report["peak_rss_bytes"].values()) > 1 << 20
+    assert max(report["pss_bytes"].values()) > 1 << 20
+    # Looked at one after the other, so that a role may have let go of something in between.
+    assert report["total_pss_bytes"] > 0.9 * max(report["pss_bytes"].values())
 
 
 def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,13 +79,40 @@ def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.timeout(120)
-def test_own_half_of_the_comparison_runs_beside_a_peer() -> None:
-    work = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=1, num_steps=5)
-    peer = RunFigures(step_s=[1.0] * 5, cpu_s_per_step={"worker": 1.0}, peak_rss_bytes={"worker": 1 << 20}, num_accepted=10)
-    comparison = compare(work, "made up", run_peer=lambda: peer, run_own=lambda: run_cluster(work, is_tcp=True, timeout_s=100), repeat=1)
-    assert comparison.own_runs[0].num_accepted == 10
-    assert comparison.own_runs[0].cpu_s_per_step.keys() == {"ps", "chief", "worker"}
-    assert comparison.peer_ms == 1000 and comparison.ratio == comparison.own_ms / 1000 > 0
+def test_own_half_of_the_comparison_runs_beside_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "peers.json"
+    arguments = ["--sizes", "4KiB/4", "--peers", "--lineups", "sync", "--steps", "3", "--repeat", "1", "--own", SHM, GRPC, BFLOAT16]
+    assert peers([*arguments, "--json", str(kept)]) == 0
+    systems = json.loads(kept.read_text(encoding="utf-8"))["rows"][0]["systems"]
+    assert {name: system["transports"] for name, system in systems.items()} == {
+        SHM: ["shared_memory"],
+        GRPC: ["grpc"],
+        BFLOAT16: ["grpc"],
+    }
+    assert all(system["ms"] > 0 and system["cpu_ms_per_step"].keys() == ROLES for system in systems.values())
+    assert f"| sync | {BFLOAT16} |" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+def test_a_table_and_its_page_are_made_of_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, text = tmp_path / "bench.json", tmp_path / "page.md"
+    few = ["--sizes", "4KiB/4", "--transports", "shm", "local", "--ps", "1", "--policies", "sync", "--steps", "3"]
+    assert table([*few, "--json", str(kept)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 4 KiB")]
+    text.write_text("<!-- figures: table -->\n<!-- end of figures -->\n", encoding="utf-8")
+    assert page([str(kept), "--page", str(text)]) == 0
+    assert len(rows) == 2 and all(row in text.read_text(encoding="utf-8") for row in rows)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile(["--size", "4KiB/4", "--transports", transport, "--steps", "5", "--json"]) == 0
+    (path,) = json.loads(capsys.readouterr().out)["paths"]
+    parts = {(part["who"], part["part"]) for part in path["parts"]}
+    assert {("worker 0", "push"), ("worker 0", "commit and token"), ("worker 0", "compute"), ("ps", "apply")} <= parts
+    assert (("ps", "receive") in parts) == (("ps", "send") in parts) == (transport == "grpc")
+    assert path["cpu_ms"].keys() == {"ps 0", "chief", "worker 0", "worker 1"}
 
 
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

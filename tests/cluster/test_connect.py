@@ -185,7 +185,8 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
 ) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
     chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-    session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
+    address = announced(chief, socket_dir / "chief.address")
+    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="grpc"))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     os.kill(ps.pid, signal.SIGSTOP)
     stack.callback(ps.send_signal, signal.SIGCONT)
@@ -196,6 +197,31 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     assert not results
     os.kill(ps.pid, signal.SIGCONT)
     pushing.join(20)
+    assert session.wait(20)
+    assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
+
+
+def is_stopped(task: Path) -> bool:
+    """Whether a thread of a process, a directory in /proc, stands still."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    address = announced(chief, socket_dir / "chief.address")
+    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="shared_memory"))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    os.kill(ps.pid, signal.SIGSTOP)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    # One thread takes the signal; until then the others may still apply a step.
+    wait_until(lambda: all(is_stopped(task) for task in Path(f"/proc/{ps.pid}/task").iterdir()), what="the server stands still")
+    # The push itself calls nobody.
+    assert session.push({"w": np.ones(3)}).is_accepted
+    wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
+    with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
+        session.wait(0)
+    os.kill(ps.pid, signal.SIGCONT)
     assert session.wait(20)
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
 

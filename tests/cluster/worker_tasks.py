@@ -1,5 +1,6 @@
 """A worker process that does what a test tells it, a task a line, and answers each with a line. Knows `worker_client` as any user does."""
 
+import hashlib
 import json
 import sys
 import traceback
@@ -69,6 +70,26 @@ def train(session: Session, *, max_steps: int = 1_000_000) -> dict[str, Any]:
         if session.policy.text != policies[-1]:
             policies.append(session.policy.text)
     return {"records": records, "policies": policies, "local_step": session.local_step, "is_finished": session.is_finished}
+
+
+@task
+def train_randomly(session: Session, *, times: int, timeout_s: float = 20) -> list[str]:
+    """Does steps with random gradients of each variable; names (hashes) of the values read after each."""
+    names = []
+    for _ in range(times):
+        rng = np.random.default_rng([session.worker_index, session.local_step])
+        gradients = session.gradients()
+        for gradient in gradients.values():
+            gradient[...] = rng.standard_normal(gradient.shape)
+        session.step(gradients, timeout_s=timeout_s)
+        names.append(hashlib.sha256(b"".join(value.tobytes() for _, value in sorted(session.read().items()))).hexdigest())
+    return names
+
+
+@task
+def transport(session: Session) -> list[str]:
+    """How gradients and variables come to each parameter server and back."""
+    return list(session.transport)
 
 
 @task

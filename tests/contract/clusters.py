@@ -67,16 +67,17 @@ class LocalTestCluster:
 
 
 class GrpcTestCluster:
-    """Parameter servers on Unix sockets in this process, and a chief as a process of its own."""
+    """Parameter servers on Unix sockets in this process, and a chief as a process of its own. `transport` is that of the sessions."""
 
-    def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path) -> None:
+    def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path, transport: str = "grpc") -> None:
         self._stack = stack
+        self._transport = transport
         self.ps_addresses = [start_ps(index, stack, directory=directory) for index in range(shape.num_ps)]
         self.chief = start_chief(shape, stack, ps_addresses=self.ps_addresses, directory=directory)
         self.chief_address = announced(self.chief, directory / "chief.address")
 
     def session(self, worker_index: int | None = None) -> Session:
-        session = worker_client.connect(self.chief_address, worker_index=worker_index, timeout_s=20)
+        session = worker_client.connect(self.chief_address, worker_index=worker_index, timeout_s=20, transport=self._transport)
         self._stack.callback(session.close)
         return session
 

@@ -24,12 +24,14 @@ def trainer(shard: Shard) -> Trainer:
     return Trainer(shard)
 
 
-@pytest.fixture(params=["in process", "grpc"])
+@pytest.fixture(params=["in process", "grpc", "shared memory"])
 def start(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Start]:
     """Starts clusters, all of which end with the test."""
     with ExitStack() as stack:
 
         def started(shape: Shape) -> AnyCluster:
-            return LocalTestCluster(shape, stack) if request.param == "in process" else GrpcTestCluster(shape, stack, directory=socket_dir)
+            if request.param == "in process":
+                return LocalTestCluster(shape, stack)
+            return GrpcTestCluster(shape, stack, directory=socket_dir, transport=request.param.replace(" ", "_"))
 
         yield started

@@ -129,7 +129,8 @@ def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
     assert first.local_step == 0
     assert first.step(ONES, timeout_s=20).applied_step == 0
     push = second.push(ONES)
-    assert (push.outcome, push.step) == (PushOutcome.STALE, 0)
+    # Late if it comes while the step is being applied.
+    assert (push.outcome in (PushOutcome.STALE, PushOutcome.LATE), push.step) == (True, 0)
     # Both initial tokens are spent, so the next are of step 1; reading gives the newest all the same.
     assert second.wait(timeout_s=20)
     assert second.local_step == 1

@@ -73,9 +73,9 @@ class FakeSession:
             self.cluster.variables = {name: np.array(getattr(value, "value", value)) for name, value in initial_values.items()}
         return is_new
 
-    def read(self) -> dict[str, Array]:
+    def read(self, *, copy: bool = False) -> dict[str, Array]:
         self.num_reads += 1
-        return dict(self.cluster.variables)
+        return {name: value.copy() if copy else value for name, value in self.cluster.variables.items()}
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
         return np.zeros((2, 2))

@@ -206,7 +206,7 @@ def test_what_has_no_gradient_and_no_update_is_absent(mixed: Staging) -> None:
 
 
 def test_each_shard_gets_its_rows_and_no_arena_if_it_has_nothing_in_it(mixed: Staging) -> None:
-    outgoing = Outgoing(mixed.memory)
+    outgoing = Outgoing(mixed.memory.layouts)
     ordinary = outgoing.parts(mixed.stage({"t": None, "w": W}, step=0))
     assert outgoing.parts(mixed.stage({"t": None, "w": W}, step=1)) is ordinary, "steps that are alike cost nothing"
     parts = outgoing.parts(mixed.stage({"t": rows([9, 1, 5]), "w": None}, step=2))

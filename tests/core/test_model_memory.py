@@ -132,3 +132,70 @@ def test_memory_knows_its_own_bytes() -> None:
         assert memory.shares(array.T[..., ::2] if array.ndim else array[...])
         assert not other.shares(array)
         assert not memory.shares(array.copy())
+
+
+# Whole variables only, cut by rows, and cut along every axis: what of each shard lies in an arena that it gives.
+LENT = [(1, (True,)), (2, (True, True)), (3, (True, False, True)), (5, (False, True, False, True, True))]
+
+
+@pytest.mark.parametrize(("num_shards", "lent"), LENT)
+def test_memory_on_given_arenas_holds_what_the_shards_have_there(num_shards: int, lent: tuple[bool, ...]) -> None:
+    plain = model_of(64)
+    model = dataclasses.replace(plain, variables=(*plain.variables, *CUT))
+    own, expected = memory_of(model, num_shards=num_shards), memory_of(model, num_shards=num_shards)
+    arenas = [aligned_bytes(layout.nbytes) if is_lent else None for layout, is_lent in zip(own.layouts, lent, strict=True)]
+    memory = own.on(arenas)
+    for name, array in expected.views.items():
+        array[...] = memory.views[name][...] = np.random.default_rng(array.size).integers(-8, 8, array.shape)
+    expected.pack()
+    memory.pack()
+    for index, arena in enumerate(arenas):
+        layout, wanted = as_on_a_shard(expected, index)
+        found = as_on_a_shard(memory, index)[1] if arena is None else arena
+        assert memory.is_lent(index) is (arena is not None)
+        np.testing.assert_array_equal(found, wanted, err_msg=layout.hash)
+    for array in memory.views.values():
+        array[...] = 0
+    for index, arena in enumerate(arenas):
+        memory.segments[index].copy_from(Segments([as_on_a_shard(expected, index)[1]]))
+        assert arena is None or next(iter(memory.segments[index].pieces)) is arena
+    memory.unpack()
+    for name, array in memory.views.items():
+        np.testing.assert_array_equal(array, expected.views[name])
+
+
+def test_whole_variables_on_given_arenas_are_never_copied() -> None:
+    own = memory_of(model_of(0), num_shards=2)
+    arenas = [aligned_bytes(layout.nbytes) for layout in own.layouts]
+    memory = own.on(arenas)
+    assert not memory.copies
+    assert all(np.shares_memory(array, arenas[0]) or np.shares_memory(array, arenas[1]) for array in memory.views.values() if array.size)
+    assert all(memory.shares(array) for array in memory.views.values())
+
+
+def test_memories_of_one_model_share_the_variables_that_are_cut_and_nothing_else() -> None:
+    own = memory_of(model_of(64), num_shards=2)
+    first, second = (own.on([aligned_bytes(layout.nbytes) for layout in own.layouts]) for _ in range(2))
+    cut = {piece.variable.name for layout in own.layouts for piece in layout.slices if not piece.is_whole}
+    assert cut == {"table", "wide", "deep"}
+    for name, array in first.views.items():
+        assert not array.size or np.shares_memory(array, second.views[name]) is (name in cut)
+
+
+def test_arenas_that_are_read_only_give_views_that_are() -> None:
+    own = memory_of(model_of(0), num_shards=1)
+    arena = aligned_bytes(own.layouts[0].nbytes)
+    arena.flags.writeable = False
+    assert not any(view.flags.writeable for view in own.on([arena]).views.values())
+
+
+def test_locked_memory_lets_nobody_write_where_a_shard_may_read() -> None:
+    own = memory_of(model_of(64), num_shards=2)
+    memory = own.on([aligned_bytes(layout.nbytes) for layout in own.layouts])
+    memory.lock()
+    with pytest.raises(ValueError, match="read-only"):
+        memory.views["bias"][...] = 1
+    memory.views["table"][...] = 1  # it is copied with each push
+    own.views["bias"][...] = 1
+    memory.lock(False)
+    memory.views["bias"][...] = 1

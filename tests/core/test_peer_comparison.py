@@ -1,14 +1,17 @@
 """The arithmetic and the words of the comparison with other systems, on made-up measurements. Installs and starts nothing."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import RunFigures
-from benchmarks.peers.__main__ import main
-from benchmarks.peers.comparison import COLUMNS, Comparison, as_row, compare
+from benchmarks.figures import RunFigures, as_row
+from benchmarks.peers.__main__ import main, panels
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
 from benchmarks.peers.environments import NotInstallable, last_word, prepare
+from benchmarks.peers.targets import BFLOAT16, GRPC, SHM, targets_of
 from benchmarks.plot import CannotPlot, check_plot
 from benchmarks.workload import Workload
 
@@ -21,51 +24,128 @@ def _run(*step_ms: float, cpu_ms: float = 1.0, mib: int = 50, server: str = "ps"
         cpu_s_per_step={"worker": cpu_ms / 1e3, server: 2 * cpu_ms / 1e3},
         peak_rss_bytes={"worker": mib << 20, server: (mib + 1) << 20},
         num_accepted=6,
+        total_pss_bytes=3 * mib << 20,
+        num_processes={"worker": 2, server: 1},
     )
+
+
+def _comparison(
+    runs: Mapping[str, Sequence[RunFigures]],
+    *,
+    own: Sequence[str] = (SHM, GRPC),
+    size: str = "4KiB/4",
+    workload: Workload = WORK,
+    policy: str = "sync",
+    missing: dict[str, str] | None = None,
+) -> Comparison:
+    own = [name for name in own if name in runs]
+    return Comparison(size=size, workload=workload, policy=policy, own=own, runs=runs, missing=missing or {})
+
+
+def _contender(name: str, run: Callable[[], RunFigures], *, is_own: bool = False) -> Contender:
+    return Contender(name=name, is_own=is_own, run=run)
 
 
 def test_ratio_is_of_the_medians_of_the_runs_medians() -> None:
     peer_runs = [_run(1, 10, 100), _run(20, 20, 20), _run(90, 90, 90)]
     own_runs = [_run(4, 5, 6), _run(1, 1, 1), _run(70, 80, 90)]
-    comparison = Comparison(workload=WORK, peer="other", peer_runs=peer_runs, own_runs=own_runs)
-    assert comparison.peer_ms == pytest.approx(20)
-    assert comparison.own_ms == pytest.approx(5)
-    assert comparison.ratio == pytest.approx(0.25)
+    comparison = _comparison({"other": peer_runs, SHM: own_runs})
+    assert comparison.ms("other") == pytest.approx(20)
+    assert comparison.ms(SHM) == pytest.approx(5)
+    assert comparison.ratio(SHM, peer="other") == pytest.approx(0.25)
+    assert comparison.ratio(SHM, peer="absent") is None
 
 
-def test_runs_are_made_by_turns() -> None:
+def test_runs_of_all_are_made_by_turns() -> None:
     order: list[str] = []
 
-    def run(name: str, ms: float) -> RunFigures:
-        order.append(name)
-        return _run(ms)
+    def runner(name: str, ms: float) -> Callable[[], RunFigures]:
+        def run() -> RunFigures:
+            order.append(name)
+            return _run(ms)
 
-    comparison = compare(WORK, "other", run_peer=lambda: run("peer", 2), run_own=lambda: run("own", 3), repeat=3)
-    assert order == ["peer", "own"] * 3
-    assert comparison.ratio == pytest.approx(1.5)
+        return run
+
+    own = [_contender(name, runner(name, 3), is_own=True) for name in (SHM, GRPC)]
+    peers = [_contender("other", runner("other", 2))]
+    comparison = compare("4KiB/4", WORK, policy="sync", contenders=by_turns(own, peers), repeat=2)
+    assert order == [SHM, "other", GRPC] * 2
+    assert comparison.own == [SHM, GRPC]
+    assert comparison.ratio(GRPC, peer="other") == pytest.approx(1.5)
 
 
-def test_row_shows_the_median_cpu_and_the_largest_memory_of_each_role() -> None:
+def test_a_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
+    def fail() -> RunFigures:
+        tries.append(1)
+        raise PeerFailed("No matching distribution\n  found | at all")
+
+    tries: list[int] = []
+    contenders = [_contender(SHM, lambda: _run(1), is_own=True), _contender("mxnet", fail)]
+    record = compare("4KiB/4", WORK, policy="sync", contenders=contenders, repeat=3).record()
+    own, missing = (as_row(row) for row in rows_of(record))
+    assert len(tries) == 1
+    assert "missing: No matching distribution found / at all" in missing
+    assert own.count("|") == missing.count("|") == len(COLUMNS) + 1
+    assert len(record["systems"][SHM]["medians_ms"]) == 3
+    assert "ms" not in record["systems"]["mxnet"]
+
+
+def test_row_shows_ratios_cpu_of_all_processes_and_the_largest_memory() -> None:
     peer_runs = [_run(2, cpu_ms=cpu_ms, mib=mib, server="server") for cpu_ms, mib in ((1, 90), (5, 70), (3, 80))]
-    cells = Comparison(workload=WORK, peer="other", peer_runs=peer_runs, own_runs=[_run(1)]).cells()
-    assert len(cells) == len(COLUMNS)
-    assert cells[:6] == ["4 KiB", "4", "other", "2.00", "1.00", "0.50"]
-    assert cells[6:] == ["server 6.0, worker 3.0", "ps 2.0, worker 1.0", "server 91, worker 90", "ps 51, worker 50"]
+    record = _comparison({SHM: [_run(1)], "mxnet": peer_runs}, own=[SHM]).record()
+    own, peer = (dict(zip(COLUMNS, row, strict=True)) for row in rows_of(json.loads(json.dumps(record))))
+    assert (own["size"], own["variables"], own["ps"], own["policy"], own["system"]) == ("4 KiB", "4", "1", "sync", SHM)
+    assert (own["ms a step"], own["/ mxnet"], own["/ gloo"]) == ("1.00", "0.5", "–")
+    assert own["CPU ms/step: all"] == "4.0"
+    assert (peer["… each"], peer["peak MiB: each"]) == ("server 6.0, worker 3.0", "server 91, worker 90")
+    assert (peer["/ mxnet"], peer["targets"], peer["each run"], peer["memory of all, MiB"]) == ("–", "–", "2 2 2", "270")
 
 
-def test_a_missing_peer_has_a_row_that_says_why() -> None:
-    missing = Comparison(workload=WORK, peer="other", missing="No matching distribution\n  found | at all")
-    row = as_row(missing.cells())
-    assert "missing: No matching distribution found / at all" in row
-    assert row.count("|") == len(COLUMNS) + 1
-    assert missing.record()["missing"] and "ratio" not in missing.record()
+def test_targets_are_judged_by_size_and_transport() -> None:
+    runs = {SHM: [_run(1.9)], GRPC: [_run(5.1)], "tensorflow": [_run(10)], "mxnet": [_run(5)]}
+    record = _comparison(runs).record()
+    texts = {name: [target["text"] for target in record["systems"][name]["targets"]] for name in (SHM, GRPC)}
+    assert texts == {
+        SHM: ["≤ 0.2 of tensorflow: met", "≤ 1 of mxnet: met"],
+        GRPC: ["≤ 0.5 of tensorflow: MISSED", "≤ 1 of mxnet: MISSED"],
+    }
+    num_judged, missed = missed_targets([record])
+    assert num_judged == 4
+    assert missed == [
+        f"4KiB/4, {GRPC}: ≤ 0.5 of tensorflow: MISSED (0.51)",
+        f"4KiB/4, {GRPC}: ≤ 1 of mxnet: MISSED (1.02)",
+    ]
 
 
-def test_record_keeps_every_runs_median() -> None:
-    comparison = Comparison(workload=WORK, peer="other", peer_runs=[_run(2), _run(4)], own_runs=[_run(1), _run(2)])
-    record = json.loads(json.dumps(comparison.record()))
-    assert (record["peer_ms"], record["own_ms"], record["ratio"]) == (3, 1.5, 0.5)
-    assert record["peer_runs"]["medians_ms"] == [2, 4] and record["own_runs"]["medians_ms"] == [1, 2]
+@pytest.mark.parametrize(("policy", "num_ps"), [("async", 1), ("sync", 2)])
+def test_targets_are_for_one_server_and_sync_only(policy: str, num_ps: int) -> None:
+    workload = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=num_ps, num_steps=3)
+    comparison = _comparison({SHM: [_run(9)], "tensorflow": [_run(1)]}, policy=policy, workload=workload)
+    assert missed_targets([comparison.record()]) == (0, [])
+
+
+def test_large_models_have_targets_against_gloo_and_with_two_bytes_a_number() -> None:
+    assert {(target.peer, target.at_most) for target in targets_of("64MiB/16", SHM)} == {("tensorflow", 0.2), ("gloo", 0.4), ("mxnet", 1.0)}
+    assert [(target.peer, target.at_most) for target in targets_of("64MiB/16", BFLOAT16)] == [("tensorflow", 0.6)]
+    assert [target.peer for target in targets_of("16MiB/16", GRPC)] == ["mxnet"]
+
+
+def test_only_systems_with_servers_take_part_with_two_of_them() -> None:
+    assert {name for name, peer in PEERS.items() if peer.takes_part(policy="sync", num_ps=2)} == {"tensorflow", "mxnet"}
+    assert {name for name, peer in PEERS.items() if peer.takes_part(policy="async", num_ps=1)} == {"tensorflow"}
+    assert PEERS["mxnet"].servers(2) == ["scheduler 0", "server 0", "server 1"]
+    assert PEERS["gloo"].servers(1) == []
+
+
+def test_plot_has_a_panel_for_each_lineup_and_gaps_for_what_is_missing() -> None:
+    rows = [
+        _comparison({SHM: [_run(1)], "gloo": [_run(2)]}).record(),
+        _comparison({SHM: [_run(3)]}, size="1MiB/8", missing={"gloo": "no"}).record(),
+        _comparison({SHM: [_run(5)]}, policy="async").record(),
+    ]
+    drawn = panels({"rows": rows})
+    assert list(drawn) == ["sync, 1 server", "async, 1 server"]
+    assert drawn["sync, 1 server"] == (["4 KiB / 4", "1 MiB / 8"], {SHM: [1, 3], PEERS["gloo"].title: [2, None]})
 
 
 def test_pips_last_error_is_the_reason() -> None:
