@@ -12,16 +12,18 @@ GRPCIO_TOOLS := 1.76.0
 BIN := .venv/bin
 DEMO := .venv/.demo-installed
 DEV := .venv/.dev-installed
+BENCH := .venv/.bench-installed
 PROTO := .venv-proto/.installed
 PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test bench bench-policies bench-sparse bench-peers check fix proto clean \
+.PHONY: help install demo test bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
+  bench-policies bench-sparse check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 26
 
 install: $(DEV)  ## the environment .venv, with the package as editable
 
@@ -31,17 +33,36 @@ demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritte
 test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
 
-bench: $(DEV)  ## the time, CPU and memory of a step at four sizes
-	@$(BIN)/python -m benchmarks.table $(ARGS)
+# `make bench` and `make bench-peers` keep their figures in lockstep-runs/ as JSON, and draw them there.
+bench: $(BENCH)  ## a step's time, CPU and memory at six sizes over every transport, 7 minutes; ARGS="--sizes 4KiB/4 64MiB/16 --ps 1"
+	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks.table --plot lockstep-runs/bench.png $(ARGS)
+
+bench-peers: $(BENCH)  ## … beside TensorFlow, torch (gloo) and MXNet, which it installs, 15 minutes; ARGS="--sizes 4KiB/4 --repeat 1"
+	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks.peers --plot lockstep-runs/peers.png $(ARGS)
+
+bench-profile: $(DEV)  ## where each millisecond of a step of 64 MiB goes, with shared memory and over gRPC
+	@$(BIN)/python -m benchmarks.profile $(ARGS)
+
+bench-apply: $(DEV)  ## each optimizer's apply against a copy of as many bytes
+	@$(BIN)/python -m benchmarks.apply $(ARGS)
+
+bench-memory: $(DEV)  ## the memory of a parameter server at 256 MiB, and whether it grows over 2,000 steps
+	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encoding of gradients and variables
+	@$(BIN)/python -m benchmarks.compression $(ARGS)
+
+bench-scale: $(DEV)  ## 1,000 workers on one chief, 10,000 variables against 10, 64 parameter servers
+	@for what in workers variables servers; do $(BIN)/python -m benchmarks.scale $$what $(ARGS) || exit 1; done
+
+bench-straggler: $(BENCH)  ## late workers: R = T against backup workers, and what `lockstep plan` predicts; 4 minutes
+	@$(BIN)/python -m benchmarks.straggler $(ARGS)
 
 bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow worker
 	@$(BIN)/python -m benchmarks.policies $(ARGS)
 
 bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
 	@$(BIN)/python -m benchmarks.sparse_table $(ARGS)
-
-bench-peers: $(DEV)  ## side by side with TensorFlow, torch (gloo) and MXNet, which it installs; ARGS="--sizes 4KiB/4 --repeat 1"
-	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
 
@@ -110,6 +131,10 @@ $(DEMO): pyproject.toml
 $(DEV): $(DEMO)
 	@echo "installing the tools of development into .venv"
 	@$(BIN)/python $(PIP) --editable '.[demo,dev]' && touch $@
+
+$(BENCH): $(DEV)
+	@echo "installing what draws plots into .venv"
+	@$(BIN)/python $(PIP) --editable '.[demo,dev,bench]' && touch $@
 
 $(PROTO): Makefile
 	$(call make_venv,.venv-proto)

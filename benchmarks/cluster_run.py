@@ -5,35 +5,70 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.figures import RunFigures
+from benchmarks.setting import Setting
 from benchmarks.watching import POLL_S, Watcher
-from benchmarks.worker import RELEASE_VARIABLE
+from benchmarks.worker import GO_VARIABLE, KEEP_STEPPING, RELEASE_VARIABLE
 from benchmarks.workload import Workload
 from lockstep.cluster import ClusterSpec, LocalCluster
 from lockstep.supervision import Supervisor
 
+_START_TIMEOUT_S = 120.0
 
-def run_cluster(workload: Workload, *, is_tcp: bool, timeout_s: float) -> RunFigures:
-    """Starts the cluster, runs the workload once, ends the cluster. Raises LaunchFailed with the words of whatever failed."""
+
+def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float) -> RunFigures:
+    """Starts the cluster, runs the workload once, ends the cluster.
+
+    Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
+    """
     watcher = Watcher()
-    spec = ClusterSpec(num_ps=workload.num_ps, num_workers=workload.num_workers, is_tcp=is_tcp)
     with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
-        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
+        cluster = LocalCluster(cluster_spec(workload, setting), supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
         cluster.start_roles()
         watcher.servers = cluster.roles
-        release = supervisor.directory / "release"
-        command = [sys.executable, "-m", "benchmarks.worker", json.dumps(dataclasses.asdict(workload))]
-        cluster.start_workers(command, environment={RELEASE_VARIABLE: str(release)})
+        start_workers(cluster, workload, setting=setting, directory=supervisor.directory)
+        watcher.await_up(supervisor, num_workers=workload.num_workers, timeout_s=_START_TIMEOUT_S)
+        (supervisor.directory / "go").touch()
         watcher.await_figures(supervisor, num_workers=workload.num_workers, timeout_s=timeout_s)
         figures = watcher.run_figures(num_steps=workload.num_steps)
-        release.touch()
-        _await_end(supervisor)
+        (supervisor.directory / "release").touch()
+        await_end(supervisor)
+    setting.check(figures.transports)
     return figures
 
 
-def _await_end(supervisor: Supervisor, *, timeout_s: float = 20.0) -> None:
+def cluster_spec(workload: Workload, setting: Setting) -> ClusterSpec:
+    """Returns what to start for a workload."""
+    return ClusterSpec(
+        num_ps=workload.num_ps,
+        num_workers=workload.num_workers,
+        is_tcp=not setting.is_unix,
+        policy=setting.policy_spec,
+        **({"chief_in_ps": True} if setting.chief_in_ps else {}),
+    )
+
+
+def start_workers(
+    cluster: LocalCluster,
+    workload: Workload,
+    *,
+    setting: Setting,
+    directory: Path,
+    program: str = "benchmarks.worker",
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Starts the workload's workers; they begin when "go" is in the directory, and leave when "release" is."""
+    command = [sys.executable, "-m", program, json.dumps(dataclasses.asdict(workload))]
+    if setting.policy != "sync":
+        command.append(KEEP_STEPPING)
+    paths = {GO_VARIABLE: str(directory / "go"), RELEASE_VARIABLE: str(directory / "release")}
+    cluster.start_workers(command, environment={**setting.environment, **paths, **(environment or {})})
+
+
+def await_end(supervisor: Supervisor, *, timeout_s: float = 20.0) -> None:
     """The cluster ends by itself once its workers have left; whatever has not after a while is ended by the supervisor."""
     deadline = time.monotonic() + timeout_s
     while any(process.is_running for process in supervisor.processes) and time.monotonic() < deadline:

@@ -1,19 +1,32 @@
 """The figures of a benchmark, and how they are summed up and shown. Knows numbers; not how they came about."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """One run: wall seconds of each step as worker 0 saw it, CPU seconds a step of one process of each role, its peak memory."""
+    """One run: wall seconds of each step as worker 0 saw it, CPU seconds a step of one process of each role, its memory.
+
+    `peak_rss_bytes` counts shared pages in full in every process that has them; `pss_bytes`, after the last step, divides each by their
+    number, so that it may be added up: `total_pss_bytes` is that of all processes. 0: not known. `transports`: what the sessions used.
+    """
 
     step_s: list[float]
     cpu_s_per_step: dict[str, float]
     peak_rss_bytes: dict[str, int]
     num_accepted: int
+    pss_bytes: dict[str, int] = field(default_factory=dict)
+    total_pss_bytes: int = 0
+    transports: Sequence[str] = ()
+    num_processes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total_cpu_s_per_step(self) -> float:
+        """CPU seconds that a step costs all processes together, where it is known how many there are of each role."""
+        return sum(value * self.num_processes.get(role, 1) for role, value in self.cpu_s_per_step.items())
 
     @property
     def median_ms(self) -> float:
@@ -33,7 +46,10 @@ def summary(runs: Sequence[RunFigures]) -> dict[str, object]:
         "median_ms": round(middle.median_ms, 3),
         "p90_ms": round(middle.p90_ms, 3),
         "cpu_s_per_step": {role: round(value, 6) for role, value in sorted(middle.cpu_s_per_step.items())},
+        "total_cpu_s_per_step": round(middle.total_cpu_s_per_step, 6),
         "peak_rss_bytes": dict(sorted(middle.peak_rss_bytes.items())),
+        "pss_bytes": dict(sorted(middle.pss_bytes.items())),
+        "total_pss_bytes": middle.total_pss_bytes,
         "num_accepted": middle.num_accepted,
         "medians_ms": [round(run.median_ms, 3) for run in runs],
     }
@@ -47,3 +63,8 @@ def human_bytes(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.4g} {units[0]}"
+
+
+def as_row(cells: Sequence[str]) -> str:
+    """Returns a row of a table in Markdown."""
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class CannotPlot(Exception):
@@ -17,22 +18,35 @@ def check_plot(path: Path) -> None:
         raise CannotPlot(f"--plot {path}: want a name that ends in .png, in a directory that exists")
 
 
-def plot_steps(path: Path, *, title: str, sizes: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
-    """Draws the milliseconds of a step: a group of bars for each size, a bar for each series, on a logarithmic axis. None: no bar."""
+def plot_panels(path: Path, *, title: str, panels: Mapping[str, tuple[Sequence[str], Mapping[str, Sequence[float | None]]]]) -> None:
+    """Draws the milliseconds of a step: for each panel its sizes, and a bar in each for each series, on a logarithmic axis. None: no bar.
+
+    All panels have the same colours for the same series.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(7.0, 1.8 * len(sizes)), 4.5), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / max(1, len(series))
+    widest = max((len(sizes) * (2 + len(series)) for sizes, series in panels.values()), default=1)
+    figure = Figure(figsize=(max(7.0, 0.28 * widest), 0.9 + 3.6 * len(panels)), layout="constrained")
+    grid = figure.subplots(max(1, len(panels)), 1, squeeze=False)
+    colours = {name: f"C{index % 10}" for index, name in enumerate(dict.fromkeys(name for _, series in panels.values() for name in series))}
+    for axes, (name, (sizes, series)) in zip(grid[:, 0], panels.items(), strict=False):
+        _draw(axes, sizes, series, colours=colours)
+        axes.set_title(name, fontsize=10, loc="left")
+    handles = {label: handle for axes in grid[:, 0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axes: Any, sizes: Sequence[str], series: Mapping[str, Sequence[float | None]], *, colours: Mapping[str, str]) -> None:
+    width = 0.84 / max(1, len(series))
     for index, (name, values) in enumerate(series.items()):
-        left = [place - 0.4 + width * (index + 0.5) for place in range(len(sizes))]
+        left = [place - 0.42 + width * (index + 0.5) for place in range(len(sizes))]
         drawn = [(x, value) for x, value in zip(left, values, strict=True) if value is not None]
-        bars = axes.bar([x for x, _ in drawn], [value for _, value in drawn], width * 0.92, label=name)
-        axes.bar_label(bars, fmt="%.3g", fontsize=7)
+        bars = axes.bar([x for x, _ in drawn], [value for _, value in drawn], width * 0.92, label=name, color=colours[name])
+        axes.bar_label(bars, fmt="%.3g", fontsize=6, rotation=90, padding=2)
     axes.set_yscale("log")
-    axes.set_ylabel("median ms of a step (less is better)")
+    axes.margins(y=0.15)
+    axes.set_ylabel("median ms of a step")
     axes.set_xticks(range(len(sizes)), labels=sizes)
-    axes.set_title(title, fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step`: the cost of one synchronous step. Knows the arguments and the report; the run itself is elsewhere."""
+"""`python -m benchmarks.step`: the cost of one step. Knows the arguments and the report; the run itself is elsewhere."""
 
 import argparse
 import dataclasses
@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.figures import human_bytes, summary
+from benchmarks.figures import RunFigures, human_bytes, summary
+from benchmarks.setting import POLICIES, TRANSPORTS, WIRES, Setting, WrongTransport
 from benchmarks.workload import OPTIMIZERS, Workload
+from lockstep.supervision import Interrupted, LaunchFailed
 
 _TIMEOUT_S = 600.0
 
@@ -19,6 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
+        setting = Setting(
+            transport=options.transport,
+            is_unix=options.unix,
+            wire=options.wire,
+            policy=options.policy,
+            chief_in_ps=options.chief_in_ps,
+        )
         workload = Workload(
             total_bytes=options.bytes,
             num_variables=options.variables,
@@ -30,24 +39,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"benchmarks.step: {error}", file=sys.stderr)
         return 2
-    report = measure(workload, transport=options.transport, is_tcp=not options.unix, repeat=max(1, options.repeat))
+    try:
+        report = measure(workload, setting=setting, repeat=max(1, options.repeat))
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks.step: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
     print(json.dumps(report) if options.json else in_words(report))
     return 0
 
 
-def measure(workload: Workload, *, transport: str, is_tcp: bool = True, repeat: int = 1) -> dict[str, Any]:
-    """Runs the workload `repeat` times and returns the report: the workload, where it ran, and the figures."""
+def measure(workload: Workload, *, setting: Setting, repeat: int = 1) -> dict[str, Any]:
+    """Runs the workload `repeat` times and returns the report: the workload, where it ran, and the figures.
+
+    `transport_used` is what the sessions say they used, each once. Raises LaunchFailed; WrongTransport if that is not what was asked for.
+    """
+    runs = [run_once(workload, setting=setting) for _ in range(repeat)]
+    used = sorted({transport for run in runs for transport in run.transports})
+    return {**setting.record(), "transport_used": used, **dataclasses.asdict(workload), **summary(runs), "machine": machine()}
+
+
+def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
+    """Runs the workload once. Raises LaunchFailed and WrongTransport."""
     # Imported here, so that --help and a wrong argument answer at once.
-    if transport == "local":
+    if setting.is_local:
         from benchmarks.local_run import run_local
 
-        runs = [run_local(workload) for _ in range(repeat)]
-    else:
-        from benchmarks.cluster_run import run_cluster
+        return run_local(workload, setting=setting)
+    from benchmarks.cluster_run import run_cluster
 
-        runs = [run_cluster(workload, is_tcp=is_tcp, timeout_s=_TIMEOUT_S) for _ in range(repeat)]
-    sockets = {} if transport == "local" else {"sockets": "tcp" if is_tcp else "unix"}
-    return {"transport": transport, **sockets, **dataclasses.asdict(workload), **summary(runs), "machine": _machine()}
+    return run_cluster(workload, setting=setting, timeout_s=_TIMEOUT_S)
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -55,15 +75,20 @@ def in_words(report: dict[str, Any]) -> str:
     sockets = f" over {report['sockets']}" if "sockets" in report else ""
     lines = [
         f"{human_bytes(report['total_bytes'])} in {report['num_variables']} variables, {report['num_workers']} workers,"
-        f" {report['num_ps']} ps, {report['optimizer']}, {report['transport']}{sockets}, {report['num_steps']} steps",
+        f" {report['num_ps']} ps, {report['optimizer']}, {report['policy']}, {report['num_steps']} steps",
+        f"  {report['transport']}{sockets}, {report['wire']}; the sessions used {', '.join(report['transport_used'])}",
         f"  median {report['median_ms']:.2f} ms   p90 {report['p90_ms']:.2f} ms   (medians of all runs: {report['medians_ms']})",
     ]
     for role, cpu_s in report["cpu_s_per_step"].items():
-        lines.append(f"  {role:8} {cpu_s * 1e3:8.2f} ms CPU a step   peak {human_bytes(report['peak_rss_bytes'][role])}")
+        memory = f"peak {human_bytes(report['peak_rss_bytes'][role])}, {human_bytes(report['pss_bytes'][role])} with shared pages in parts"
+        lines.append(f"  {role:8} {cpu_s * 1e3:8.2f} ms CPU a step   {memory}")
+    cpu_ms, memory = report["total_cpu_s_per_step"] * 1e3, human_bytes(report["total_pss_bytes"])
+    lines.append(f"  all      {cpu_ms:8.2f} ms CPU a step   {memory} after the last step")
     return "\n".join(lines)
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """What the figures were made on, as far as this process can tell."""
     from importlib.metadata import version
 
     return {
@@ -76,17 +101,25 @@ def _machine() -> dict[str, object]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step",
-        description="Measures one synchronous step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte.",
+        description="Measures one step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte.",
     )
     parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
     parser.add_argument("--variables", type=int, default=8, help="variables that they are split over evenly (default 8)")
     parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
     parser.add_argument("--steps", type=int, default=50, help="steps to measure, after 3 that are not (default 50)")
-    parser.add_argument("--transport", choices=("grpc", "local"), default="grpc", help="a process for each role, or all in this one")
+    parser.add_argument(
+        "--transport",
+        choices=list(TRANSPORTS),
+        default="auto",
+        help="a process for each role, with what the SDK chooses (auto, the default), with shared memory or over gRPC; local: one process",
+    )
     sockets = parser.add_mutually_exclusive_group()
-    sockets.add_argument("--tcp", action="store_true", help="with grpc: TCP over loopback (the default)")
-    sockets.add_argument("--unix", action="store_true", help="with grpc: Unix sockets")
+    sockets.add_argument("--tcp", action="store_true", help="TCP over loopback (the default)")
+    sockets.add_argument("--unix", action="store_true", help="Unix sockets; with shared memory for what still travels")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--policy", choices=list(POLICIES), default="sync", help="async: every contribution is a step of its own")
+    parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")

@@ -3,11 +3,11 @@
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks import process_memory
 from benchmarks.figures import RunFigures
 from benchmarks.workload import WorkerFigures
 from lockstep.cluster import last_lines
@@ -56,15 +56,21 @@ class Watcher:
         workers = [self.figures[name] for name in sorted(self.figures)]
         used_s: dict[str, list[float]] = {"worker": [worker.cpu_s for worker in workers]}
         rss: dict[str, list[int]] = {"worker": [worker.peak_rss_bytes for worker in workers]}
+        pss: dict[str, list[int]] = {"worker": [worker.pss_bytes for worker in workers]}
         for server in self.servers:
             role = server.name.partition(" ")[0]
             used_s.setdefault(role, []).append(cpu_s(server) - self.servers_cpu_s[server.name])
             rss.setdefault(role, []).append(peak_rss_bytes(server))
+            pss.setdefault(role, []).append(process_memory.pss_bytes(server.pid))
         return RunFigures(
             step_s=workers[0].step_s,
             cpu_s_per_step={role: sum(values) / len(values) / num_steps for role, values in used_s.items()},
             peak_rss_bytes={role: max(values) for role, values in rss.items()},
             num_accepted=sum(worker.num_accepted for worker in workers),
+            pss_bytes={role: max(values) for role, values in pss.items()},
+            total_pss_bytes=sum(sum(values) for values in pss.values()),
+            transports=[transport for worker in workers for transport in worker.transports],
+            num_processes={role: len(values) for role, values in used_s.items()},
         )
 
     def _await(self, reached: set[str] | dict[str, Any], supervisor: Supervisor, *, num_workers: int, timeout_s: float, what: str) -> None:
@@ -84,11 +90,8 @@ def cpu_s(process: Process) -> float:
 
 def peak_rss_bytes(process: Process) -> int:
     """Returns the most memory that the process ever had resident."""
-    status = Path(f"/proc/{process.pid}/status")
-    if not status.exists():  # no /proc: what it has now is the best there is
-        return int(psutil.Process(process.pid).memory_info().rss)
-    lines = (line.split() for line in status.read_text(encoding="utf-8").splitlines())
-    return next(int(fields[1]) * 1024 for fields in lines if fields[0] == "VmHWM:")
+    # Without /proc what it has now is the best there is.
+    return process_memory.peak_rss_bytes(process.pid) or int(psutil.Process(process.pid).memory_info().rss)
 
 
 def _event(line: str) -> dict[str, Any] | None:

@@ -1,4 +1,8 @@
-"""One worker process of a benchmark: joins by its environment, says in JSON lines how far it is, and stays until it is told to go."""
+"""One worker process of a benchmark: joins by its environment, says in JSON lines how far it is, and stays until it is told to go.
+
+It begins when the path in BENCHMARK_GO is there. With "keep-stepping" as second argument it goes on working once it has measured, so that
+workers who need not wait for each other don't get quicker as others end.
+"""
 
 import dataclasses
 import json
@@ -7,23 +11,33 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.workload import Workload, run_worker
+from benchmarks.workload import Workload, run_worker, take_step
 from worker_client import connect
 
 RELEASE_VARIABLE = "BENCHMARK_RELEASE"
+GO_VARIABLE = "BENCHMARK_GO"
+KEEP_STEPPING = "keep-stepping"
 
 
 def main() -> None:
     """Runs the workload given as JSON in the first argument."""
-    workload = Workload(**json.loads(sys.argv[1]))
+    workload, keeps_stepping = Workload(**json.loads(sys.argv[1])), KEEP_STEPPING in sys.argv[2:]
+    go, release = (Path(os.environ[name]) for name in (GO_VARIABLE, RELEASE_VARIABLE))
     with connect() as session:
-        _say({"event": "up"})
-        figures = run_worker(session, workload, on_warm=lambda: _say({"event": "warm"}))
+        figures = run_worker(session, workload, on_joined=lambda: _await_go(go), on_warm=lambda: _say({"event": "warm"}))
         _say({"event": "done", "figures": dataclasses.asdict(figures)})
         # The servers end when the last worker has left; before that their memory is to be looked at.
-        release = Path(os.environ[RELEASE_VARIABLE])
         while not release.exists():
-            time.sleep(0.01)
+            if keeps_stepping:
+                take_step(session)
+            else:
+                time.sleep(0.01)
+
+
+def _await_go(go: Path) -> None:
+    _say({"event": "up"})
+    while not go.exists():
+        time.sleep(0.005)
 
 
 def _say(event: dict[str, object]) -> None:

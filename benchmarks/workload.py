@@ -2,11 +2,12 @@
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.process_memory import peak_rss_bytes, pss_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.tensors import Array
 from worker_client import Session, adagrad, adam, momentum, sgd
@@ -53,35 +54,58 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
-    """What one worker measured: seconds of wall time of each step, seconds of its process's CPU over all of them, bytes of peak memory."""
+    """What one worker measured: seconds of wall time of each step, seconds of its process's CPU over all of them, bytes of memory.
+
+    `transports`: what its session says it reached each shard by.
+    """
 
     step_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     num_accepted: int = 0
+    pss_bytes: int = 0
+    transports: Sequence[str] = ()
 
 
-def run_worker(session: Session, workload: Workload, *, on_warm: Callable[[], None]) -> WorkerFigures:
-    """Trains and measures; calls `on_warm` once, between warm-up and measurement. Leaves the session open."""
+def run_worker(session: Session, workload: Workload, *, on_joined: Callable[[], None], on_warm: Callable[[], None]) -> WorkerFigures:
+    """Trains and measures. Leaves the session open.
+
+    Calls `on_joined` once it has the model, which must not return before all workers have: without steps that take a contribution of each,
+    the first would be alone for a while. Calls `on_warm` between warm-up and measurement.
+    """
     session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
+    on_joined()
     for _ in range(NUM_WARMUP_STEPS):
-        _step(session)
+        take_step(session)
     on_warm()
     step_s, num_accepted, cpu_s = [], 0, own_cpu_s()
     for _ in range(workload.num_steps):
         begin = time.perf_counter()
-        num_accepted += _step(session)
+        num_accepted += take_step(session)
         step_s.append(time.perf_counter() - begin)
     cpu_s = own_cpu_s() - cpu_s
-    return WorkerFigures(step_s=step_s, cpu_s=cpu_s, peak_rss_bytes=own_peak_rss_bytes(), num_accepted=num_accepted)
+    return WorkerFigures(
+        step_s=step_s,
+        cpu_s=cpu_s,
+        peak_rss_bytes=own_peak_rss_bytes(),
+        num_accepted=num_accepted,
+        pss_bytes=pss_bytes(),
+        transports=transports_of(session),
+    )
 
 
-def _step(session: Session) -> bool:
-    """Reads every byte and pushes every byte."""
+def take_step(session: Session) -> bool:
+    """Reads every byte and pushes every byte, as a user would. Returns whether the contribution counts."""
     variables, gradients = session.read(), session.gradients()
     for name, value in variables.items():
         np.multiply(value, 0.001, out=gradients[name])
     return session.step(gradients).is_accepted
+
+
+def transports_of(session: Session) -> list[str]:
+    """What the session says it reaches each shard by."""
+    said = session.transport
+    return [said] if isinstance(said, str) else list(said)
 
 
 def own_cpu_s() -> float:
@@ -92,4 +116,5 @@ def own_cpu_s() -> float:
 
 def own_peak_rss_bytes() -> int:
     """Most memory that this process ever had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss where it can be helped: that begins with what the parent had when it forked this process.
+    return peak_rss_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

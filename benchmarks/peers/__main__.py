@@ -1,149 +1,189 @@
 """`python -m benchmarks.peers`: Lockstep beside what a user would otherwise take. Knows the arguments and the order of the runs."""
 
 import argparse
-import datetime
+import dataclasses
 import json
-import os
 import platform
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cluster_run import run_cluster
-from benchmarks.figures import RunFigures, human_bytes
+from benchmarks.figures import RunFigures, as_row
 from benchmarks.peers.catalogue import PEERS, Peer
-from benchmarks.peers.comparison import COLUMNS, Comparison, as_row, compare
+from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
 from benchmarks.peers.environments import NotInstallable, prepare
 from benchmarks.peers.peer_run import run_peer
-from benchmarks.plot import CannotPlot, check_plot, plot_steps
+from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
+from benchmarks.plot import CannotPlot, check_plot, plot_panels
+from benchmarks.setting import Setting, WrongTransport
+from benchmarks.sizes import SIZES, size_title, steps_for, workload_of
+from benchmarks.table import DIRECTORY, circumstances
 from benchmarks.workload import Workload
 from lockstep.supervision import Interrupted, LaunchFailed
 
-SIZES = ("4KiB/4", "1MiB/8", "4MB/1000", "16MiB/16", "64MiB/16", "256MiB/16")
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+# The other lineups are there to be seen as well: at three sizes.
+FEWER_SIZES = ("4KiB/4", "4MB/1000", "64MiB/16")
+LINEUPS = {"sync": ("sync", 1), "async": ("async", 1), "2ps": ("sync", 2)}
+OWN: dict[str, dict[str, Any]] = {
+    SHM: {"transport": "shm"},
+    GRPC: {"transport": "grpc"},
+    BFLOAT16: {"transport": "grpc", "wire": "bfloat16"},
+    f"{SHM}, chief in ps": {"transport": "shm", "chief_in_ps": True},
+    f"{GRPC}, chief in ps": {"transport": "grpc", "chief_in_ps": True},
+}
+# The others are there at every size: half of the bytes where bytes count, a process less in the chain where calls count.
+_ONLY_AT = {BFLOAT16: ("64MiB/16", "256MiB/16")} | dict.fromkeys((f"{SHM}, chief in ps", f"{GRPC}, chief in ps"), ("4KiB/4", "1MiB/8"))
 # Up to so many bytes, so many steps: a few seconds of each system, where it is no slower than it should be.
-_STEPS = ((1 << 16, 100), (1 << 21, 60), (1 << 23, 20), (1 << 25, 25), (1 << 26, 15))
+_STEPS = ((1 << 16, 200), (1 << 21, 100), (1 << 23, 20), (1 << 25, 25), (1 << 26, 15))
 _FEWEST_STEPS = 8
+# CPU time is looked at in ticks of 10 ms: where a step of ours takes few, more steps.
+_OWN_STEPS_WITH_MANY_VARIABLES = 100
 _TIMEOUT_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compares and prints the table; returns the exit code: 0 also where a peer is missing, which its rows say."""
+    """Compares and prints the table; returns the exit code: 0 also where a peer is missing or a target is missed, which its rows say."""
     options = _parser().parse_args(arguments)
     try:
-        workloads = [_workload(size, num_steps=options.steps) for size in options.sizes]
+        works = _works(options)
         if options.plot:
             check_plot(options.plot)
-    except (ValueError, CannotPlot) as error:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    except (ValueError, CannotPlot, OSError) as error:
         print(f"benchmarks.peers: {error}", file=sys.stderr)
         return 2
     environments = {name: _environment(PEERS[name]) for name in options.peers}
-    report = {**_circumstances(), "sockets": "unix" if options.unix else "tcp", "rows": []}
+    report: dict[str, Any] = {"kind": "peers", **circumstances(), "python": platform.python_version(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']} before the first run, repeat {options.repeat}\n")
     print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
-    done: list[Comparison] = []
     try:
-        for comparison in _comparisons(options, workloads, environments):
-            print(as_row(comparison.cells()), flush=True)
-            done.append(comparison)
-            report["rows"] = [each.record() for each in done]
-            if options.json:  # after each row: what an interrupted run has measured is kept
-                options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except (LaunchFailed, Interrupted) as error:
+        for comparison in _comparisons(options, works, environments):
+            record = comparison.record()
+            report["rows"].append(record)
+            for row in rows_of(record):
+                print(as_row(row), flush=True)
+            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
         print(f"benchmarks.peers: {error}", file=sys.stderr)
-        return error.exit_code
-    if options.plot:
-        _plot(options.plot, workloads, done, title=f"2 workers, 1 server, SGD; {report['date']}, {report['cpus']} CPUs")
+        return getattr(error, "exit_code", 1)
+    _print_end(report, options)
     return 0
 
 
+def _print_end(report: Mapping[str, Any], options: argparse.Namespace) -> None:
+    num_judged, missed = missed_targets(report["rows"])
+    if num_judged:
+        print(f"\n{num_judged - len(missed)} of {num_judged} targets met" + (", missed:" if missed else ""))
+    for text in missed:
+        print(f"- {text}")
+    if options.plot:
+        plot_panels(options.plot, title=f"2 workers, SGD; {report['date']}, {report['cpus']} CPUs", panels=panels(report))
+    print(f"kept in {' and '.join(str(path) for path in (options.json, options.plot) if path)}")
+
+
+def panels(report: Mapping[str, Any]) -> dict[str, tuple[list[str], dict[str, list[float | None]]]]:
+    """Returns what is drawn: for each number of servers and policy the sizes, and the medians of each system (None: not measured)."""
+    drawn: dict[str, tuple[list[str], dict[str, list[float | None]]]] = {}
+    for record in report["rows"]:
+        rows = [row for row in report["rows"] if (row["policy"], row["num_ps"]) == (record["policy"], record["num_ps"])]
+        names = dict.fromkeys(name for row in rows for name in row["systems"])
+        medians = {name: [row["systems"].get(name, {}).get("ms") for row in rows] for name in names}
+        titles = {name: PEERS[name].title if name in PEERS else name for name in names}
+        title = f"{record['policy']}, {record['num_ps']} server{'s' if record['num_ps'] > 1 else ''}"
+        sizes = [size_title(workload_of(row["size"], num_steps=1)) for row in rows]
+        drawn[title] = sizes, {titles[name]: values for name, values in medians.items()}
+    return drawn
+
+
 def _comparisons(
-    options: argparse.Namespace, workloads: Sequence[Workload], environments: Mapping[str, Path | NotInstallable]
+    options: argparse.Namespace,
+    works: Sequence[tuple[str, Workload, str]],
+    environments: Mapping[str, Path | NotInstallable],
 ) -> Iterator[Comparison]:
-    for workload in workloads:
-
-        def run_own(workload: Workload = workload) -> RunFigures:
-            return run_cluster(workload, is_tcp=not options.unix, timeout_s=_TIMEOUT_S)
-
-        for name, python in environments.items():
-            if isinstance(python, NotInstallable):
-                yield Comparison(workload=workload, peer=name, missing=str(python))
-                continue
-
-            def run(peer: Peer = PEERS[name], python: Path = python, workload: Workload = workload) -> RunFigures:
-                return _run_peer(peer, workload, python)
-
-            try:
-                yield compare(workload, name, run_peer=run, run_own=run_own, repeat=options.repeat)
-            except _PeerFailed as error:
-                yield Comparison(workload=workload, peer=name, missing=str(error))
+    for size, workload, policy in works:
+        own = [
+            _own_contender(name, workload, policy, options)
+            for name in options.own or OWN
+            if options.own or name not in _ONLY_AT or (size in _ONLY_AT[name] and policy == "sync" and workload.num_ps == 1)
+        ]
+        peers = [
+            Contender(name=name, is_own=False, run=_PeerRun(PEERS[name], environments[name], workload, policy))
+            for name in options.peers
+            if PEERS[name].takes_part(policy=policy, num_ps=workload.num_ps)
+        ]
+        yield compare(size, workload, policy=policy, contenders=by_turns(own, peers), repeat=options.repeat, note=_note)
 
 
-class _PeerFailed(Exception):
-    """A peer did not do the work. The text says what it said."""
+def _own_contender(name: str, workload: Workload, policy: str, options: argparse.Namespace) -> Contender:
+    setting, steps = Setting(**OWN[name], policy=policy, is_unix=options.unix), workload.num_steps
+    if options.steps is None and workload.num_variables >= 100:
+        steps = max(steps, _OWN_STEPS_WITH_MANY_VARIABLES)
+    own_work = dataclasses.replace(workload, num_steps=steps)
+
+    def run() -> RunFigures:
+        return run_cluster(own_work, setting=setting, timeout_s=_TIMEOUT_S)
+
+    return Contender(name=name, is_own=True, run=run)
 
 
-def _run_peer(peer: Peer, workload: Workload, python: Path) -> RunFigures:
-    try:
-        return run_peer(peer, workload, python=python, timeout_s=_TIMEOUT_S)
-    except LaunchFailed as error:
-        raise _PeerFailed(str(error)) from None
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PeerRun:
+    """One run of a peer, or PeerFailed if there is none to be had."""
+
+    peer: Peer
+    python: Path | NotInstallable
+    workload: Workload
+    policy: str
+
+    def __call__(self) -> RunFigures:
+        if isinstance(self.python, NotInstallable):
+            raise PeerFailed(str(self.python))
+        try:
+            return run_peer(self.peer, self.workload, policy=self.policy, python=self.python, timeout_s=_TIMEOUT_S)
+        except LaunchFailed as error:
+            raise PeerFailed(str(error)) from None
 
 
 def _environment(peer: Peer) -> Path | NotInstallable:
     try:
-        return prepare(peer.environment, peer.requirements, module=peer.module, note=lambda text: print(text, file=sys.stderr))
+        return prepare(peer.environment, peer.requirements, module=peer.module, note=_note)
     except NotInstallable as error:
         return error
 
 
-def _workload(size: str, *, num_steps: int | None) -> Workload:
-    """Raises ValueError for what is no size."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)/(\d+)", size)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
-    total_bytes = int(match[1]) * _UNITS[match[2]]
-    usual = next((steps for limit, steps in _STEPS if total_bytes <= limit), _FEWEST_STEPS)
-    steps = usual if num_steps is None else num_steps
-    return Workload(total_bytes=total_bytes, num_variables=int(match[3]), num_workers=2, num_ps=1, num_steps=steps)
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _plot(path: Path, workloads: Sequence[Workload], done: Sequence[Comparison], *, title: str) -> None:
-    sizes = [f"{human_bytes(workload.total_bytes)}\n{workload.num_variables} variables" for workload in workloads]
-    series: dict[str, list[float | None]] = {}
-    own: list[float | None] = []
-    for workload in workloads:
-        measured = [each for each in done if each.workload == workload and not each.missing]
-        ours = sorted(run.median_ms for each in measured for run in each.own_runs)
-        own.append(ours[len(ours) // 2] if ours else None)
-        for name in {each.peer: None for each in done}:
-            series.setdefault(PEERS[name].title, []).append(next((each.peer_ms for each in measured if each.peer == name), None))
-    plot_steps(path, title=title, sizes=sizes, series={"Lockstep": own, **series})
-
-
-def _circumstances() -> dict[str, object]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-    }
+def _works(options: argparse.Namespace) -> list[tuple[str, Workload, str]]:
+    """Sizes, workloads and policies, in the order of the table. Raises ValueError for what is no size."""
+    works = []
+    for lineup in options.lineups:
+        policy, num_ps = LINEUPS[lineup]
+        for size in options.sizes or (SIZES if lineup == "sync" else FEWER_SIZES):
+            bare = workload_of(size, num_steps=1, num_ps=num_ps)
+            steps = options.steps or steps_for(bare.total_bytes, _STEPS, fewest=_FEWEST_STEPS)
+            works.append((size, dataclasses.replace(bare, num_steps=steps), policy))
+    return works
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
-        description="Runs the same work on other systems and on Lockstep by turns: 2 workers, 1 server, plain SGD, synchronous."
+        description="Runs the same work on other systems and on Lockstep by turns: 2 workers, plain SGD."
         " Installs each of them into .venv-peers at the first use, a few GB together.",
     )
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--peers", nargs="+", choices=sorted(PEERS), default=list(PEERS), help="default: all of them")
+    sizes = f"default: {' '.join(SIZES)}, and for async and 2ps {' '.join(FEWER_SIZES)}"
+    parser.add_argument("--sizes", nargs="+", metavar="BYTES/VARIABLES", help=sizes)
+    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS), help="default: all of them")
+    parser.add_argument("--lineups", nargs="+", choices=list(LINEUPS), default=list(LINEUPS), help="default: all of them")
+    parser.add_argument("--own", nargs="+", choices=list(OWN), metavar="NAME", help=f"only these, at every size: {', '.join(OWN)}")
     parser.add_argument("--repeat", type=_at_least_one, default=3, help="runs of each system for each row, by turns (default 3)")
-    parser.add_argument("--steps", type=_at_least_one, help="steps to measure in each run, after 3 that are not; 100 to 8 by size")
+    parser.add_argument("--steps", type=_at_least_one, help="steps to measure in each run, after 3 that are not; 200 to 8 by size")
     parser.add_argument("--unix", action="store_true", help="Lockstep over Unix sockets instead of TCP; the peers know only TCP")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also writes every run's figures, after each row")
+    parser.add_argument("--json", type=Path, default=DIRECTORY / "peers.json", metavar="FILE", help="where the figures are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws the medians; needs the extra `bench`")
     return parser
 

@@ -1,13 +1,15 @@
 """The peers: what each is, what it needs, which processes it is made of. Knows words; starts nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """`program` is run by each process. `servers` are named as roles are, "ps 0".
+    """`program` is run by each process. `arguments`: those of each policy that it knows.
 
-    The requirements of some exclude those of others; peers with one `environment` share it.
+    `server` is what its parameter servers are called, if it has any, `others` are roles of which there is always one. The requirements of
+    some exclude those of others; peers with one `environment` share it.
     """
 
     name: str
@@ -16,8 +18,17 @@ class Peer:
     requirements: tuple[str, ...]
     module: str
     program: str
-    arguments: tuple[str, ...] = ()
-    servers: tuple[str, ...] = ()
+    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"sync": ()})
+    server: str = ""
+    others: tuple[str, ...] = ()
+
+    def takes_part(self, *, policy: str, num_ps: int) -> bool:
+        """Whether it knows the policy, and, if more than one server is wanted, has servers."""
+        return policy in self.arguments and (num_ps == 1 or bool(self.server))
+
+    def servers(self, num_ps: int) -> list[str]:
+        """Names of the processes that are no workers, as roles are named, "ps 0"."""
+        return [*(f"{other} 0" for other in self.others), *(f"{self.server} {index}" for index in range(num_ps) if self.server)]
 
 
 _TORCH = ("torch==2.13.0", "numpy<3")
@@ -27,16 +38,17 @@ PEERS = {
     for peer in (
         Peer(
             name="tensorflow",
-            title="TensorFlow 2.21 SyncReplicasOptimizer",
+            title="TensorFlow 2.21",
             environment="tensorflow",
             requirements=("tensorflow-cpu==2.21.0",),
             module="tensorflow",
             program="benchmarks.peers.tensorflow_role",
-            servers=("ps 0",),
+            arguments={"sync": ("sync",), "async": ("async",)},
+            server="ps",
         ),
         Peer(
             name="gloo",
-            title="torch 2.13 gloo all_reduce, a call for each variable",
+            title="gloo, a call for each variable",
             environment="torch",
             requirements=_TORCH,
             module="torch",
@@ -44,22 +56,23 @@ PEERS = {
         ),
         Peer(
             name="gloo-flat",
-            title="torch 2.13 gloo all_reduce, one call",
+            title="gloo, one call",
             environment="torch",
             requirements=_TORCH,
             module="torch",
             program="benchmarks.peers.gloo_role",
-            arguments=("flat",),
+            arguments={"sync": ("flat",)},
         ),
         Peer(
             name="mxnet",
-            title="MXNet 1.9.1 dist_sync (ps-lite)",
+            title="MXNet 1.9.1",
             environment="mxnet",
             # The last MXNet uses names that NumPy removed in 1.24.
             requirements=("mxnet==1.9.1", "numpy==1.23.5"),
             module="mxnet",
             program="benchmarks.peers.mxnet_role",
-            servers=("scheduler 0", "server 0"),
+            server="server",
+            others=("scheduler",),
         ),
     )
 }

@@ -1,79 +1,164 @@
-"""Runs of a peer and of Lockstep by turns, and what they come to: medians, their ratio, rows of a table. Knows numbers; starts nothing."""
+"""Runs of peers and of Lockstep by turns, and what they come to: medians, ratios, targets, rows of a table. Starts nothing itself."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.figures import RunFigures, human_bytes
+from benchmarks.peers.targets import Target, targets_of
 from benchmarks.workload import Workload
 
+PEER_COLUMNS = ("tensorflow", "gloo", "gloo-flat", "mxnet")
 COLUMNS = (
-    *("size", "variables", "peer", "peer ms", "own ms", "own / peer"),
-    *("peer: CPU ms/step", "own: CPU ms/step", "peer: peak MiB", "own: peak MiB"),
+    *("size", "variables", "ps", "policy", "system", "ms a step", *(f"/ {name}" for name in PEER_COLUMNS), "targets", "each run"),
+    *("CPU ms/step: all", "… each", "peak MiB: each", "memory of all, MiB"),
 )
-_NOTHING = "–"
+NOTHING = "–"
 # A server's role comes before its workers.
 _ROLE_ORDER = ("ps", "server", "scheduler", "worker", "chief")
+_MIB = 1 << 20
+
+
+class PeerFailed(Exception):
+    """A peer cannot be had, or did not do the work. The text says what it said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """Somebody who does the work: `run` does it once. It may raise PeerFailed if `is_own` is not set."""
+
+    name: str
+    is_own: bool
+    run: Callable[[], RunFigures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One workload on one peer and on Lockstep. `peer_runs` and `own_runs` were made by turns; `missing` says why there are none."""
+    """One workload, done by all by turns. `runs` and `missing` (why there are none) are by the contenders' names."""
 
+    size: str
     workload: Workload
-    peer: str
-    peer_runs: Sequence[RunFigures] = field(default_factory=tuple)
-    own_runs: Sequence[RunFigures] = field(default_factory=tuple)
-    missing: str = ""
+    policy: str
+    own: Sequence[str]
+    runs: Mapping[str, Sequence[RunFigures]]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def peer_ms(self) -> float:
-        """Median of the medians of the peer's runs."""
-        return statistics.median(run.median_ms for run in self.peer_runs)
+    def names(self) -> list[str]:
+        """Own ones first."""
+        return [*self.own, *(name for name in [*self.runs, *self.missing] if name not in self.own)]
 
-    @property
-    def own_ms(self) -> float:
-        """Median of the medians of our runs."""
-        return statistics.median(run.median_ms for run in self.own_runs)
+    def ms(self, name: str) -> float:
+        """Median of the medians of a contender's runs."""
+        return statistics.median(run.median_ms for run in self.runs[name])
 
-    @property
-    def ratio(self) -> float:
-        """Below 1: Lockstep's step takes less time."""
-        return self.own_ms / self.peer_ms
+    def ratio(self, name: str, *, peer: str) -> float | None:
+        """Below 1: `name` takes less time. None if one of them has no runs."""
+        return self.ms(name) / self.ms(peer) if name in self.runs and peer in self.runs else None
 
-    def cells(self) -> list[str]:
-        """Returns the row of the table that COLUMNS heads."""
-        head = [human_bytes(self.workload.total_bytes), str(self.workload.num_variables), self.peer]
-        if self.missing:
-            return [*head, f"missing: {' '.join(self.missing.split())}", *[_NOTHING] * (len(COLUMNS) - len(head) - 1)]
-        times = [f"{self.peer_ms:.2f}", f"{self.own_ms:.2f}", f"{self.ratio:.2f}"]
-        cpu = [_by_role(cpu_ms(runs), "{:.1f}") for runs in (self.peer_runs, self.own_runs)]
-        memory = [_by_role(peak_mib(runs), "{:.0f}") for runs in (self.peer_runs, self.own_runs)]
-        return [*head, *times, *cpu, *memory]
+    def verdicts(self, name: str) -> Iterator[tuple[Target, float]]:
+        """The targets of an own contender that can be judged here, and the ratios."""
+        if self.policy == "sync" and self.workload.num_ps == 1:
+            for target in targets_of(self.size, name):
+                ratio = self.ratio(name, peer=target.peer)
+                if ratio is not None:
+                    yield target, ratio
 
-    def record(self) -> dict[str, object]:
-        """Returns all of it for a file of JSON."""
-        what: dict[str, object] = {
+    def record(self) -> dict[str, Any]:
+        """Returns all of it for a file of JSON: `systems` has what a row of the table is made from."""
+        return {
+            "size": self.size,
             "total_bytes": self.workload.total_bytes,
             "num_variables": self.workload.num_variables,
-            "num_steps": self.workload.num_steps,
-            "peer": self.peer,
+            "num_ps": self.workload.num_ps,
+            "num_workers": self.workload.num_workers,
+            "policy": self.policy,
+            "systems": {name: self._system(name) for name in self.names},
         }
-        if self.missing:
-            return {**what, "missing": self.missing}
-        ratio = {"peer_ms": round(self.peer_ms, 3), "own_ms": round(self.own_ms, 3), "ratio": round(self.ratio, 4)}
-        return {**what, **ratio, "peer_runs": _record(self.peer_runs), "own_runs": _record(self.own_runs)}
+
+    def _system(self, name: str) -> dict[str, Any]:
+        if name not in self.runs:
+            return {"missing": " ".join(self.missing[name].split())}
+        is_own, runs = name in self.own, self.runs[name]
+        ratios = {peer: self.ratio(name, peer=peer) for peer in self.names if is_own and peer not in self.own}
+        verdicts = list(self.verdicts(name)) if is_own else []
+        return {
+            "ms": round(self.ms(name), 3),
+            "medians_ms": [round(run.median_ms, 3) for run in runs],
+            "p90_ms": [round(run.p90_ms, 3) for run in runs],
+            "ratios": {peer: round(ratio, 4) for peer, ratio in ratios.items() if ratio is not None},
+            "targets": [
+                {"peer": target.peer, "at_most": target.at_most, "ratio": round(ratio, 4), "text": target.verdict(ratio)}
+                for target, ratio in verdicts
+            ],
+            "transports": sorted({transport for run in runs for transport in run.transports}),
+            "cpu_ms_per_step": {role: round(value, 3) for role, value in cpu_ms(runs).items()},
+            "total_cpu_ms_per_step": round(statistics.median(run.total_cpu_s_per_step for run in runs) * 1e3, 3),
+            "peak_mib": {role: round(value, 1) for role, value in peak_mib(runs).items()},
+            "total_pss_mib": round(max(run.total_pss_bytes for run in runs) / _MIB, 1),
+        }
 
 
 def compare(
-    workload: Workload, peer: str, *, run_peer: Callable[[], RunFigures], run_own: Callable[[], RunFigures], repeat: int
+    size: str,
+    workload: Workload,
+    *,
+    policy: str,
+    contenders: Sequence[Contender],
+    repeat: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Runs peer, own, peer, own, …, each `repeat` times, so that a minute in which the machine is busy falls on both."""
-    peer_runs, own_runs = [], []
-    for _ in range(repeat):
-        peer_runs.append(run_peer())
-        own_runs.append(run_own())
-    return Comparison(workload=workload, peer=peer, peer_runs=peer_runs, own_runs=own_runs)
+    """Has each contender do the work once, then each again, `repeat` times, so that a minute in which the machine is busy falls on all.
+
+    A peer that fails is left out from then on, and out of the result.
+    """
+    runs: dict[str, list[RunFigures]] = {contender.name: [] for contender in contenders}
+    missing: dict[str, str] = {}
+    for turn in range(repeat):
+        for contender in contenders:
+            if contender.name in missing:
+                continue
+            note(f"{size}, {workload.num_ps} ps, {policy}: {contender.name}, run {turn + 1} of {repeat}")
+            try:
+                runs[contender.name].append(contender.run())
+            except PeerFailed as error:
+                missing[contender.name] = str(error)
+    own = [contender.name for contender in contenders if contender.is_own]
+    whole = {name: found for name, found in runs.items() if name not in missing}
+    return Comparison(size=size, workload=workload, policy=policy, own=own, runs=whole, missing=missing)
+
+
+def by_turns(own: Sequence[Contender], peers: Sequence[Contender]) -> list[Contender]:
+    """An own one, a peer, an own one, … as long as there are both."""
+    longest = range(max(len(own), len(peers)))
+    return [group[index] for index in longest for group in (own, peers) if index < len(group)]
+
+
+def rows_of(record: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yields the rows of the table that COLUMNS heads, from what `Comparison.record` returned."""
+    head = [human_bytes(record["total_bytes"]), str(record["num_variables"]), str(record["num_ps"]), record["policy"]]
+    for name, system in record["systems"].items():
+        if "missing" in system:
+            yield [*head, name, f"missing: {system['missing']}", *[NOTHING] * (len(COLUMNS) - len(head) - 2)]
+            continue
+        ratios = [f"{system['ratios'][peer]:.3g}" if peer in system["ratios"] else NOTHING for peer in PEER_COLUMNS]
+        targets = "; ".join(target["text"] for target in system["targets"]) or NOTHING
+        each_run = " ".join(f"{value:.3g}" for value in system["medians_ms"])
+        cpu, memory = by_role(system["cpu_ms_per_step"], "{:.1f}"), by_role(system["peak_mib"], "{:.0f}")
+        figures = [f"{system['total_cpu_ms_per_step']:.1f}", cpu, memory, f"{system['total_pss_mib']:.0f}"]
+        yield [*head, name, f"{system['ms']:.2f}", *ratios, targets, each_run, *figures]
+
+
+def missed_targets(records: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+    """Returns how many targets were judged, and those that were missed, in words."""
+    judged = [
+        (f"{record['size']}, {name}: {target['text']} ({target['ratio']:.3g})", target["ratio"] <= target["at_most"])
+        for record in records
+        for name, system in record["systems"].items()
+        for target in system.get("targets", ())
+    ]
+    return len(judged), [text for text, is_met in judged if not is_met]
 
 
 def cpu_ms(runs: Sequence[RunFigures]) -> dict[str, float]:
@@ -83,26 +168,13 @@ def cpu_ms(runs: Sequence[RunFigures]) -> dict[str, float]:
 
 def peak_mib(runs: Sequence[RunFigures]) -> dict[str, float]:
     """The most memory that a process of each role had resident, in any of the runs."""
-    return {role: max(run.peak_rss_bytes[role] for run in runs) / (1 << 20) for role in _roles(runs[0].peak_rss_bytes)}
+    return {role: max(run.peak_rss_bytes[role] for run in runs) / _MIB for role in _roles(runs[0].peak_rss_bytes)}
 
 
-def as_row(cells: Sequence[str]) -> str:
-    """Returns a row of a table in Markdown."""
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+def by_role(values: Mapping[str, float], form: str) -> str:
+    """For example "ps 1.2, worker 0.3"."""
+    return ", ".join(f"{role} {form.format(value)}" for role, value in values.items())
 
 
 def _roles(known: Mapping[str, object]) -> list[str]:
     return sorted(known, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER))
-
-
-def _by_role(values: Mapping[str, float], form: str) -> str:
-    return ", ".join(f"{role} {form.format(value)}" for role, value in values.items())
-
-
-def _record(runs: Sequence[RunFigures]) -> dict[str, object]:
-    return {
-        "medians_ms": [round(run.median_ms, 3) for run in runs],
-        "p90_ms": [round(run.p90_ms, 3) for run in runs],
-        "cpu_ms_per_step": {role: round(value, 3) for role, value in cpu_ms(runs).items()},
-        "peak_mib": {role: round(value, 1) for role, value in peak_mib(runs).items()},
-    }

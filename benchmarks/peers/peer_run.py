@@ -20,12 +20,14 @@ from lockstep.supervision import Supervisor
 _START_TIMEOUT_S = 120.0
 
 
-def run_peer(peer: Peer, workload: Workload, *, python: Path, timeout_s: float) -> RunFigures:
+def run_peer(peer: Peer, workload: Workload, *, policy: str, python: Path, timeout_s: float) -> RunFigures:
     """Starts the peer's processes, runs the workload once, ends them all. Raises LaunchFailed with the words of whatever failed."""
     watcher = Watcher(is_quiet=True)
     with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
-        launch = _Launch(peer, workload, python, supervisor, ports=_free_ports(1 + workload.num_workers))
-        for server in peer.servers:
+        # One for each server, or for a scheduler that then tells all others, and one for each worker.
+        ports = _free_ports(workload.num_ps + workload.num_workers)
+        launch = _Launch(peer, workload, policy, python, supervisor, ports=ports)
+        for server in peer.servers(workload.num_ps):
             watcher.servers.append(supervisor.start(launch.spec(server)))
         for index in range(workload.num_workers):
             supervisor.start(launch.spec(f"worker {index}"))
@@ -43,6 +45,7 @@ class _Launch:
 
     peer: Peer
     workload: Workload
+    policy: str
     python: Path
     supervisor: Supervisor
     ports: Sequence[int]
@@ -54,6 +57,7 @@ class _Launch:
             kind=kind,
             index=int(index),
             num_workers=self.workload.num_workers,
+            num_servers=self.workload.num_ps,
             num_elements=self.workload.num_elements,
             num_variables=self.workload.num_variables,
             num_warmup_steps=NUM_WARMUP_STEPS,
@@ -61,7 +65,7 @@ class _Launch:
             ports=list(self.ports),
             directory=str(self.supervisor.directory),
         )
-        command = [str(self.python), "-m", self.peer.program, json.dumps(dataclasses.asdict(work)), *self.peer.arguments]
+        command = [str(self.python), "-m", self.peer.program, json.dumps(dataclasses.asdict(work)), *self.peer.arguments[self.policy]]
         return ProcessSpec(name=name, command=command, environment=self._environment(kind))
 
     def _environment(self, kind: str) -> dict[str, str | None]:
@@ -77,7 +81,7 @@ class _Launch:
             "DMLC_NODE_HOST": "127.0.0.1",
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(self.ports[0]),
-            "DMLC_NUM_SERVER": "1",
+            "DMLC_NUM_SERVER": str(self.workload.num_ps),
             "DMLC_NUM_WORKER": str(self.workload.num_workers),
         }
 

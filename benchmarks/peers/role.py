@@ -1,6 +1,7 @@
 """What every peer's worker does: take its orders, start with the others, measure its steps, report. Knows only the standard library.
 
-It runs in the peers' environments, where nothing of ours is installed. The lines that it prints are those of `benchmarks.worker`.
+It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too.
+The lines that it prints are those of `benchmarks.worker`.
 """
 
 import json
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.process_memory import peak_rss_bytes, pss_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWork:
@@ -19,6 +22,7 @@ class RoleWork:
     kind: str
     index: int
     num_workers: int
+    num_servers: int
     num_elements: int
     num_variables: int
     num_warmup_steps: int
@@ -51,8 +55,8 @@ def measure(work: RoleWork, step: Callable[[], object]) -> None:
         step()
         step_s.append(time.perf_counter() - begin)
     cpu_s = _cpu_s() - cpu_s
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    say({"event": "done", "figures": {"step_s": step_s, "cpu_s": cpu_s, "peak_rss_bytes": peak, "num_accepted": work.num_steps}})
+    memory = {"peak_rss_bytes": peak_rss_bytes(), "pss_bytes": pss_bytes()}
+    say({"event": "done", "figures": {"step_s": step_s, "cpu_s": cpu_s, "num_accepted": work.num_steps, **memory}})
     while True:
         step()
 

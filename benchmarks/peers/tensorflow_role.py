@@ -1,5 +1,9 @@
-"""A server or a worker of TensorFlow's SyncReplicasOptimizer, between real processes, plain SGD. Runs in TensorFlow's environment."""
+"""A server or a worker of TensorFlow's parameter servers, between real processes, plain SGD. Runs in TensorFlow's environment.
 
+With the argument "async" each worker's gradients are applied when they come; else by SyncReplicasOptimizer.
+"""
+
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +19,7 @@ def main() -> None:
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     addresses = [f"127.0.0.1:{port}" for port in work.ports]
-    cluster = tf1.train.ClusterSpec({"ps": addresses[:1], "worker": addresses[1:]})
+    cluster = tf1.train.ClusterSpec({"ps": addresses[: work.num_servers], "worker": addresses[work.num_servers :]})
     server = tf1.train.Server(cluster, job_name=work.kind, task_index=work.index)
     if work.kind == "ps":
         server.join()
@@ -25,16 +29,19 @@ def main() -> None:
 
 def _train(work: RoleWork, cluster: object, target: object) -> None:
     tf1 = tf.compat.v1
+    is_async = "async" in sys.argv[2:]
     is_chief, chief_is_up = work.index == 0, Path(work.directory) / "chief-is-up"
     with tf1.device(tf1.train.replica_device_setter(worker_device=f"/job:worker/task:{work.index}", cluster=cluster)):
         global_step = tf1.train.get_or_create_global_step()
         initial = tf1.random_normal_initializer(seed=1)
         variables = [tf1.get_variable(f"v{i:04d}", shape=[work.num_elements], initializer=initial) for i in range(work.num_variables)]
         gradients = [0.001 * variable.read_value() for variable in variables]  # every byte is read and every byte is pushed
-        optimizer = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.1), work.num_workers, work.num_workers)
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        if not is_async:
+            optimizer = tf1.train.SyncReplicasOptimizer(optimizer, work.num_workers, work.num_workers)
         train = optimizer.apply_gradients(list(zip(gradients, variables, strict=True)), global_step=global_step)
         # Without tokens at the start: they let a quick worker do the first steps of both.
-        hooks = [optimizer.make_session_run_hook(is_chief, num_tokens=0)]
+        hooks = [] if is_async else [optimizer.make_session_run_hook(is_chief, num_tokens=0)]
     # A worker that finds nothing initialised looks again only after 30 s. Its server must be there all the same: the chief waits for it.
     while not (is_chief or chief_is_up.exists()):
         time.sleep(0.05)

@@ -20,6 +20,10 @@ COMMANDS = {
     "policies": ["-m", "benchmarks.policies"],
     "peers": ["-m", "benchmarks.peers"],
     "sparse_table": ["-m", "benchmarks.sparse_table"],
+    "straggler": ["-m", "benchmarks.straggler"],
+    "profile": ["-m", "benchmarks.profile"],
+    "page": ["-m", "benchmarks.page"],
+    **{f"scale {name}": ["-m", "benchmarks.scale", name] for name in ("workers", "variables", "servers")},
 }
 
 
@@ -48,7 +52,12 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "docs" / "running.md", ROOT / "docs" / "planning.md", ROOT / "benchmarks" / "README.md", ROOT / "README.md"], ids=_name
+    "page",
+    [
+        ROOT / name
+        for name in ("docs/running.md", "docs/planning.md", "docs/scale.md", "docs/performance.md", "benchmarks/README.md", "README.md")
+    ],
+    ids=_name,
 )
 def test_flags_exist(page: Path) -> None:
     known = {flag for command in COMMANDS for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}

@@ -15,17 +15,30 @@ PURE = {
     *("errors", "tensors", "layout", "segments", "optimizer_spec", "model", "placement"),
     *("shard", "chief", "backoff", "version", "addresses", "handshake", "tf_config"),
     *("averages", "clipping", "policy_spec", "variable_options", "accumulators", "partitioners"),
+    *("encodings", "encodings_halves", "encodings_int8", "encodings_top_k", "encodings_frames", "encodings_gradients"),
+    *("shared_memory", "worker_slots"),
 }
 # The shells of the servers, innermost first; whatever is not named here is core. A module imports only from its own row or earlier ones.
 SHELLS: dict[str, list[set[str]]] = {
     "ps_server": [
-        {"config", "idle_streams", "index_stream"},
-        {"store", "transactions", "creations", "turns", "named_accumulator", "accumulator_registry"},
-        {"in_process_shard", "service", "accumulator_service"},
+        {"config", "idle_streams", "index_stream", "apply_threads"},
+        {"store", "sharing", "transactions", "creations", "turns", "named_accumulator", "accumulator_registry"},
+        {"arena_stream"},
+        {"in_process_shard", "service", "accumulator_service", "stream_service", "memory_service", "command_service"},
         {"server"},
         {"__main__"},
     ],
-    "chief": [{"config", "shard_links"}, {"shard_tasks"}, {"runner"}, {"in_process_chief", "service"}, {"server"}, {"__main__"}],
+    "chief": [
+        {"config", "shard_stream"},
+        {"shard_links"},
+        {"shard_tasks"},
+        {"runner"},
+        {"in_process_chief", "worker_calls"},
+        {"conversation"},
+        {"service"},
+        {"server"},
+        {"__main__"},
+    ],
 }
 # A core decides; it does not wait, look at a clock, speak to anybody, or say anything.
 FORBIDDEN_IN_PURE = {

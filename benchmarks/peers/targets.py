@@ -1,0 +1,49 @@
+"""What Lockstep's step is to cost at most, as a part of what a peer's costs. Knows numbers and words; measures nothing."""
+
+from dataclasses import dataclass
+
+# Own contenders, as the comparison names them.
+SHM, GRPC, BFLOAT16 = "lockstep shm", "lockstep grpc", "lockstep grpc bfloat16"
+EVERY_SIZE = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """`own` is to take `at_most` times what `peer` takes at `size`, synchronous, with 1 server."""
+
+    size: str
+    own: str
+    peer: str
+    at_most: float
+
+    def verdict(self, ratio: float) -> str:
+        """For example "≤ 0.2 of tensorflow: met", with "MISSED" to be seen at once."""
+        return f"≤ {self.at_most:g} of {self.peer}: {'met' if self.is_met(ratio) else 'MISSED'}"
+
+    def is_met(self, ratio: float) -> bool:
+        """Whether a ratio is low enough."""
+        return ratio <= self.at_most
+
+
+def _of_tensorflow() -> tuple[Target, ...]:
+    bars = {"4KiB/4": (0.2, 0.5), "1MiB/8": (0.15, 0.7), "4MB/1000": (0.02, 0.05), "64MiB/16": (0.2, 0.85), "256MiB/16": (0.2, 0.85)}
+    return tuple(
+        Target(size=size, own=own, peer="tensorflow", at_most=at_most)
+        for size, both in bars.items()
+        for own, at_most in zip((SHM, GRPC), both, strict=True)
+    )
+
+
+TARGETS = (
+    *_of_tensorflow(),
+    Target(size="64MiB/16", own=BFLOAT16, peer="tensorflow", at_most=0.6),
+    Target(size="64MiB/16", own=SHM, peer="gloo", at_most=0.4),
+    Target(size="256MiB/16", own=SHM, peer="gloo", at_most=0.4),
+    Target(size=EVERY_SIZE, own=SHM, peer="mxnet", at_most=1.0),
+    Target(size=EVERY_SIZE, own=GRPC, peer="mxnet", at_most=1.0),
+)
+
+
+def targets_of(size: str, own: str) -> list[Target]:
+    """Returns what an own contender has to keep at a size such as "64MiB/16"."""
+    return [target for target in TARGETS if target.own == own and target.size in (size, EVERY_SIZE)]

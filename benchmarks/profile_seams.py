@@ -1,0 +1,150 @@
+"""Times calls of other people's classes from outside, in this process: which part, when, how long, and the CPU of its thread.
+
+Knows seams by name, and leaves out those that are not there: what is looked at need not know that it is. All times are those of the
+machine's one monotonic clock, so that those of several processes go together.
+"""
+
+import importlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Interval(NamedTuple):
+    """One call: seconds of the monotonic clock, and CPU seconds of the thread that made it."""
+
+    part: str
+    begin: float
+    end: float
+    cpu_s: float
+
+
+# What a worker asks of shards and chief, whatever carries it.
+_OF_SHARDS = (
+    ("push_gradients", "push"),
+    ("push_locally", "push"),
+    ("gradient_memory", "gradient memory"),
+    ("expect_variables", "expect"),
+    ("read_variables", "read"),
+    ("variables_view", "read"),
+)
+WORKER_SEAMS = (
+    *((f"ps_protocol.shard_client:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
+    *((f"ps_protocol.shared_memory_shard:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
+    ("ps_protocol.chief_client:GrpcChief.dequeue_token", "commit and token"),
+    ("ps_protocol.chief_client:GrpcChief.commit_push", "commit and token"),
+)
+SERVER_SEAMS = (
+    ("ps_server.store:ParameterStore.apply_step", "apply"),
+    ("ps_server.store:ParameterStore.prepare_step", "norms"),
+)
+# Generators of the messages with variables.
+SERVER_STREAMS = (
+    ("ps_server.stream_service:content_messages", "send"),
+    ("ps_server.service:content_messages", "send"),
+    ("ps_server.service:_content", "send"),
+)
+
+
+class Recorder:
+    """Keeps intervals. Thread-safe. A call within one of the same part and thread is counted as a part of that."""
+
+    def __init__(self) -> None:
+        self.intervals: list[Interval] = []
+        self._active = threading.local()
+
+    def note(self, part: str, call: Callable[[], Any]) -> Any:
+        """Makes the call, times it, and returns what it returns."""
+        active: set[str] = self._active.__dict__.setdefault("parts", set())
+        if part in active:
+            return call()
+        active.add(part)
+        begin, cpu_s = time.perf_counter(), time.thread_time()
+        try:
+            return call()
+        finally:
+            self.intervals.append(Interval(part, begin, time.perf_counter(), time.thread_time() - cpu_s))
+            active.discard(part)
+
+    def wrap(self, seam: str, part: str) -> None:
+        """Times every call of "module:Class.method" or "module:function" from now on."""
+        for owner, name, function in _find(seam):
+            setattr(owner, name, self._timed(function, part))
+
+    def wrap_stream(self, seam: str, part: str) -> None:
+        """Times a generator from its first item until it ends; CPU: of what it does for its items."""
+        for owner, name, function in _find(seam):
+            setattr(owner, name, self._timed_stream(function, part))
+
+    def wrap_receiving(self, part: str) -> None:
+        """Times a contribution at a parameter server from its first message until it is staged; its copies are counted by themselves."""
+        begins: dict[int, tuple[float, float]] = {}
+        for owner, name, function in _find("ps_server.store:ParameterStore.open_push"):
+
+            def opened(*arguments: Any, _open: Any = function, **options: Any) -> Any:
+                begin = time.perf_counter(), time.thread_time()
+                push = _open(*arguments, **options)
+                begins[id(push)] = begin
+                return push
+
+            setattr(owner, name, opened)
+        for owner, name, function in _find("ps_server.transactions:Push.finish"):
+
+            def finished(push: Any, _finish: Any = function) -> Any:
+                reply, (begin, cpu_s) = _finish(push), begins.pop(id(push))
+                self.intervals.append(Interval(part, begin, time.perf_counter(), time.thread_time() - cpu_s))
+                return reply
+
+            setattr(owner, name, finished)
+
+    def write(self, path: Path) -> None:
+        """Keeps all intervals as JSON."""
+        path.write_text(json.dumps(self.intervals), encoding="utf-8")
+
+    def _timed(self, function: Any, part: str) -> Any:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            return self.note(part, lambda: function(*arguments, **options))
+
+        return timed
+
+    def _timed_stream(self, function: Any, part: str) -> Any:
+        def timed(*arguments: Any, **options: Any) -> Iterator[Any]:
+            items, begin, cpu_s = iter(function(*arguments, **options)), time.perf_counter(), 0.0
+            try:
+                while True:
+                    before = time.thread_time()
+                    item = next(items, _END)
+                    cpu_s += time.thread_time() - before
+                    if item is _END:
+                        return
+                    yield item
+            finally:
+                self.intervals.append(Interval(part, begin, time.perf_counter(), cpu_s))
+
+        return timed
+
+
+_END = object()
+
+
+def read_intervals(path: Path) -> list[Interval]:
+    """Returns what `write` kept."""
+    return [Interval(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _find(seam: str) -> Iterator[tuple[Any, str, Any]]:
+    """Yields the owner, the name and the function, or nothing."""
+    module_name, _, path = seam.partition(":")
+    try:
+        owner: Any = importlib.import_module(module_name)
+    except ImportError:
+        return
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each, None)
+    function = vars(owner).get(name) if owner is not None else None
+    if function is not None:
+        yield owner, name, function

@@ -1,0 +1,76 @@
+"""How a workload is run: transport, sockets, wire, policy, and what the worker must then see of it. Knows words; starts nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.policy_spec import PolicySpec
+from worker_client import async_policy, sync_policy
+from worker_client.wire_format import wire_format
+
+# As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
+TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "grpc": "grpc", "local": "local"}
+WIRES = ("float32", "bfloat16", "float16")
+POLICIES: dict[str, Callable[[], PolicySpec]] = {"sync": sync_policy, "async": async_policy}
+
+
+class WrongTransport(Exception):
+    """The sessions used another transport than the one that was asked for; the text says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """`transport` "local" is one process for everything; `is_unix`: Unix sockets instead of TCP; `wire`: of what travels, if anything."""
+
+    transport: str = "auto"
+    is_unix: bool = False
+    wire: str = "float32"
+    policy: str = "sync"
+    chief_in_ps: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            wire_format(self.wire)
+        except InvalidSpec as error:
+            raise ValueError(error.message) from None
+        for name, known in (("transport", TRANSPORTS), ("policy", POLICIES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
+        if self.is_local and (self.wire != "float32" or self.chief_in_ps or self.is_unix):
+            raise ValueError("transport local: nothing travels there and there is one process; give no sockets, wire or place of the chief")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all roles are in this process."""
+        return self.transport == "local"
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """How the workers are coordinated."""
+        return POLICIES[self.policy]()
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """What a worker's environment says to the SDK; None removes what the shell may say."""
+        wire = None if self.wire == "float32" else self.wire
+        return {"LOCKSTEP_TRANSPORT": TRANSPORTS[self.transport], "LOCKSTEP_WIRE": wire}
+
+    @property
+    def title(self) -> str:
+        """For example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
+        sockets = ("unix" if self.is_unix else "tcp") if self.transport == "grpc" else ""
+        wire = "" if self.wire == "float32" else self.wire
+        return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "") if word)
+
+    def check(self, used: Sequence[str]) -> None:
+        """Raises WrongTransport unless every shard of every worker was reached as asked. `used`: what the sessions said, in any order."""
+        wanted = TRANSPORTS[self.transport]
+        if not used or (wanted != "auto" and set(used) != {wanted}):
+            seen = ", ".join(sorted(set(used))) or "nothing"
+            raise WrongTransport(f"asked for the transport {wanted}, but the sessions used {seen}; its figures are not shown")
+
+    def record(self) -> dict[str, object]:
+        """For a report in JSON."""
+        sockets = {} if self.is_local else {"sockets": "unix" if self.is_unix else "tcp"}
+        words = {"transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
+        return {**words, "chief_in_ps": self.chief_in_ps}
