@@ -49,7 +49,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     # With 1 two servers could share a port unnoticed, and each would get half of the calls; with 0 the second refuses to start.
     ("grpc.so_reuseport", 0),
-    # Probing, gRPC lets every peer send tens of MiB ahead of what is taken: memory for nothing, where it was measured (one host). Without, a
+    # Probing, gRPC lets every peer send tens of MiB ahead of what is taken: memory for nothing where it was measured (one host). Without, a
     # message under way is still asked for whole: a frame each round trip, 1 GB/s at one of 1 ms.
     ("grpc.http2.bdp_probe", 0),
     # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.

@@ -111,6 +111,14 @@ async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, 
         await context.abort(*_answer(defect(server_name)))
 
 
+def set_status(context: grpc.ServicerContext, error: PsError) -> None:
+    """Has a call end with the error's status when its handler ends it."""
+    code, text, metadata = _answer(error)
+    context.set_trailing_metadata(metadata)
+    context.set_code(code)
+    context.set_details(text)
+
+
 def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
     code, text, metadata = _answer(error)
     context.set_trailing_metadata(metadata)
