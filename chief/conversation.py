@@ -1,103 +1,67 @@
 """The standing stream of one worker: calls as they come, answers as they are ready. Knows messages and the runner; decides nothing.
 
-A call needs no task while it waits: the runner hands its answer over, and one writer at a time sends what there is.
+A call needs no thread while it waits: the runner hands its answer over, in the thread that has it, and that sends it.
 """
 
-import asyncio
-from collections import deque
+import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from chief import events as ev
 from chief.runner import Runner
-from chief.worker_calls import CALLS
-from ps_protocol.call_errors import encode_call_error
+from chief.worker_calls import CALLS, encoded_answer, encoded_error
 from ps_protocol.codec import decode_message
+from ps_protocol.direct_serving import Handler, Peer
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.v1 import chief_service_pb2 as pb
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-# Answers that a peer has not taken; with more, nothing is read from it until it has.
-_MAX_UNSENT = 256
-
 
 class Conversation:
-    """Serves one stream, in the runner's event loop."""
+    """Serves one stream. Implements the Handler of `direct_serving`; answers come from any thread."""
 
-    def __init__(self, runner: Runner, context: Context) -> None:
-        self._runner = runner
-        self._context = context
-        self._under_way: dict[int, int] = {}  # the caller's number of a call -> the runner's
-        self._unsent: deque[bytes] = deque()
-        self._writing: asyncio.Task[None] | None = None
-        self._serving: asyncio.Task[Any] | None = None
+    def __init__(self, runner: Runner, peer: Peer, *, on_close: Callable[[Handler], None]) -> None:
+        self._runner, self._peer, self._on_close = runner, peer, on_close
+        self._lock = threading.Lock()
+        self._under_way: dict[int, int | None] = {}  # the caller's number of a call -> the runner's, once known
         self._is_over = False
 
-    async def serve(self) -> None:
-        """Returns when the peer has ended its side, or at `end`; what has no answer then gets none. Raises MalformedMessage."""
-        self._serving = asyncio.current_task()
-        read = self._context.read
-        try:
-            while (data := await read()) is not grpc.aio.EOF:
-                self._take(data)
-                if len(self._unsent) > _MAX_UNSENT and self._writing is not None:
-                    await asyncio.wait([self._writing])
-        except asyncio.CancelledError:
-            if not self._is_over:
-                raise
-        finally:
-            self._is_over = True
-            for number in self._under_way.values():
-                self._runner.cancel(number)
-            self._under_way.clear()
-            if self._writing is not None:
-                await self._writing
-
-    def end(self) -> None:
-        """Makes `serve` return, once what is answered has been sent."""
-        if not self._is_over and self._serving is not None:
-            self._is_over = True
-            self._serving.cancel()
-
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """Begins the call that a message is. Raises MalformedMessage."""
         message = decode_message(pb.ConverseRequest, data)
         number, kind = message.call, message.WhichOneof("request")
         if number in self._under_way:
             raise MalformedMessage(f"call {number} is under way; give each call a number of its own")
         if kind not in CALLS:
             error = MalformedMessage(f"call {number}: it asks for nothing that this chief knows; use the calls of their own")
-            self._send(pb.ConverseResponse(call=number, error=encode_call_error(error)))
+            self._peer.send(encoded_error(number, error))
             return
-        make_event, encode = CALLS[kind]
-        self._under_way[number] = -1
-        call = self._runner.begin(partial(make_event, getattr(message, kind)), partial(self._answer, number, kind, encode))
-        if number in self._under_way:
-            self._under_way[number] = call
+        with self._lock:
+            self._under_way[number] = None
+        call = self._runner.begin(partial(CALLS[kind][0], getattr(message, kind)), partial(self._answer, number, kind))
+        with self._lock:
+            if number in self._under_way:
+                self._under_way[number] = call
+            is_over = self._is_over
+        if is_over:
+            self._runner.cancel(call)
 
-    def _answer(self, number: int, kind: str, encode: Callable[[Any], Any], answer: ev.Reply | ev.Refuse) -> None:
-        del self._under_way[number]
-        if self._is_over:
-            return
+    def close(self) -> None:
+        """The stream is over: what has no answer gets none."""
+        self._on_close(self)
+        with self._lock:
+            self._is_over = True
+            calls = [*self._under_way.values()]
+            self._under_way.clear()
+        for call in calls:
+            if call is not None:
+                self._runner.cancel(call)
+
+    def _answer(self, number: int, kind: str, answer: ev.Reply | ev.Refuse) -> None:
+        with self._lock:
+            self._under_way.pop(number, None)
+            if self._is_over:
+                return
         if isinstance(answer, ev.Reply):
-            self._send(pb.ConverseResponse(call=number, **{kind: encode(answer.value)}))
+            self._peer.send(encoded_answer(number, kind, answer.value))
         else:
-            self._send(pb.ConverseResponse(call=number, error=encode_call_error(answer.error)))
-
-    def _send(self, message: pb.ConverseResponse) -> None:
-        self._unsent.append(message.SerializeToString())
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write())
-
-    async def _write(self) -> None:
-        write = self._context.write
-        try:
-            while self._unsent:
-                await write(self._unsent.popleft())
-        except Exception:
-            self._unsent.clear()  # the peer has gone, which ends `serve`, too
-        finally:
-            self._writing = None
+            self._peer.send(encoded_error(number, answer.error))

@@ -1,18 +1,25 @@
-"""Runs a coordinator on an event loop: tells it what happens, and does what it wants done. Owns timer, tasks and blocked callers.
+"""Runs a coordinator: tells it what happens, and does what it wants done. Owns its lock, timer, tasks and blocked callers; decides nothing.
 
-All of it happens in the loop's one thread, so the coordinator needs no lock. It decides nothing itself.
+What happens may be told by any thread, one at a time; that thread also gives the answers. What takes time is a task of the event loop, but
+for the steps: these go to the shards' own threads, and become a task when that did not go well.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from chief import events as ev
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
+from chief.shard_caller import DirectLink
+from chief.shard_lanes import ShardLanes, Work
 from chief.shard_links import ShardLink
 from chief.shard_tasks import ShardTasks
 from ps_protocol.chief import ClusterState, ClusterStatus
@@ -35,7 +42,7 @@ Kind = TypeVar("Kind")
 
 
 class Runner:
-    """The chief without its server. To be made and used in one event loop."""
+    """The chief without its server. To be made in the event loop; `begin`, `cancel` and `status` are for all threads and never wait."""
 
     def __init__(
         self,
@@ -46,16 +53,23 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        # Guards the coordinator. Taken again by a thread whose answer ends a call.
+        self._lock = threading.RLock()
         self._coordinator = Coordinator(config=config, shard_addresses=[link.address for link in links], epoch=_EPOCH, now=clock())
         self._shards = ShardTasks(links, epoch=_EPOCH, report=self._report, clock=clock)
+        direct = [link for link in links if isinstance(link, DirectLink)]
+        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
+        # What the thread that has brought a step about does itself, once it has told of everything.
+        self._own_work: deque[Work] = deque()
+        self._is_working = False
         self._num_shards = len(links)
         self._on_state = on_state
         self._state = self._coordinator.state
         self._calls = itertools.count(1)
         self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self._timer_due: float | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
         self._is_hasty = False
@@ -70,7 +84,7 @@ class Runner:
 
         Raises PsError if the shards are not what they should be, or hold another model.
         """
-        self._spawn(self._adopt_all())
+        self._spawn(self._adopt_all)
         try:
             end = await self._end
         finally:
@@ -85,6 +99,8 @@ class Runner:
         """Closes the connections to the shards, and stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._lanes is not None:
+            self._lanes.close()
         await self._shards.close()
 
     def stop(self, reason: str) -> None:
@@ -97,14 +113,14 @@ class Runner:
         self._loop.call_later(_LEAVE_GRACE_S, self._end_now, reason)
 
     async def call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
-        """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError."""
+        """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError. For the event loop."""
         future: asyncio.Future[ev.Reply | ev.Refuse] = self._loop.create_future()
 
         def answer(given: ev.Reply | ev.Refuse) -> None:
             if not future.done():
                 future.set_result(given)
 
-        number = self.begin(make_event, answer)
+        number = self.begin(make_event, partial(self._in_loop, answer))
         try:
             given = await future
         except asyncio.CancelledError:
@@ -116,7 +132,10 @@ class Runner:
         return given.value
 
     def begin(self, make_event: Callable[[int], ev.Event], answer: Callable[[ev.Reply | ev.Refuse], None]) -> int:
-        """Tells the coordinator of a call and returns its number; `answer` is called once, perhaps before this returns, or much later."""
+        """Tells the coordinator of a call and returns its number; `answer` is called once, perhaps before this returns, or much later.
+
+        It is called by the thread that brings the answer about, which may be any; it must not wait.
+        """
         number = next(self._calls)
         self._blocked[number] = answer
         try:
@@ -134,34 +153,66 @@ class Runner:
 
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
-        return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+        with self._lock:
+            return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
 
     def _report(self, event: ev.Event) -> None:
-        for instruction in self._coordinator.handle(event, self._clock()):
-            self._carry_out(instruction)
-        if self._coordinator.state is not self._state:
-            self._state = self._coordinator.state
-            log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
-            self._on_state(self._state)
-        self._set_timer()
+        with self._lock:
+            for instruction in self._coordinator.handle(event, self._clock()):
+                self._carry_out(instruction)
+            if self._coordinator.state is not self._state:
+                self._state = self._coordinator.state
+                log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
+                self._on_state(self._state)
+            self._set_timer()
+        if self._own_work:
+            self._do_own_work()
+
+    def _do_own_work(self) -> None:
+        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
+        while True:
+            with self._lock:
+                if self._is_working or not self._own_work:
+                    return
+                self._is_working, work = True, self._own_work.popleft()
+            try:
+                work()
+            finally:
+                with self._lock:
+                    self._is_working = False
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Reply() | ev.Refuse():
                 self._answer(instruction)
-            case ev.PrepareStep():
-                self._spawn(self._shards.prepare(instruction))
             case ev.ApplyStep():
-                self._spawn(self._shards.apply(instruction))
+                self._apply(instruction)
+            case ev.PrepareStep():
+                self._in_loop(self._spawn, self._shards.prepare, instruction)
             case ev.ConfigureShards():
-                self._spawn(self._shards.configure(instruction))
+                self._in_loop(self._spawn, self._shards.configure, instruction)
             case ev.AdoptShard():
-                self._spawn(self._adopt_again(instruction.shard))
+                self._in_loop(self._spawn, self._adopt_again, instruction.shard)
             case ev.EndProcesses():
-                if not self._end.done():
-                    self._end.set_result(instruction)
+                self._in_loop(self._finish, instruction)
             case ev.Note():
                 log.log(logging.WARNING if instruction.is_warning else logging.INFO, "%s", instruction.text)
+
+    def _apply(self, step: ev.ApplyStep) -> None:
+        if self._lanes is None:
+            self._in_loop(self._spawn, self._shards.apply, step)
+        elif (work := self._lanes.apply(self._shards.requests_of(step), partial(self._left_lanes, step))) is not None:
+            self._own_work.append(work)
+
+    def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
+        if not is_applied:
+            self._in_loop(self._spawn, self._shards.apply, step)
+            return
+        self._shards.heard_all()
+        try:
+            self._report(ev.StepApplied(step=step.step))
+        except Exception as error:
+            self._in_loop(self._broken_off, error)
 
     def _answer(self, instruction: ev.Reply | ev.Refuse) -> None:
         answer = self._blocked.pop(instruction.call, None)
@@ -176,7 +227,7 @@ class Runner:
                 self._end.set_exception(error)
             return
         for index in range(self._num_shards):
-            self._spawn(self._shards.watch(index))
+            self._spawn(self._shards.watch, index)
 
     async def _adopt_again(self, shard: int) -> None:
         try:
@@ -187,34 +238,53 @@ class Runner:
     def _set_timer(self) -> None:
         due = self._coordinator.next_deadline()
         # Most events move deadlines later, if at all; the timer then stays as it is.
-        if due is None or (self._timer is not None and self._timer_due <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._fire, due)
+        if due is not None and (self._timer_due is None or due < self._timer_due):
+            self._timer_due = due
+            self._in_loop(self._start_timer)
+
+    def _start_timer(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if (due := self._timer_due) is not None:
+                self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._fire, due)
 
     def _fire(self, due: float) -> None:
-        now = self._clock()
-        if now - due > _LATE_S:
-            self._timer_due = now + _HEARING_S
-            self._timer = self._loop.call_later(_HEARING_S, self._fire, self._timer_due)
-            return
-        self._timer = None
-        self._report(ev.TimerFired())
+        with self._lock:
+            now = self._clock()
+            if now - due > _LATE_S:
+                self._timer_due = now + _HEARING_S
+                self._start_timer()
+                return
+            self._timer = self._timer_due = None
+            self._report(ev.TimerFired())
 
     def _end_now(self, reason: str) -> None:
+        self._finish(ev.EndProcesses(exit_code=1 if self._state is ClusterState.FAILED else 0, reason=reason))
+
+    def _finish(self, end: ev.EndProcesses) -> None:
         if not self._end.done():
-            self._end.set_result(ev.EndProcesses(exit_code=1 if self._state is ClusterState.FAILED else 0, reason=reason))
+            self._end.set_result(end)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
+        """Does something in the loop's thread: at once if this is it."""
+        if threading.get_ident() == self._loop_thread:
+            do(*arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
+            self._loop.call_soon_threadsafe(do, *arguments)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        task = self._loop.create_task(work(*arguments))
         self._background.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._ended)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
-            if not self._end.done():
-                self._end.set_result(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
+            self._broken_off(error)
+
+    def _broken_off(self, error: BaseException) -> None:
+        log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
+        self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))

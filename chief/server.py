@@ -1,12 +1,13 @@
-"""One chief as a gRPC server on an event loop: listening, health, and an orderly end. Decides nothing."""
+"""One chief as a gRPC server beside an event loop: listening, health, and an orderly end. Decides nothing."""
 
 import asyncio
 import dataclasses
 import logging
 import secrets
 from collections.abc import Sequence
+from concurrent import futures
 
-import grpc.aio
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from chief.config import ChiefConfig
@@ -18,14 +19,14 @@ from ps_protocol.channel import server_options
 from ps_protocol.chief import ClusterState
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
-from ps_protocol.handshake_servicer import handshake_handler_aio
+from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
 
 log = logging.getLogger(__name__)
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
-# Two for each of ten thousand workers; a caller that opens calls without end is refused.
-_MAX_CONCURRENT_RPCS = 20_000
+# Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.
+_MAX_THREADS = 4_096
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5
 
@@ -44,9 +45,9 @@ class ChiefServer:
             links = [GrpcShardLink(address, index=index, cluster=cluster) for index, address in enumerate(config.ps)]
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state)
         self._service = ChiefService(self._runner)
-        self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=_MAX_CONCURRENT_RPCS)
-        self._health_updates: set[asyncio.Task[None]] = set()
+        self._health = health.HealthServicer()
+        self._executor = futures.ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(self._executor, options=server_options())
 
     @property
     def address(self) -> str:
@@ -58,13 +59,13 @@ class ChiefServer:
         cluster = self._config.coordination.cluster
         identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
         self._server.add_generic_rpc_handlers(
-            (chief_service_handler(self._service), handshake_handler_aio(identity, epoch=lambda: self._runner.epoch))
+            (chief_service_handler(self._service), handshake_handler(identity, epoch=lambda: self._runner.epoch))
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._address = self._listen(self._config.address)
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._server.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._server.start()
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
@@ -79,11 +80,12 @@ class ChiefServer:
 
     async def stop(self) -> None:
         """Lets calls under way finish for a moment, then ends the server."""
-        await self._health.enter_graceful_shutdown()
+        self._health.enter_graceful_shutdown()
         # They would last as long as their callers like.
         self._service.end_conversations()
-        await self._server.stop(_GRACE_S)
+        await asyncio.to_thread(self._server.stop(_GRACE_S).wait)
         await self._runner.close()
+        await asyncio.to_thread(self._executor.shutdown)
         log.info("chief ended")
 
     def _listen(self, address: str) -> str:
@@ -98,7 +100,4 @@ class ChiefServer:
     def _announce_state(self, state: ClusterState) -> None:
         answers = health_pb2.HealthCheckResponse
         status = answers.SERVING if state in _READY_STATES else answers.NOT_SERVING
-        update = asyncio.get_running_loop().create_task(self._health.set(SERVICE, status))
-        # The loop itself keeps only weak references.
-        self._health_updates.add(update)
-        update.add_done_callback(self._health_updates.discard)
+        self._health.set(SERVICE, status)

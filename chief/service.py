@@ -1,149 +1,141 @@
-"""The chief's RPCs: decode, one call to the runner, encode. Knows messages; decides nothing.
+"""The chief's RPCs: which event each is, and how its answer is written. Knows messages; decides nothing.
 
-All methods take bytes, so that what is no message at all is refused by us, with a reason. Errors become statuses in one place for all.
+All methods take bytes, so that what is no message at all is refused by us, with a reason. None has a thread of its own: a message is
+handled in the thread that receives for the whole server, and the answer is sent by the thread that has it.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import threading
 from functools import partial
 from typing import Any
 
 import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
 from chief import events as ev
 from chief import worker_calls as calls
-from chief.conversation import Context, Conversation
+from chief.conversation import Conversation
 from chief.runner import Runner
+from chief.single_call import ImmediateCall, Method, SingleCall
 from ps_protocol import codec_chief as codec
 from ps_protocol import codec_model, codec_settings
-from ps_protocol.chief import AgreedModel, CommitResult, ModelReply, Registration, SettingsReply, TokenReply
 from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_status import encode_cluster_status
-from ps_protocol.status import answering_aio
+from ps_protocol.direct_serving import Handler, Peer, standing_method_handler
+from ps_protocol.errors import LimitExceeded
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name
+# Two for each of ten thousand workers; a caller that opens calls without end is refused.
+_MAX_OPEN_CALLS = 20_000
 
 
 class ChiefService:
-    """Serves one runner, in its event loop."""
+    """Serves one runner. Thread-safe."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._conversations: set[Conversation] = set()
+        self._lock = threading.Lock()
+        self._open: dict[Handler, Peer] = {}
 
     def end_conversations(self) -> None:
         """Ends all standing streams, once what is answered has been sent."""
-        for conversation in [*self._conversations]:
-            conversation.end()
+        with self._lock:
+            peers = [peer for handler, peer in self._open.items() if isinstance(handler, Conversation)]
+        for peer in peers:
+            peer.end()
 
-    async def RegisterWorker(self, data: bytes) -> Message:
-        request = codec.decode_register_request(decode_message(pb.RegisterWorkerRequest, data))
-        return codec.encode_registration(await self._runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request)))
+    def begin(self, name: str, peer: Peer, context: grpc.ServicerContext) -> Handler:
+        """Returns who serves one call of the method `name`. Raises LimitExceeded."""
+        handler: Handler
+        if name == "Converse":
+            handler = Conversation(self._runner, peer, on_close=self._closed)
+        elif name == "GetClusterStatus":
+            handler = ImmediateCall(peer, self._status, on_close=self._closed)
+        else:
+            handler = SingleCall(self._runner, peer, METHODS[name], on_close=self._closed)
+        with self._lock:
+            if len(self._open) >= _MAX_OPEN_CALLS:
+                raise LimitExceeded(f"{_MAX_OPEN_CALLS} calls are open at the chief; end some of them")
+            self._open[handler] = peer
+        return handler
 
-    async def Heartbeat(self, data: bytes) -> Message:
-        message = decode_message(pb.HeartbeatRequest, data)
-        return calls.heartbeat_answer(await self._runner.call(bool, partial(calls.heartbeat_event, message)))
+    def _closed(self, handler: Handler) -> None:
+        with self._lock:
+            self._open.pop(handler, None)
 
-    async def DeregisterWorker(self, data: bytes) -> Message:
-        message = decode_message(pb.DeregisterWorkerRequest, data)
-        participant = codec.decode_participant(message)
-        await self._runner.call(type(None), lambda call: ev.DeregisterWorker(call=call, participant=participant, failure=message.failure))
-        return pb.DeregisterWorkerResponse()
-
-    async def RegisterModel(self, data: bytes) -> Message:
-        message = decode_message(pb.RegisterModelRequest, data)
-        event = ev.RegisterModel(
-            call=0,
-            participant=codec.decode_participant(message),
-            model=codec_model.decode_model(message.model),
-            max_wait_s=codec.decode_max_wait(message),
-            may_initialize=not message.joins_only,
-        )
-        return codec_model.encode_model_reply(await self._runner.call(ModelReply, lambda call: replace(event, call=call)))
-
-    async def CompleteInitialization(self, data: bytes) -> Message:
-        message = decode_message(pb.CompleteInitializationRequest, data)
-        participant = codec.decode_participant(message)
-        await self._runner.call(
-            type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=message.attempt)
-        )
-        return pb.CompleteInitializationResponse()
-
-    async def GetModel(self, data: bytes) -> Message:
-        max_wait_s = codec.decode_max_wait(decode_message(pb.GetModelRequest, data))
-        agreed = await self._runner.call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s))
-        return codec_model.encode_agreed_model(agreed)
-
-    async def CommitPush(self, data: bytes) -> Message:
-        message = decode_message(pb.CommitPushRequest, data)
-        return calls.commit_answer(await self._runner.call(CommitResult, partial(calls.commit_event, message)))
-
-    async def DequeueToken(self, data: bytes) -> Message:
-        message = decode_message(pb.DequeueTokenRequest, data)
-        return calls.dequeue_answer(await self._runner.call(TokenReply, partial(calls.dequeue_event, message)))
-
-    async def Converse(self, context: Context) -> None:
-        conversation = Conversation(self._runner, context)
-        self._conversations.add(conversation)
-        try:
-            await conversation.serve()
-        finally:
-            self._conversations.discard(conversation)
-
-    async def GetClusterStatus(self, data: bytes) -> Message:
+    def _status(self, data: bytes) -> Message:
         message = decode_message(pb.GetClusterStatusRequest, data)
         return encode_cluster_status(self._runner.status(max_ledger_entries=message.max_ledger_entries))
-
-    async def SetPolicy(self, data: bytes) -> Message:
-        message = decode_message(pb.SetPolicyRequest, data)
-        require(message, "policy")
-        policy, max_wait_s = codec_settings.decode_policy(message.policy), codec.decode_max_wait(message)
-        event = ev.SetPolicy(call=0, policy=policy, request_id=message.request_id, max_wait_s=max_wait_s)
-        return pb.SetPolicyResponse(settings=await self._change(event))
-
-    async def SetHyperparameters(self, data: bytes) -> Message:
-        message = decode_message(pb.SetHyperparametersRequest, data)
-        change, max_wait_s = codec_settings.decode_hyperparameter_change(message), codec.decode_max_wait(message)
-        event = ev.SetHyperparameters(call=0, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
-        return pb.SetHyperparametersResponse(settings=await self._change(event))
-
-    async def FinishTraining(self, data: bytes) -> Message:
-        reason = decode_message(pb.FinishTrainingRequest, data).reason
-        step = await self._runner.call(int, lambda call: ev.FinishTraining(call=call, reason=reason))
-        return pb.FinishTrainingResponse(global_step=step)
-
-    async def _change(self, event: ev.SetPolicy | ev.SetHyperparameters) -> pb.SettingsState | None:
-        reply = await self._runner.call(object, lambda call: replace(event, call=call))
-        assert reply is None or isinstance(reply, SettingsReply)
-        return codec_settings.encode_settings_reply(reply)
 
 
 def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
     """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
-    handlers: dict[str, Any] = {}
-    for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods:
-        serve = getattr(service, method.name)
-        if method.client_streaming:
-            handlers[method.name] = grpc.stream_stream_rpc_method_handler(_conversed(serve))
-        else:
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(_answered(serve))
+    handlers: dict[str, Any] = {
+        method.name: standing_method_handler(partial(service.begin, method.name), server_name="the chief")
+        for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods
+    }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _conversed(method: Callable[[Context], Awaitable[None]]) -> Callable[[object, Context], Awaitable[None]]:
-    async def answer(requests: object, context: Context) -> None:
-        async with answering_aio(context, server_name="the chief"):
-            await method(context)
-
-    return answer
+def _registration(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
+    return ev.RegisterWorker(call=call, request=codec.decode_register_request(message))
 
 
-def _answered(method: Callable[[bytes], Awaitable[Message]]) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def answer(data: bytes, context: Context) -> bytes:
-        async with answering_aio(context, server_name="the chief"):
-            return (await method(data)).SerializeToString()
+def _departure(message: pb.DeregisterWorkerRequest, call: int) -> ev.Event:
+    return ev.DeregisterWorker(call=call, participant=codec.decode_participant(message), failure=message.failure)
 
-    return answer
+
+def _model(message: pb.RegisterModelRequest, call: int) -> ev.Event:
+    return ev.RegisterModel(
+        call=call,
+        participant=codec.decode_participant(message),
+        model=codec_model.decode_model(message.model),
+        max_wait_s=codec.decode_max_wait(message),
+        may_initialize=not message.joins_only,
+    )
+
+
+def _initialization(message: pb.CompleteInitializationRequest, call: int) -> ev.Event:
+    return ev.CompleteInitialization(call=call, participant=codec.decode_participant(message), attempt=message.attempt)
+
+
+def _model_wish(message: pb.GetModelRequest, call: int) -> ev.Event:
+    return ev.GetModel(call=call, max_wait_s=codec.decode_max_wait(message))
+
+
+def _policy(message: pb.SetPolicyRequest, call: int) -> ev.Event:
+    require(message, "policy")
+    policy, max_wait_s = codec_settings.decode_policy(message.policy), codec.decode_max_wait(message)
+    return ev.SetPolicy(call=call, policy=policy, request_id=message.request_id, max_wait_s=max_wait_s)
+
+
+def _hyperparameters(message: pb.SetHyperparametersRequest, call: int) -> ev.Event:
+    change, max_wait_s = codec_settings.decode_hyperparameter_change(message), codec.decode_max_wait(message)
+    return ev.SetHyperparameters(call=call, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
+
+
+def _finish(message: pb.FinishTrainingRequest, call: int) -> ev.Event:
+    return ev.FinishTraining(call=call, reason=message.reason)
+
+
+METHODS: dict[str, Method] = {
+    "RegisterWorker": Method(pb.RegisterWorkerRequest, _registration, codec.encode_registration),
+    "Heartbeat": Method(pb.HeartbeatRequest, calls.heartbeat_event, calls.heartbeat_answer),
+    "DeregisterWorker": Method(pb.DeregisterWorkerRequest, _departure, lambda nothing: pb.DeregisterWorkerResponse()),
+    "RegisterModel": Method(pb.RegisterModelRequest, _model, codec_model.encode_model_reply),
+    "CompleteInitialization": Method(
+        pb.CompleteInitializationRequest, _initialization, lambda nothing: pb.CompleteInitializationResponse()
+    ),
+    "GetModel": Method(pb.GetModelRequest, _model_wish, codec_model.encode_agreed_model),
+    "CommitPush": Method(pb.CommitPushRequest, calls.commit_event, calls.commit_answer),
+    "DequeueToken": Method(pb.DequeueTokenRequest, calls.dequeue_event, calls.dequeue_answer),
+    "SetPolicy": Method(
+        pb.SetPolicyRequest, _policy, lambda reply: pb.SetPolicyResponse(settings=codec_settings.encode_settings_reply(reply))
+    ),
+    "SetHyperparameters": Method(
+        pb.SetHyperparametersRequest,
+        _hyperparameters,
+        lambda reply: pb.SetHyperparametersResponse(settings=codec_settings.encode_settings_reply(reply)),
+    ),
+    "FinishTraining": Method(pb.FinishTrainingRequest, _finish, lambda step: pb.FinishTrainingResponse(global_step=step)),
+}

@@ -7,12 +7,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from chief.shard_caller import GrpcShardCaller
 from chief.shard_stream import ShardStream
 from ps_protocol import codec_shard as codec
 from ps_protocol import codec_shard_status
 from ps_protocol.channel import open_aio_channel
 from ps_protocol.codec_handshake import decode_handshake_reply, encode_handshake_request
-from ps_protocol.errors import LimitExceeded, ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
+from ps_protocol.errors import InternalError, LimitExceeded, ProtocolMismatch, Unimplemented, WrongCluster, WrongRole
 from ps_protocol.handshake import HandshakeReply, HandshakeRequest, Role, name_of
 from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardSettings, ShardStatus
 from ps_protocol.status import rebuild
@@ -23,6 +24,7 @@ _HANDSHAKE: str = handshake_service_pb2.DESCRIPTOR.services_by_name["HandshakeSe
 _SERVICE: str = parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"].full_name
 
 Response = TypeVar("Response", bound=Message)
+_ENDED_EARLY = "Internal error from Core"
 pb = parameter_service_pb2
 
 
@@ -76,6 +78,10 @@ class GrpcShardLink:
     def address(self) -> str:
         """Where it is."""
         return self._address
+
+    def open_caller(self) -> GrpcShardCaller:
+        """Returns the way for threads; whoever opens it closes it."""
+        return GrpcShardCaller(self._address, name=name_of(Role.PARAMETER_SERVER, self._index))
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns who is there."""
@@ -145,6 +151,10 @@ class GrpcShardLink:
                 return await self._stream.command(pb.CommandShardRequest(**command), timeout_s=timeout_s, awaited=awaited)
             except (Unimplemented, LimitExceeded):
                 self._has_stream = False
+            except InternalError as error:
+                # What grpc.aio says when a stream ends before its first write has left. A call of its own says why.
+                if _ENDED_EARLY not in error.message:
+                    raise
         return None
 
     async def _call(self, path: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:

@@ -16,7 +16,7 @@ from chief.shard_requests import apply_requests, prepare_request, settings_of
 from chief.wording import seconds
 from ps_protocol.backoff import delays_s
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
-from ps_protocol.shard import ShardStatus
+from ps_protocol.shard import ApplyRequest, ShardStatus
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,20 @@ class ShardTasks:
 
     async def apply(self, step: ev.ApplyStep) -> None:
         """Has all shards apply a step, at once, and reports StepApplied, or ShardFailed."""
-        requests = apply_requests(step, chief_incarnation=self._incarnation, num_shards=len(self._links))
+        requests = self.requests_of(step)
         replies = await self._at_all(
             f"to apply step {step.step}", lambda index: self._links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
         )
         if replies is not None:
             self._report(ev.StepApplied(step=step.step))
+
+    def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
+        """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
+        return apply_requests(step, chief_incarnation=self._incarnation, num_shards=len(self._links))
+
+    def heard_all(self) -> None:
+        """All shards have just answered to somebody else, so that nobody need look at them. Thread-safe."""
+        self._seen_at[:] = [self._clock()] * len(self._links)
 
     async def configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""

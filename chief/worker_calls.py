@@ -1,11 +1,14 @@
 """The calls that workers make with every step, from messages to events and from answers to messages. Knows no stream; decides nothing."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from chief import events as ev
 from ps_protocol import codec_chief as codec
+from ps_protocol.call_errors import encode_call_error
 from ps_protocol.chief import CommitResult, TokenReply
+from ps_protocol.errors import PsError
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 
@@ -52,3 +55,19 @@ CALLS: dict[str, tuple[Callable[[Any, int], ev.Event], Callable[[Any], Any]]] = 
     "commit_push": (commit_event, commit_answer),
     "heartbeat": (heartbeat_event, heartbeat_answer),
 }
+
+
+def encoded_answer(number: int, kind: str, value: Any) -> bytes:
+    """Returns an answer on a standing stream, as it travels. `kind` is the field of its call."""
+    # A message in two parts is the message; the second part is the same for all workers that get the same answer.
+    return pb.ConverseResponse(call=number).SerializeToString() + _encoded(kind, value)
+
+
+def encoded_error(number: int, error: PsError) -> bytes:
+    """Returns the answer to a call on a standing stream that is refused."""
+    return pb.ConverseResponse(call=number, error=encode_call_error(error)).SerializeToString()
+
+
+@lru_cache(maxsize=16)
+def _encoded(kind: str, value: CommitResult | TokenReply | bool) -> bytes:
+    return pb.ConverseResponse(**{kind: CALLS[kind][1](value)}).SerializeToString()

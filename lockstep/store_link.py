@@ -35,6 +35,10 @@ class StoreLink:
         """Where others reach it."""
         return self._server.address
 
+    def open_caller(self) -> "StoreCaller":
+        """Returns the way for threads."""
+        return StoreCaller(self._server)
+
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns who is there."""
         return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
@@ -70,3 +74,24 @@ class StoreLink:
     async def _run(self, work: Callable[[], Result]) -> Result:
         self._server.hear_chief()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class StoreCaller:
+    """Implements the chief's ShardCaller over a server that has started."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self._server = server
+        self._store = server.store
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the model is small, and nobody is at work on it."""
+        return self._store.is_quick
+
+    def apply_step(self, request: ApplyRequest) -> None:
+        """Has the contributions averaged and the next step made. Takes as long as that takes."""
+        self._server.hear_chief()
+        self._store.apply_step(request)
+
+    def close(self) -> None:
+        """Does nothing: a step under way ends by itself."""

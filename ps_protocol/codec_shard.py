@@ -33,6 +33,7 @@ from ps_protocol.v1 import tensor_pb2
 
 MAX_METRICS = 1000
 _ENCODING_NAMES = {one: f"FLOAT_ENCODING_{one.name if one.value else 'UNSPECIFIED'}" for one in FloatEncoding}
+_PUSH_RESULTS = {result: f"PUSH_RESULT_{result.name}" for result in PushResult}
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000
 
@@ -139,6 +140,8 @@ def decode_encoding(value: int, *, for_variables: bool = False) -> FloatEncoding
         encoding = FloatEncoding(value)
     except ValueError:
         encoding = None
+    if encoding is FloatEncoding.AS_IS:
+        return encoding
     known = [one for one in FloatEncoding if not for_variables or one.is_half or one is FloatEncoding.AS_IS]
     if encoding not in known:
         what = "variables" if for_variables else "gradients"
@@ -148,7 +151,7 @@ def decode_encoding(value: int, *, for_variables: bool = False) -> FloatEncoding
 
 def encode_push_reply(reply: PushReply) -> pb.PushGradientsResponse:
     """Encodes what became of a push."""
-    return pb.PushGradientsResponse(result=f"PUSH_RESULT_{reply.result.name}", step=reply.step)
+    return pb.PushGradientsResponse(result=_PUSH_RESULTS[reply.result], step=reply.step)
 
 
 def decode_push_reply(message: pb.PushGradientsResponse) -> PushReply:

@@ -8,16 +8,19 @@ streams are (since 2018 the same); where that is not as expected, each stream ha
 
 import importlib
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
-from ps_protocol.errors import InternalError, PsError
+from ps_protocol.errors import PsError
+from ps_protocol.standing_peer import Begin, FinishingHandler, Handler, Peer
 from ps_protocol.status import defect, set_status
+from ps_protocol.threaded_peer import ThreadedPeer
+
+__all__ = ["Begin", "FinishingHandler", "Handler", "Peer", "standing_method_handler"]
 
 log = logging.getLogger(__name__)
 
@@ -26,50 +29,34 @@ _NO_FLAGS = 0
 _MAX_UNSENT = 4_096
 
 
-class Peer(Protocol):
-    """The other end of one stream. Thread-safe; no method waits."""
-
-    def send(self, message: bytes) -> None:
-        """Sends a message after those before it. Does nothing once the stream is over."""
-
-    def end(self, error: PsError | None = None) -> None:
-        """Ends the stream, with the error's status if there is one, once what was given to `send` has left. Idempotent."""
-
-
-class Handler(Protocol):
-    """What is done with one stream. `take` is called for one message after the other, never for two at once."""
-
-    def take(self, message: bytes) -> None:
-        """Handles a message. Must not wait: the server's other streams stand still meanwhile. A PsError ends the stream with its status."""
-
-    def close(self) -> None:
-        """The stream is over, for whatever reason. Called once; messages may still be under way to the peer only if it ended well."""
-
-
-Begin = Callable[[Peer, grpc.ServicerContext], Handler]
-
-
 def standing_method_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """Returns the handler of a bidirectional method of bytes; `begin` is called for each stream. For servers of `grpc.server`."""
+    """Returns the handler of a bidirectional method of bytes; `begin` is called for each stream. For servers of `grpc.server`.
+
+    Unary methods are the same on the wire: one message, the end of the caller's side (`finish`), one answer, and the end.
+    """
 
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext, send_response: Callable[[bytes | None], None]) -> None:
         try:
             peer = _EventPeer(context, finish=lambda: send_response(None), server_name=server_name)
         except (ImportError, AttributeError):
-            for answer in _ThreadedPeer(requests, context, server_name=server_name).serve(begin):
+            for answer in ThreadedPeer(requests, context, server_name=server_name).serve(begin):
                 send_response(answer)
             send_response(None)
             return
         peer.start(begin)
 
     # grpcio then calls it with a function to answer by, and keeps the call open until that is given None.
-    serve.experimental_non_blocking = True  # type: ignore[attr-defined]
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(serve)  # type: ignore[arg-type]  # one argument more
+    setattr(serve, "experimental_non_blocking", True)  # noqa: B010  # functions have no such attribute for the type checker
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(serve)
     return handler
 
 
+def _nothing() -> None:
+    """Is done in place of what has been done once."""
+
+
 class _EventPeer:
-    """See Peer. All its callbacks run in the thread of the server that takes events; at most one message is read and one written at once."""
+    """See Peer. Its callbacks run in the thread of the server that takes events; at most one message is read and one written at once."""
 
     def __init__(self, context: grpc.ServicerContext, *, finish: Callable[[], None], server_name: str) -> None:
         cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
@@ -80,16 +67,45 @@ class _EventPeer:
         self._call, self._state = inner._rpc_event.call, inner._state
         self._call.start_server_batch, self._state.initial_metadata_allowed  # noqa: B018  # AttributeError, before anything has begun
         self._lock = threading.Lock()
+        self._has_left = threading.Condition(self._lock)
+        self._num_waiting = 0
         self._unsent: deque[bytes] = deque()
-        self._is_sending = self._is_ending = self._is_over = False
+        self._is_sending = self._is_ending = self._is_over = self._is_receiving = self._is_paused = self._is_deaf = False
         self._handler: Handler | None = None
 
     def start(self, begin: Begin) -> None:
         """Begins to take messages."""
-        self._handler = begin(self, self._context)
+        try:
+            self._handler = begin(self, self._context)
+        except PsError as error:
+            self.end(error)
+            return
+        except Exception:
+            self.end(defect(self._server_name))
+            return
         if not self._context.add_callback(self._lost):
             self._close()
             return
+        self._receive()
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self._unsent)
+
+    def wait_for_room(self) -> bool:
+        with self._lock:
+            self._num_waiting += 1
+            try:
+                self._has_left.wait_for(lambda: self._is_over or self._is_ending or not self._unsent)
+            finally:
+                self._num_waiting -= 1
+            return not (self._is_over or self._is_ending)
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        self._is_paused = False
         self._receive()
 
     def send(self, message: bytes) -> None:
@@ -98,11 +114,11 @@ class _EventPeer:
                 return
             if self._is_sending:
                 self._unsent.append(message)
-                is_deaf = len(self._unsent) > _MAX_UNSENT
+                is_full = len(self._unsent) > _MAX_UNSENT
             else:
-                self._is_sending, is_deaf = True, False
+                self._is_sending, is_full = True, False
                 self._start_sending(message)
-        if is_deaf:
+        if is_full:
             self._context.cancel()
 
     def end(self, error: PsError | None = None) -> None:
@@ -110,6 +126,8 @@ class _EventPeer:
             if self._is_over or self._is_ending:
                 return
             self._is_ending = True
+            if self._num_waiting:
+                self._has_left.notify_all()
             if error is not None:
                 set_status(self._context, error)
             is_done = not self._is_sending
@@ -132,20 +150,32 @@ class _EventPeer:
                 self._start_sending(self._unsent.popleft())
             else:
                 self._is_sending, is_done = False, self._is_ending
+            if self._num_waiting:
+                self._has_left.notify_all()
         if is_done:
             self._over()
         return None, ()
 
     def _receive(self) -> None:
-        self._call.start_server_batch(self._receiving, self._received)
+        """Asks for a message, unless one has been asked for, or none is wanted."""
+        with self._lock:
+            if self._is_receiving or self._is_paused or self._is_over or self._is_ending or self._is_deaf or self._call is None:
+                return
+            self._is_receiving = True
+            self._call.start_server_batch(self._receiving, self._received)
 
     def _received(self, event: Any) -> tuple[None, tuple[()]]:
-        message = event.batch_operations[0].message()
+        message, handler = event.batch_operations[0].message(), self._handler
+        self._is_receiving = False
         try:
-            if message is None or self._is_over:
-                self.end()
-            elif self._handler is not None and not self._is_ending:
-                self._handler.take(message)
+            if message is None:
+                self._is_deaf = True
+                if isinstance(handler, FinishingHandler) and not self._is_over:
+                    handler.finish()
+                else:
+                    self.end()
+            elif handler is not None and not self._is_ending and not self._is_over:
+                handler.take(message)
                 self._receive()
         except PsError as error:
             self.end(error)
@@ -159,6 +189,7 @@ class _EventPeer:
         with self._lock:
             self._is_over = True
             self._unsent.clear()
+            self._has_left.notify_all()
         self._close()
 
     def _over(self) -> None:
@@ -167,60 +198,16 @@ class _EventPeer:
                 return
             self._is_over = True
         self._close()
-        self._finish()
+        finish, self._finish = self._finish, _nothing
+        finish()
 
     def _close(self) -> None:
         with self._lock:
             handler, self._handler = self._handler, None
+            # A call that is over and still held by somebody can make gRPC's waiting for events return at once, again and again.
+            self._call = None
         if handler is not None:
             try:
                 handler.close()
             except Exception:
                 log.exception("closing a stream failed")
-
-
-class _ThreadedPeer:
-    """See Peer. By grpcio's public interface: one thread answers, another one reads."""
-
-    def __init__(self, requests: Iterator[bytes], context: grpc.ServicerContext, *, server_name: str) -> None:
-        self._requests, self._context, self._server_name = requests, context, server_name
-        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._is_ending = False
-
-    def serve(self, begin: Begin) -> Iterator[bytes]:
-        """Yields what is to be sent, until the stream ends."""
-        handler = begin(self, self._context)
-        self._context.add_callback(self.end)
-        threading.Thread(target=self._read, args=(handler,), name="standing-stream", daemon=True).start()
-        try:
-            yield from iter(self._answers.get, None)
-        finally:
-            handler.close()
-
-    def send(self, message: bytes) -> None:
-        if not self._is_ending:
-            self._answers.put(message)
-
-    def end(self, error: PsError | None = None) -> None:
-        with self._lock:
-            if self._is_ending:
-                return
-            self._is_ending = True
-            if error is not None:
-                set_status(self._context, error)
-        self._answers.put(None)
-
-    def _read(self, handler: Handler) -> None:
-        try:
-            for message in self._requests:
-                if self._is_ending:
-                    return
-                handler.take(message)
-            self.end()
-        except PsError as error:
-            self.end(error)
-        except grpc.RpcError:
-            self.end()
-        except Exception:
-            self.end(defect(self._server_name) if self._context.is_active() else InternalError("the caller has gone"))

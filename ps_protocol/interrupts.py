@@ -5,10 +5,19 @@ ever, and closing the channel would then hang. So, while the main thread is in a
 raised once the call has ended. A handler of the user's own is left alone.
 """
 
+import importlib
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Protocol
+from typing import Any, Protocol
+
+try:
+    # What Python wraps to take and give members of enums, at five times the price; a worker's step changes the handler eight times.
+    _c_signal: Any = importlib.import_module("_signal")
+    _set_handler, _handler_of = _c_signal.signal, _c_signal.getsignal
+except (ImportError, AttributeError):
+    _set_handler, _handler_of = signal.signal, signal.getsignal
+_SIGINT = int(signal.SIGINT)
 
 
 class Cancellable(Protocol):
@@ -32,8 +41,8 @@ class CancellingOnInterrupt:
 
     def __enter__(self) -> "CancellingOnInterrupt":
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._interrupt)
+        if is_main and _handler_of(_SIGINT) is signal.default_int_handler:
+            _set_handler(_SIGINT, self._interrupt)
             self._is_active = True
         return self
 
@@ -48,7 +57,7 @@ class CancellingOnInterrupt:
             # Without effect once the call is over; otherwise the block failed, and nobody wants the rest.
             self._call.cancel()
         if self._is_active:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _set_handler(_SIGINT, signal.default_int_handler)
         if self._is_interrupted:
             raise KeyboardInterrupt from None
 

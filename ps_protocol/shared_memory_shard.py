@@ -133,14 +133,14 @@ class SharedMemoryShard:
 
     def gradient_memory(self) -> Array | None:
         """Returns a slot's arena; None once memory is not shared any more."""
-        with self._lock:
-            slot = self._free_slot() if self._link.is_open else None
-            if slot is not None:
-                return slot.memory
-            if not self._link.is_open:
-                return None
-            limit, in_flight = self._variables.max_slots, self._slots.num_busy
-        raise at.too_many_pushes(self._slots.worker, in_flight=in_flight, limit=limit)
+        return self._memory_of(self._free_slot)
+
+    def kept_memory(self) -> Array | None:
+        """Returns the arena of one slot that is set apart: always the same, and written by pushes from it only, so its views can be kept.
+
+        None once memory is not shared any more. Raises TooManyPushes while the contribution that was last in it may still be applied.
+        """
+        return self._memory_of(self._kept_slot)
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
         """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
@@ -156,7 +156,7 @@ class SharedMemoryShard:
                 return reply
             has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
             if has_arena and gradients.nbytes >= self._nbytes and self._is_mine(header):
-                slot = self._free_slot()
+                slot = self._slots.for_pieces(gradients.pieces) or self._free_slot()
                 if slot is not None:
                     # Perhaps a slot was all that was missing.
                     return self._push_locally(header, gradients) or self._push_by_call(slot, header, gradients, timeout_s)
@@ -237,7 +237,7 @@ class SharedMemoryShard:
             return reply
         if gradients.nbytes != self._nbytes or not self._slots.can_commit(header):
             return None
-        slot = self._slots.free()
+        slot = self._slots.for_pieces(gradients.pieces)
         if slot is None:
             return None
         slot.fill(gradients.pieces)
@@ -260,6 +260,23 @@ class SharedMemoryShard:
             and header.layout_hash == self._layout_hash
             and self._slots.are_of(header.push_id)
         )
+
+    def _memory_of(self, find: Callable[[], WorkerSlot | None]) -> Array | None:
+        with self._lock:
+            slot = find() if self._link.is_open else None
+            if slot is not None:
+                return slot.memory
+            if not self._link.is_open:
+                return None
+            limit, in_flight = self._variables.max_slots, self._slots.num_busy
+        raise at.too_many_pushes(self._slots.worker, in_flight=in_flight, limit=limit)
+
+    def _kept_slot(self) -> WorkerSlot | None:
+        if not self._slots.has_kept:
+            slot = self._free_slot()
+            if slot is not None:
+                self._slots.keep(slot)
+        return self._slots.kept()
 
     def _free_slot(self) -> WorkerSlot | None:
         slot = self._slots.free()

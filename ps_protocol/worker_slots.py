@@ -39,6 +39,7 @@ class WorkerSlots:
         self._incarnation = incarnation
         self._slots: list[WorkerSlot] = []
         self._current: WorkerSlot | None = None
+        self._kept: WorkerSlot | None = None
         self._outcomes: dict[int, tuple[int, PushResult]] = {}
         self._last_sequence = 0
 
@@ -65,13 +66,36 @@ class WorkerSlots:
         From now on there is no whole contribution in it. The one used last comes first, so that its arrays can be kept.
         """
         if self._current is None:
-            found = [slot for slot in self._slots if not self._is_busy(slot)]
+            found = [slot for slot in self._slots if slot is not self._kept and not self._is_busy(slot)]
             if not found:
                 return None
             self._current = max(found, key=lambda slot: slot.sequence)
             self._current.words[at.SEQUENCE] = 0
             self._current.is_busy = False
         return self._current
+
+    def kept(self) -> WorkerSlot | None:
+        """Returns the slot that is set apart as `kept_memory`; None while what was last in it may be applied, or if none is set apart."""
+        slot = self._kept
+        if slot is None or self._is_busy(slot):
+            return None
+        slot.words[at.SEQUENCE] = 0
+        return slot
+
+    def keep(self, slot: WorkerSlot) -> None:
+        """Sets a free slot apart for good: `free` gives it no more."""
+        self._kept, self._current = slot, None
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether a slot is set apart."""
+        return self._kept is not None
+
+    def for_pieces(self, pieces: Sequence[Array]) -> WorkerSlot | None:
+        """Returns the slot for a contribution: the one set apart if the contribution lies in it already, else what `free` returns."""
+        if self._kept is not None and pieces and pieces[0] is self._kept.memory:
+            return self.kept() or self.free()
+        return self.free()
 
     def known(self, header: PushHeader) -> PushReply | None:
         """Returns what became of a contribution, as far as that is known without its bytes: it has come before, or its step is gone."""

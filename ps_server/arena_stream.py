@@ -1,6 +1,6 @@
 """An arena as it goes out, message by message. Knows readings, frames and messages; no store, no RPC."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.encodings import FloatEncoding
@@ -8,7 +8,7 @@ from ps_protocol.framing import encode_frame
 from ps_server.transactions import Reading
 
 
-def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Iterator[bytes]:
+def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Generator[bytes, None, None]:
     """Yields a reading's messages; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
     for offset, data in reading.chunks(FRAME_BYTES, encoding):
         message = encode_frame(first, offset=offset, data=data)

@@ -10,10 +10,13 @@ import grpc
 from ps_protocol import codec_shard as codec
 from ps_protocol.call_errors import encode_call_error
 from ps_protocol.codec import decode_message, require
+from ps_protocol.direct_serving import standing_method_handler
 from ps_protocol.errors import MalformedMessage, PsError
-from ps_protocol.status import answering, defect
+from ps_protocol.standing_peer import Peer
+from ps_protocol.status import defect
+from ps_protocol.threaded_handler import ThreadedHandler
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from ps_server.idle_streams import IdleStreams
+from ps_server.idle_streams import IdleStreams, Stream
 from ps_server.store import ParameterStore
 
 
@@ -26,35 +29,90 @@ class CommandService:
         self._on_chief_call = on_chief_call
         self._name = f"ps {store.index}"
 
-    def CommandShard(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serves the commands of one stream, one after the other."""
-        with answering(context, server_name=self._name), self._idle_streams.standing(context, name="CommandShard") as stream:
-            for data in stream.incoming(requests):
+        self.CommandShard = standing_method_handler(lambda peer, context: _Commands(self, peer, context), server_name=self._name)
+
+    def begin(self, context: grpc.ServicerContext) -> Stream:
+        """Notes a stream that begins, until `end`. Raises LimitExceeded."""
+        return self._idle_streams.begin_standing(context, name="CommandShard")
+
+    def end(self, stream: Stream) -> None:
+        """Notes its end."""
+        self._idle_streams.end_of(stream)
+
+    def threaded(self, peer: Peer, stream: Stream, *, first: bytes) -> ThreadedHandler:
+        """Returns a thread that carries out the commands of a stream, one after the other."""
+
+        def answers(commands: Iterator[bytes]) -> Iterator[bytes]:
+            for data in stream.incoming(commands):
                 stream.is_resting = False
-                yield self._answer(data)
+                said: list[bytes] = []
+                self.carry_out(data, said.append)
+                yield from said
                 stream.is_resting = True
 
-    def _answer(self, data: bytes) -> bytes:
+        return ThreadedHandler(peer, answers, first=first, server_name=self._name)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a command is carried out in a moment now."""
+        return self._store.is_quick
+
+    def carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
+        """Carries out a command and answers it, before readers are told that there is a new step. Raises MalformedMessage."""
         message = decode_message(pb.CommandShardRequest, data)
         self._on_chief_call()
         try:
-            return self._carry_out(message).SerializeToString()
+            self._carry_out(message, lambda reply: answer(reply.SerializeToString()))
+            return
         except PsError as error:
             failure = error
         except Exception:
             failure = defect(self._name)
-        return pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString()
+        answer(pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
 
-    def _carry_out(self, message: pb.CommandShardRequest) -> pb.CommandShardResponse:
+    def _carry_out(self, message: pb.CommandShardRequest, answer: Callable[[pb.CommandShardResponse], object]) -> None:
         match message.WhichOneof("command"):
             case "apply":
-                reply = self._store.apply_step(codec.decode_apply_request(message.apply))
-                return pb.CommandShardResponse(call=message.call, apply=codec.encode_apply_reply(reply))
+                self._store.apply_step(
+                    codec.decode_apply_request(message.apply),
+                    on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode_apply_reply(reply))),
+                )
             case "prepare":
                 require(message.prepare, "apply")
                 sums = self._store.prepare_step(codec.decode_apply_request(message.prepare.apply))
-                return pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums))
+                answer(pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums)))
             case "configure":
                 self._store.configure(codec.decode_settings(message.configure))
-                return pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse())
-        raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")
+                answer(pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse()))
+            case _:
+                raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")
+
+
+class _Commands:
+    """See FinishingHandler. One stream; as soon as a command may take long, a thread of its own carries out this and all later ones."""
+
+    def __init__(self, service: CommandService, peer: Peer, context: grpc.ServicerContext) -> None:
+        self._service, self._peer = service, peer
+        self._stream = service.begin(context)
+        self._threaded: ThreadedHandler | None = None
+
+    def take(self, message: bytes) -> None:
+        if self._threaded is not None:
+            self._threaded.take(message)
+        elif self._service.is_quick:
+            self._stream.is_resting = False
+            self._service.carry_out(message, self._peer.send)
+            self._stream.rest()
+        else:
+            self._threaded = self._service.threaded(self._peer, self._stream, first=message)
+
+    def finish(self) -> None:
+        if self._threaded is not None:
+            self._threaded.finish()
+        else:
+            self._peer.end()
+
+    def close(self) -> None:
+        self._service.end(self._stream)
+        if self._threaded is not None:
+            self._threaded.close()

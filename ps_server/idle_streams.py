@@ -37,6 +37,12 @@ class Stream:
         self.is_to_end = False
         self.waiting_since: float | None = None
 
+    def rest(self) -> None:
+        """Notes that a standing stream has done what its peer asked for."""
+        self.is_resting = True
+        if self.is_to_end:
+            self.context.cancel()
+
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Yields what the peer sends."""
         while True:
@@ -95,16 +101,27 @@ class IdleStreams:
     @contextlib.contextmanager
     def standing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
         """Watches one standing stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
+        stream = self.begin_standing(context, name=name)
+        try:
+            yield stream
+        finally:
+            self.end_of(stream)
+
+    def begin_standing(self, context: grpc.ServicerContext, *, name: str) -> Stream:
+        """As `standing`, for a stream that no block serves: until `end_of`."""
+        stream = Stream(context, name, is_standing=True)
         with self._lock:
             if self._num_standing >= self._max_standing or not self._takes_standing:
                 raise LimitExceeded(f"{name}: {self._num_standing} standing streams, {self._max_standing} at most; do without one")
             self._num_standing += 1
-        try:
-            with self._watching(Stream(context, name, is_standing=True)) as stream:
-                yield stream
-        finally:
-            with self._lock:
-                self._num_standing -= 1
+            self._streams.add(stream)
+        return stream
+
+    def end_of(self, stream: Stream) -> None:
+        """The end of what `begin_standing` began. Call it once."""
+        with self._lock:
+            self._num_standing -= 1
+            self._streams.discard(stream)
 
     def end_standing(self) -> None:
         """Cancels the standing streams when they rest, and takes no more: for a server that is about to end."""

@@ -64,6 +64,7 @@ class ParameterServer:
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._store.budget)
         self._idle_streams = IdleStreams()
+        self._stream_service = StreamService(self._store, idle_streams=self._idle_streams)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
         self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
@@ -94,7 +95,7 @@ class ParameterServer:
         streams, store, hear_chief = self._idle_streams, self._store, self.hear_chief
         parts = (
             ParameterService(store, idle_streams=streams, on_chief_call=hear_chief),
-            StreamService(store, idle_streams=streams),
+            self._stream_service,
             CommandService(store, idle_streams=streams, on_chief_call=hear_chief),
             MemoryService(store, idle_streams=streams),
         )
@@ -140,6 +141,7 @@ class ParameterServer:
         # They would take up the whole grace.
         self._idle_streams.end_standing()
         self._server.stop(grace_s).wait()
+        self._stream_service.close()
         self._idle_streams.stop()
         self._executor.shutdown()
         self._apply_threads.stop()

@@ -134,7 +134,8 @@ class ParameterService:
 def parameter_service_handler(*parts: object) -> grpc.GenericRpcHandler:
     """Returns the handler of the RPCs of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
 
-    `parts`: the objects that together have a method for each RPC; the first that has it serves it. What none of them has is not served.
+    `parts`: the objects that together have a method, or a handler of gRPC's, for each RPC; the first that has it serves it. What none has
+    is not served.
     """
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -145,7 +146,9 @@ def parameter_service_handler(*parts: object) -> grpc.GenericRpcHandler:
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods:
         serve = next((getattr(part, method.name) for part in parts if hasattr(part, method.name)), None)
-        if serve is not None:
+        if isinstance(serve, grpc.RpcMethodHandler):
+            handlers[method.name] = serve
+        elif serve is not None:
             handlers[method.name] = kinds[method.client_streaming, method.server_streaming](serve)
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

@@ -35,6 +35,8 @@ class StepWork:
     is_on_arrival: bool = False
 
 
+# A step of such a model, or a copy of it, takes no longer than a thread takes to be woken for it.
+SMALL_BYTES = 1 << 20
 _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
 
@@ -50,6 +52,7 @@ class ShardModel:
         allocate: Callable[[int], VariablesMemory] = private_variables,
     ) -> None:
         self.spec = spec
+        self.is_small = spec.layout.nbytes + sum(table.nbytes for table in spec.layout.tables) <= SMALL_BYTES
         self.budget = budget
         self.settings = RuleSettings(spec)
         rules = self.settings.rules

@@ -30,6 +30,7 @@ from ps_server.accumulator import Contribution
 from ps_server.creations import Creations
 from ps_server.fences import Fences
 from ps_server.memory import MemoryBudget, VariablesMemory, private_variables
+from ps_server.readings import begin_rows, begin_slot, begin_variables
 from ps_server.shard_model import ShardModel
 from ps_server.shard_status import shard_status
 from ps_server.sharing import Claim, Sharing, Sharings
@@ -77,6 +78,7 @@ class ParameterStore:
             allocate=self._allocate,
             on_model=self._on_model_locked,
         )
+        self._listeners: set[Callable[[], object]] = set()
         self._last_apply_s = 0.0
 
     @property
@@ -102,6 +104,7 @@ class ParameterStore:
             say_so = self._sharings.end_locked(self._sharings.open if is_new_epoch else ())
             adoption = Adoption(step=model.step if model else None, layout_hash=model.spec.layout.hash if model else "")
         say_so()
+        self._tell()
         return adoption
 
     def open_creation(self, spec: ShardSpec) -> Creation:
@@ -116,43 +119,52 @@ class ParameterStore:
             model = self._model_locked(header.epoch, header.layout_hash)
             return Push(self._lock, model, model.open_push(header), end=self._end_push)
 
-    def open_variables(
-        self, *, epoch: int, step: int | None, layout_hash: str, max_wait_s: float = 0.0, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Reading:
-        """Begins to read the variables of `step` (None: the latest).
-
-        Waits up to `max_wait_s` for a step that is not there yet, while it `is_wanted`, which `look_again` has the store ask.
-        """
-        deadline = time.monotonic() + max_wait_s
+    def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
+        """Begins to read the variables of `step` (None: the latest)."""
         with self._lock:
-            while True:
-                model = self._model_locked(epoch, layout_hash)
-                left_s = deadline - time.monotonic()
-                if step is None or step <= model.step or left_s <= 0 or not is_wanted():
-                    break
-                self._lock.wait(left_s)
-            buffer = model.buffer(step)
-            version, found, is_torn_allowed = buffer.version, buffer.step, model.settings.current.applies_on_arrival
-            assert found is not None
-            return Reading(
-                buffer.memory,
-                layout=model.spec.layout,
-                step=found,
-                is_intact=lambda: is_torn_allowed or buffer.version == version,
-                hold=self._turns.reading,
-                name="the copy of the variables",
-            )
+            return begin_variables(self._model_locked(epoch, layout_hash), self._turns, step=step)
+
+    def await_variables(self, listener: Callable[[], object], *, epoch: int, step: int | None, layout_hash: str) -> Reading | None:
+        """Begins to read the variables of `step`; None if it is not there yet.
+
+        The listener is then called once, without the lock, perhaps before this returns, when anything has changed; it must not wait.
+        """
+        with self._lock:
+            model = self._model_locked(epoch, layout_hash)
+            if step is None or step <= model.step:
+                return begin_variables(model, self._turns, step=step)
+            self._listeners.add(listener)
+            return None
+
+    def forget(self, listener: Callable[[], object]) -> None:
+        """Does not call a listener any more, or at least not later than now."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    @property
+    def num_listeners(self) -> int:
+        """Readers that wait for a step."""
+        return len(self._listeners)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether what is asked of the model now, also a step, is done in a moment: it is small, and nobody is at work on it."""
+        model = self._creations.model
+        return model is None or (model.is_small and self._turns.is_free)
+
+    def _tell(self) -> None:
+        """Calls the listeners. The lock is not held."""
+        if self._listeners:
+            with self._lock:
+                told, self._listeners = self._listeners, set()
+            for listener in told:
+                listener()
 
     def open_sharing(self, claim: Claim, *, on_end: Callable[[], object]) -> Sharing:
         """Begins to share memory with a worker; `on_end` is called if that must end before the worker wants it."""
         with self._lock:
             model = self._model_locked(claim.epoch, claim.layout_hash)
             return self._sharings.open_locked(model, claim, on_end=on_end)
-
-    def look_again(self) -> None:
-        """Wakes those who wait for a step, to see whether it is still wanted."""
-        with self._lock:
-            self._lock.notify_all()
 
     def open_rows(self, request: RowsRequest) -> RowReading:
         """Begins to read rows of a table (without waiting), or of a slot of it, when no step is being applied."""
@@ -162,32 +174,14 @@ class ParameterStore:
                 model.step_of_rows(request)
                 self._turns.wait_locked()
                 model = self._model_locked(request.epoch, request.layout_hash)
-            step, arena, version = model.step_of_rows(request), model.arena, model.arena.slots_version
-            is_torn_allowed = model.settings.current.applies_on_arrival
-            return RowReading(
-                model.tables.table(request.table),
-                slot=model.tables.slot(request.table, request.slot) if request.slot else None,
-                step=step,
-                is_torn_allowed=is_torn_allowed,
-                is_intact=lambda: is_torn_allowed or arena.slots_version == version,
-                hold=self._turns.reading(step),
-            )
+            return begin_rows(model, self._turns, request)
 
     def open_slot(self, name: str, *, epoch: int, layout_hash: str) -> Reading:
         """Begins to read one slot of the dense variables, when no step is being applied."""
         with self._lock:
             self._model_locked(epoch, layout_hash).slot(name)
             self._turns.wait_locked()
-            model = self._model_locked(epoch, layout_hash)
-            arena, version, is_torn_allowed = model.arena, model.arena.slots_version, model.settings.current.applies_on_arrival
-            return Reading(
-                model.slot(name),
-                layout=model.spec.layout,
-                step=model.step,
-                is_intact=lambda: is_torn_allowed or arena.slots_version == version,
-                hold=self._turns.reading,
-                name=f"slot {name!r}",
-            )
+            return begin_slot(self._model_locked(epoch, layout_hash), self._turns, name=name)
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works, unless it has such or newer settings; waits for steps and arrivals under way."""
@@ -196,6 +190,7 @@ class ParameterStore:
         with self._turns.alone(), self._lock:
             self._fences.check_chief_call(settings.epoch, settings.chief_incarnation)
             self._model_locked(settings.epoch).configure(settings)
+        self._tell()
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
         """Returns the sums of squares of the step's means. No effect."""
@@ -210,8 +205,20 @@ class ParameterStore:
                 work = model.begin_prepare(request)
             return model.run_prepare(request, work)
 
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Applies a step. A repetition, also one that comes while the first is at work, is answered when that is done."""
+    def apply_step(self, request: ApplyRequest, *, on_applied: Callable[[ApplyReply], object] | None = None) -> ApplyReply:
+        """Applies a step. A repetition, also one that comes while the first is at work, is answered when that is done.
+
+        `on_applied` is told before those who wait for the step.
+        """
+        try:
+            reply = self._apply_step(request)
+            if on_applied is not None:
+                on_applied(reply)
+            return reply
+        finally:
+            self._tell()
+
+    def _apply_step(self, request: ApplyRequest) -> ApplyReply:
         with self._lock:
             self._fences.check_chief_call(request.epoch, request.chief_incarnation)
         with self._turns.alone():
@@ -274,6 +281,7 @@ class ParameterStore:
             self._fences.refuse_from_now_on(reason)
             self._publish_locked()
             self._lock.notify_all()
+        self._tell()
 
     def _end_push(self, model: ShardModel, contribution: Contribution) -> PushReply:
         """Stages a contribution that has all its bytes, or applies it at once, beside others."""
@@ -295,6 +303,7 @@ class ParameterStore:
                     self._publish_locked()
                 else:
                     model.finish_arrival(work, num_nonfinite=num_nonfinite)
+            self._tell()
         with self._lock:
             return model.accumulator.stage(contribution, current_step=model.step)
 

@@ -42,8 +42,9 @@ class Push:
     def __exit__(
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._accumulator.abandon(self._contribution)
+        if self._contribution.outcome is None:
+            with self._lock:
+                self._accumulator.abandon(self._contribution)
 
     @property
     def is_settled(self) -> bool:
@@ -67,6 +68,17 @@ class Push:
     def write(self, offset: int, data: bytes | memoryview) -> bool:
         """Takes the next bytes; False if they are not wanted any more, since the outcome is known."""
         return self._with_memory(lambda memory: memory.writer.write(offset, data))
+
+    def finish_with(self, data: bytes | memoryview) -> PushReply:
+        """Does at once what `expect`, `write` and `finish` do for a contribution whose bytes come in one piece."""
+
+        def complete(memory: StagedGradients) -> None:
+            memory.writer.write(0, data)
+            self._complete(memory)
+
+        self.expect(len(data))
+        self._with_memory(complete)
+        return self._end(self._model, self._contribution)
 
     def finish(self) -> PushReply:
         """Stages or applies the contribution, if all of it has come (else TruncatedStream), or tells what else became of it.

@@ -24,6 +24,11 @@ class Turns:
         # Readers of earlier steps than this one have been waited for in vain.
         self._given_up_before = 0
 
+    @property
+    def is_free(self) -> bool:
+        """Whether whoever takes the turn now would wait for nobody, and nobody for readers."""
+        return not (self._is_taken or self._num_sharing or self._readers)
+
     def alone(self) -> "_Turn":
         """A turn that nobody else has, for the `with` block. Waits for those under way; raises Unavailable if that takes too long."""
         return _Turn(self)

@@ -38,7 +38,10 @@ def test_training_is_ended_when_a_worker_leaves_too_few_behind(tmp_path: Path, h
 
 def test_a_worker_that_leaves_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:
     arguments = ("--workers", "3", "--backup-workers", "1", "--max-steps", "50")
-    code, out = run_up(*arguments, worker=leaving("at step 10"), run_dir=tmp_path / "run")
+    # Nobody begins before all three have joined: two of them would be done before a slow third one comes.
+    everybody = "    while sum(p.state == 'live' for p in session.status().participants) < 3: threading.Event().wait(0.01)\n"
+    worker = "import threading\n" + leaving("at step 10").replace("    while not", f"{everybody}    while not", 1)
+    code, out = run_up(*arguments, worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "[worker 0] value -25.0" in out
     assert "[lockstep] training finished" in out

@@ -176,7 +176,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
             wait_until(lambda: call.code() is CODE.CANCELLED, what="the silent stream was cut")
             is_over.set()
             # The trainer's own stream has rested all the while.
-            assert idle_streams.num_streams == 1
+            wait_until(lambda: idle_streams.num_streams == 1, what="the server has heard of it")
             assert trainer.train(1).step == 2
             assert idle_streams.num_streams == 1
     wait_until(lambda: not idle_streams.num_streams, what="the stream has ended")

@@ -123,7 +123,7 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
-            wait_until(lambda: bool(store._lock._waiters), what="the request waits")  # type: ignore[attr-defined]
+            wait_until(lambda: store.num_listeners == 1, what="the request waits")
             call.cancel()
             wait_until(lambda: not idle_streams.num_streams, timeout_s=10, what="the stream has ended")
             assert trainer.train(0).step == 1
@@ -135,7 +135,7 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
-            wait_until(lambda: bool(running._store._lock._waiters), what="the request waits")  # type: ignore[attr-defined]
+            wait_until(lambda: running.store.num_listeners == 1, what="the request waits")
             shard.shutdown(epoch=EPOCH, reason="training is finished")
             assert pb.StreamVariablesResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 
