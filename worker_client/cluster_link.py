@@ -17,6 +17,7 @@ from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
 from ps_protocol.shard import PushHeader, PushReply, Shard
 from ps_protocol.silence import SilenceWatch
+from ps_protocol.tensors import Array
 from worker_client.wire_format import WireFormat
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ class SharingShard(Shard, Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether it still does."""
+
+    def kept_memory(self) -> Array | None:
+        """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
         """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""

@@ -1,9 +1,8 @@
 """Which memory the next gradients are written into: that of shards that give some, or the worker's own. Knows arenas and arrays; no calls.
 
-Memory of a shard is written and then pushed without a copy, but must not be written while the contribution in it is under way. Under the
-strict policy sync that is over when the next step's token comes, and the same arrays can be filled again. Everywhere else one who asks for
-the arrays anew for each contribution gets those of another slot, and those that he had are read-only; one who keeps his gets memory of the
-worker's own, which costs one copy a push.
+The user may have two sets of arrays. Those of the worker's own memory no server sees: they are copied with each push. Those on memory that
+shards set apart for him (lent) are sent without a copy, and only where he gets no word before the contribution is over. What he gives
+otherwise is copied into another slot, so whatever views he has made of his arrays, what he writes there changes nothing under way.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,70 +22,81 @@ _MAX_KEPT = 64
 class GradientMemory:
     """Stagings, one for each combination of the shards' slots, made once. For one thread.
 
-    `own` is memory that no server sees; all of them share its variables that are split over shards.
+    `own` is memory that no server sees; all of them share its variables that are split over shards. `give`: memory for one contribution.
+    `give_kept`: memory that is the same each time and that `give` never gives; it raises TooManyPushes while what was sent from it is
+    under way.
     """
 
-    def __init__(self, model: ModelSpec, own: ModelMemory, give: Giving) -> None:
+    def __init__(self, model: ModelSpec, own: ModelMemory, *, give: Giving, give_kept: Giving) -> None:
         self._model = model
         self._own = Staging(model, own)
         self._give = give
+        self._give_kept = give_kept
         self._kept: dict[tuple[int, ...], Staging] = {}
-        self._current = self._own
-        self._is_given = False  # `_current` is what shards gave last, and nothing of it has been pushed
-        self._has_pushed = False
-        self._is_asked_again = False
-        self._has_lent_own = False
+        self._lent: Staging | None = None
+        self._is_under_way = False  # what was sent from `_lent`, for all that is known
 
     def ask(self, *, may_overlap: bool) -> Staging:
         """Returns where the user may write the next contribution. It is zero the first time, and has what an earlier one left later on.
 
         `may_overlap`: a contribution may still be under way when the next one is computed.
         """
-        self._is_asked_again = self._is_asked_again or self._has_pushed
-        staging = self._own if may_overlap and not self._is_asked_again else self._taken()
-        self._has_lent_own = self._has_lent_own or staging is self._own
+        if may_overlap:
+            return self._own
+        staging = self._on(self._give_kept)
+        if staging is not self._own:
+            self._lent = staging
         return staging
 
-    def staging_for(self, gradients: Gradients) -> Staging:
-        """Returns where a contribution is staged: what its arrays are part of already if it can be sent from there."""
-        taken = self._taken()
-        if self._has_lent_own and taken is not self._own and self._own.is_own(gradients):
-            return self._own
-        return taken
+    def staging_for(self, gradients: Gradients, *, may_lend: bool) -> Staging:
+        """Returns where a contribution is staged.
 
-    def note_push(self) -> None:
-        """The contribution that was staged last may be under way."""
-        self._is_given, self._has_pushed = False, True
+        `may_lend`: the user does not write before it is over, so what lies in the memory lent to him can be sent from there.
+        """
+        lent = self._lent
+        if may_lend and lent is not None and lent.has_some_of(gradients) and self._on(self._give_kept) is lent:
+            return lent
+        return self._own if self._own.is_own(gradients) else self._on(self._give)
+
+    def note_push(self, staging: Staging) -> bool:
+        """The contribution that was staged there may be under way; returns whether the user has that memory."""
+        is_lent = staging is self._lent
+        self._is_under_way = self._is_under_way or is_lent
+        return is_lent
+
+    def settle(self, *, is_over: bool) -> bool:
+        """Lets the user write into what is lent, if what was sent from there is over: it is said to be, or the shards say so."""
+        if self._is_under_way and (is_over or self._is_given_back()):
+            self._is_under_way = False
+            if self._lent is not None:
+                self._lent.memory.lock(False)
+        return not self._is_under_way
 
     def protect(self) -> None:
-        """What was pushed may stay under way: the user must not write there now."""
-        if not self._is_given:
-            self._current.memory.lock()
+        """The user gets word: his own arrays are read-only while what was sent from them is under way."""
+        if self._is_under_way and self._lent is not None:
+            self._lent.memory.lock()
 
-    def release(self) -> None:
-        """What was pushed has been applied or dropped: the user may write there again."""
-        self._current.memory.lock(False)
-
-    def _taken(self) -> Staging:
-        if self._is_given:
-            return self._current
+    def _is_given_back(self) -> bool:
         try:
-            arenas = self._give()
+            self._give_kept()
+        except TooManyPushes:
+            return False
+        return True
+
+    def _on(self, give: Giving) -> Staging:
+        try:
+            arenas = give()
         except TooManyPushes:
             # The shards say the same to a push, and who pushes knows what to wait for.
             return self._own
         if not any(arena is not None for arena in arenas):
             return self._own
-        self._current, self._is_given = self._on(arenas), True
-        self.release()
-        return self._current
-
-    def _on(self, arenas: Sequence[Array | None]) -> Staging:
         # The memory holds its arenas, so their ids stay theirs.
         key = tuple(map(id, arenas))
         staging = self._kept.get(key)
         if staging is None:
             if len(self._kept) >= _MAX_KEPT:
-                self._kept.pop(next(iter(self._kept)))
+                del self._kept[next(key for key, kept in self._kept.items() if kept is not self._lent)]
             staging = self._kept[key] = Staging(self._model, self._own.memory.on(arenas))
         return staging

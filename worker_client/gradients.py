@@ -76,6 +76,10 @@ class Staging:
             return False
         return all(map(operator.is_, gradients.values(), views))
 
+    def has_some_of(self, gradients: Gradients) -> bool:
+        """Whether some of them are the views themselves, each under its own name."""
+        return isinstance(gradients, Mapping) and any(gradients.get(name) is view for name, view in self.views.items())
+
     def _sort_out(self, gradients: Gradients, step: int, foreign: dict[str, Array], rows: dict[str, RowGradient], absent: set[str]) -> None:
         seen: set[str] = set()
         for name, gradient in _pairs(gradients, "gradients"):
@@ -89,7 +93,9 @@ class Staging:
             elif gradient is None:
                 absent.add(name)
             elif gradient is not target:
-                foreign[name] = self._checked(name, gradient, target)
+                array = self._checked(name, gradient, target)
+                if array is not target:
+                    foreign[name] = array
             seen.add(name)
         if len(seen) < len(self._trained):
             raise _incomplete(seen, self._trained, step)
@@ -133,8 +139,12 @@ class Staging:
 
     def _checked(self, name: str, gradient: object, target: Array, *, what: str = "gradient") -> Array:
         array = _checked(name, gradient, target.dtype, target.shape, what=what)
+        if not self.memory.shares(array):
+            return array
+        if array.ctypes.data == target.ctypes.data and array.strides == target.strides:
+            return target
         # Part of the staging memory under another name would be overwritten before its turn to be copied.
-        return array.copy() if self.memory.shares(array) else array
+        return array.copy()
 
 
 def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:

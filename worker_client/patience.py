@@ -33,6 +33,11 @@ class Patience:
         """Returns the time to the deadline in seconds; None if there is none."""
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
+    def pause(self, seconds: float) -> None:
+        """Blocks for so long, at most to the deadline."""
+        left_s = self.left_s()
+        time.sleep(seconds if left_s is None else min(seconds, left_s))
+
     def explain(self, waiting_for: str) -> None:
         """Takes note that the wait goes on; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
         now = time.monotonic()

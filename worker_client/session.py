@@ -151,11 +151,11 @@ class Session:
     def gradients(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
 
-        Filling these arrays and passing them to `push()` or `step()` spares a copy. They are zero at first; later they have what an earlier
-        contribution left. Under the policy sync they can be filled again once `step()` or `wait()` has brought the next step's token. Where
-        a contribution in memory shared with a server may still be on its way (after `push()`, with fifo tokens, ssp, async, T < R), arrays
-        handed out for it become read-only, and this gives others: ask for each contribution. One who only asks once, before his first push,
-        gets memory of the session's own there, that stays writable and is copied with each push.
+        They are zero at first; later they have what an earlier contribution left. Ask for each contribution, or once and keep them. Under
+        strict sync, filling them and passing them to `step()` spares a copy. `push()`, and every other policy, copies them: they can be
+        written at once. Only where `step()` ends while its contribution is still under way in memory that a server shares (an error like
+        DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
+        it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
         """
         return self._training().gradients()
 
@@ -171,8 +171,7 @@ class Session:
         ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
         training = self._training()
-        commit = training.stage(gradients, updates=updates, metrics=metrics)
-        training.settle()
+        commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=False)
         return push_of(self._progress.commit(commit), step=commit.step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -182,10 +181,7 @@ class Session:
         wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
         after `timeout_s` seconds (None: never); waiting can then be taken up again.
         """
-        training = self._training()
-        if not self._progress.is_finished:
-            self._progress.await_token(None, timeout_s=timeout_s)
-            training.settle()
+        self._training().wait(timeout_s=timeout_s)
         return not self._progress.is_finished
 
     def step(
@@ -196,7 +192,8 @@ class Session:
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
         """
         training = self._training()
-        push = training.step(training.stage(gradients, updates=updates, metrics=metrics), timeout_s=timeout_s)
+        commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=True)
+        push = training.step(commit, timeout_s=timeout_s)
         return StepResult(
             outcome=push.outcome,
             step=push.step,

@@ -38,9 +38,11 @@ class SharedMemories:
 
     def gradients(self) -> Sequence[Array | None]:
         """Returns an arena of each shard to write gradients into, None from one that copies; nothing if all do. Raises TooManyPushes."""
-        if not self.shards:
-            return ()
-        arenas: list[Array | None] = [None] * self._num_shards
-        for index, shard in self.shards.items():
-            arenas[index] = shard.gradient_memory()
-        return arenas
+        return self._arenas({index: shard.gradient_memory() for index, shard in self.shards.items()})
+
+    def kept(self) -> Sequence[Array | None]:
+        """Returns as `gradients` does arenas that are the same each time. Raises TooManyPushes while one of them is under way."""
+        return self._arenas({index: shard.kept_memory() for index, shard in self.shards.items()})
+
+    def _arenas(self, found: Mapping[int, Array | None]) -> Sequence[Array | None]:
+        return [found.get(index) for index in range(self._num_shards)] if found else ()

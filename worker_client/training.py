@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ps_protocol.chief import PushCommit
+from ps_protocol.chief import CommitResult, PushCommit
 from ps_protocol.errors import InternalError, StepGone, TooManyPushes
 from ps_protocol.shard import Metric, PushId, PushResult
 from ps_protocol.tensors import Array
@@ -18,6 +18,7 @@ from worker_client.progress import Progress
 from worker_client.variable_memory import VariableMemory
 
 _STAGED = frozenset({PushResult.STAGED})
+_LOOK_AGAIN_S = 0.001
 
 
 class Training:
@@ -32,7 +33,8 @@ class Training:
         self._layouts = joined.variables.layouts
         self._variables = VariableMemory(joined.model, joined.variables, self._shards)
         self._outgoing = Outgoing(self._layouts, wire=member.link.wire, travels=self._shards.memories.travels)
-        self._gradients = GradientMemory(joined.model, joined.gradients, self._shards.memories.gradients)
+        memories = self._shards.memories
+        self._gradients = GradientMemory(joined.model, joined.gradients, give=memories.gradients, give_kept=memories.kept)
         self._gives_several = joined.gives_several
         self.reader = ModelReader(
             joined.model,
@@ -43,8 +45,7 @@ class Training:
             applies_on_arrival=member.applies_on_arrival,
         )
         self._sequence = 0
-        self._last: PushCommit | None = None  # what was staged last
-        self._was_strict = False  # whether it was under the strict policy sync
+        self._lent: PushCommit | None = None  # what was sent last from memory of shards that the user has
 
     def read(self, *, copy: bool) -> dict[str, Array]:
         """Returns the dense variables of the worker's step, or the newest; with `copy` in arrays of the caller's own."""
@@ -55,9 +56,13 @@ class Training:
 
     def gradients(self) -> dict[str, Array]:
         """Returns arrays to write the next contribution into."""
-        policy = self._progress.policy
-        may_overlap = self._gives_several or (policy.reads_latest and not policy.applies_on_arrival)
-        return dict(self._gradients.ask(may_overlap=may_overlap).views)
+        self._settle()
+        return dict(self._gradients.ask(may_overlap=self._may_overlap).views)
+
+    @property
+    def _may_overlap(self) -> bool:
+        """Whether a contribution may be under way when the worker computes the next one: any but strict sync with at most one a step."""
+        return self._progress.reads_latest or self._gives_several
 
     def read_rows(self, name: str, indices: object) -> Array:
         """Returns rows of a table, of the worker's step, or the newest."""
@@ -76,11 +81,16 @@ class Training:
             self._progress.local_step = rows.step
         return rows.values
 
-    def stage(self, gradients: Gradients, *, updates: Updates | None, metrics: Metrics | None) -> PushCommit:
-        """Gives all shards their parts of a contribution; it counts with the commit that is returned."""
+    def stage(self, gradients: Gradients, *, updates: Updates | None, metrics: Metrics | None, is_waited_for: bool) -> PushCommit:
+        """Gives all shards their parts of a contribution; it counts with the commit that is returned.
+
+        `is_waited_for`: the user gets no word before there is a token; so in strict sync what he has of the shards' memory is not copied.
+        """
+        self._settle()
         step = self._progress.local_step
         numbers = as_metrics(metrics) if metrics else {}
-        staged = self._gradients.staging_for(gradients).stage(gradients, step=step, updates=updates)
+        staging = self._gradients.staging_for(gradients, may_lend=is_waited_for and not self._may_overlap)
+        staged = staging.stage(gradients, step=step, updates=updates)
         parts = self._outgoing.parts(staged, is_last_counted=self._sequence not in self._progress.refused)
         # A new number even if the last push failed: what that one left on some shards is never counted.
         self._sequence += 1
@@ -91,15 +101,14 @@ class Training:
         except BaseException:
             self._progress.refused.append(push_id.sequence)
             raise
-        finally:
-            self._gradients.note_push()
-        policy = self._progress.policy
-        applies_on_arrival, self._was_strict = policy.applies_on_arrival, not self._progress.reads_latest
+        applies_on_arrival = self._progress.policy.applies_on_arrival
         if (PushResult.STAGED if applies_on_arrival else PushResult.APPLIED) in results:
             self._progress.hear_policy()
         is_whole, is_applied = _fate(results, applies_on_arrival=applies_on_arrival)
-        self._last = PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied)
-        return self._last
+        commit = PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied)
+        if self._gradients.note_push(staging):
+            self._lent = commit
+        return commit
 
     def _push(self, parts: Sequence[ShardPart], *, push_id: PushId, step: int, metrics: Mapping[str, Metric]) -> Collection[PushResult]:
         patience: Patience | None = None
@@ -130,10 +139,7 @@ class Training:
         progress = self._progress
         if not progress.reads_latest:
             self._shards.expect(self._layouts, step=commit.step + 1)
-        try:
-            result = progress.await_token(commit, timeout_s=timeout_s)
-        finally:
-            self.settle()
+        result = self._await_token(commit, timeout_s=timeout_s)
         if result is None:
             raise InternalError("the chief gave a token and did not say what became of the contribution that rode along")
         push = push_of(result, step=commit.step)
@@ -141,14 +147,44 @@ class Training:
             self._fetch()
         return push
 
-    def settle(self) -> None:
-        """Sees to it that nobody writes into a contribution that may be under way, and that the user can write where it is over."""
-        last, progress = self._last, self._progress
-        is_next_step = self._was_strict and not progress.reads_latest and last is not None and progress.local_step > last.step
-        if is_next_step or last is None or last.is_applied or progress.is_finished:
-            self._gradients.release()
-        else:
+    def wait(self, *, timeout_s: float | None) -> None:
+        """Waits for a token, or the end of training."""
+        if not self._progress.is_finished:
+            self._await_token(None, timeout_s=timeout_s)
+
+    def _await_token(self, commit: PushCommit | None, *, timeout_s: float | None) -> CommitResult | None:
+        try:
+            result = self._progress.await_token(commit, timeout_s=timeout_s)
+        except BaseException:
+            self._settle()
             self._gradients.protect()
+            raise
+        if not self._settle():
+            self._await_end_of_lent(timeout_s)
+        return result
+
+    def _settle(self) -> bool:
+        """Lets the user write again into the shards' memory that he has, if what was sent from there is over; returns whether it is."""
+        lent, progress = self._lent, self._progress
+        if lent is None:
+            return True
+        is_next_step = not progress.reads_latest and progress.local_step > lent.step
+        is_refused = lent.push_id.sequence in progress.refused
+        if self._gradients.settle(is_over=is_next_step or lent.is_applied or progress.is_finished or is_refused):
+            self._lent = None
+        return self._lent is None
+
+    def _await_end_of_lent(self, timeout_s: float | None) -> None:
+        """There is a token, and what was sent from the user's arrays is still under way: he must not write there before it is over."""
+        if not self._progress.reads_latest:
+            # The step's token once more: this worker gives several contributions to a step, and from now on each is copied.
+            self._gives_several = True
+        # Another policy came meanwhile; what had been counted is applied soon, unless that takes more from this worker.
+        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        patience = Patience(f"{self._who} waits for the end of its last contribution", timeout_s=limit_s)
+        while not self._gives_several and not self._settle() and patience.left_s() and not self._member.is_finished:
+            patience.pause(_LOOK_AGAIN_S)
+        self._gradients.protect()
 
     def _hear_of_end(self) -> None:
         if self._member.is_finished and not self._progress.is_finished:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.memory_link import MemoryNotShared
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shared_memory_shard import SharedMemoryShard
@@ -90,16 +90,69 @@ def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
     assert not np.shares_memory(before["w"], after["w"])
 
 
-def test_arrays_pushed_without_a_wait_are_read_only_until_the_next_token(opened: Opening) -> None:
-    session = opened()
+def test_what_is_written_after_a_push_changes_nothing_under_way(opened: Opening) -> None:
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
+    other = opened()
     kept = session.gradients()
-    assert session.push(fill(kept, 2)).is_accepted
+    views = {name: array.reshape(-1)[1:] for name, array in kept.items()}
+    for step in range(3):
+        assert session.push(fill(kept, 2)).is_accepted
+        fill(views, 1000)
+        fill(kept, 1000)
+        assert all(session.gradients()[name] is kept[name] for name in kept)
+        assert other.push(values(4.0)).is_accepted
+        for each in (session, other):
+            assert each.wait(timeout_s=20)
+            assert_all(each.read(), -3 * (step + 1))
+
+
+def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opened: Opening) -> None:
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
+    other = opened()
+    kept = session.gradients()
+    with pytest.raises(DeadlineExceeded):
+        session.step(fill(kept, 2), timeout_s=0.05)
     with pytest.raises(ValueError, match="read-only"):
-        kept["w"][...] = 9
+        kept["w"][...] = 1000
+    fill(session.gradients(), 1000)  # others meanwhile, but for those that are copied anyway
+    other.step(values(4.0), timeout_s=20)
     assert session.wait(timeout_s=20)
-    assert_all(session.read(), -2)
-    session.step(fill(kept, 1))
     assert_all(session.read(), -3)
+    fill(kept, 1)
+    assert all(session.gradients()[name] is kept[name] for name in kept)
+
+
+@pytest.mark.parametrize("call", ["push", "step"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        worker_client.async_policy(),
+        worker_client.ssp_policy(1),
+        worker_client.async_policy(use_locking=False),
+        worker_client.sync_policy(tokens="fifo"),
+    ],
+    ids=["async", "ssp", "unlocked", "fifo"],
+)
+def test_who_keeps_his_arrays_trains_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
+    session = opened(Shape(num_ps=2))
+    kept = session.gradients()
+    views = {name: array.reshape(-1) for name, array in kept.items()}
+    with worker_client.observe(f"unix:{socket_dir}/chief") as operator:
+        value, counted = 0, []
+        for policy in (None, changed, worker_client.sync_policy(), changed):
+            if policy is not None:
+                operator.set_policy(policy, timeout_s=20)
+            for _ in range(6):
+                value += 1
+                result = session.push(fill(kept, value)) if call == "push" else session.step(fill(kept, value), timeout_s=20)
+                counted += [value] if result.is_accepted else []
+                fill(views, 1000)
+                if call == "push":
+                    session.wait(timeout_s=20)
+        assert len(counted) >= 20  # a change may cost one that was on its way
+        while (found := operator.status().global_step) < len(counted):
+            assert session.wait(timeout_s=20), found
+    assert_all(session.read(copy=True), -sum(counted))
 
 
 def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: Opening) -> None:
@@ -108,8 +161,6 @@ def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: O
         for value in (1, 2, 6):
             assert session.step(fill(session.gradients(), value), timeout_s=20).is_accepted
         assert_all(session.read(), -3 * (step + 1))
-    kept = session.gradients()  # asked for each time until now, so from now on these are memory of the servers
-    assert kept["w"].flags.writeable
 
 
 def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
