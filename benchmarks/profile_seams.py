@@ -43,6 +43,7 @@ SERVER_SEAMS = (
 )
 # Generators of the messages with variables.
 SERVER_STREAMS = (
+    ("ps_server.variables_streams:content_messages", "send"),
     ("ps_server.stream_service:content_messages", "send"),
     ("ps_server.service:content_messages", "send"),
     ("ps_server.service:_content", "send"),
