@@ -92,14 +92,15 @@ class Recorder:
                 return push
 
             setattr(owner, name, opened)
-        for owner, name, function in _find("ps_server.transactions:Push.finish"):
+        for seam in ("ps_server.transactions:Push.finish", "ps_server.transactions:Push.finish_with"):
+            for owner, name, function in _find(seam):
 
-            def finished(push: Any, _finish: Any = function) -> Any:
-                reply, (begin, cpu_s) = _finish(push), begins.pop(id(push))
-                self.intervals.append(Interval(part, begin, time.perf_counter(), time.thread_time() - cpu_s))
-                return reply
+                def finished(push: Any, *arguments: Any, _finish: Any = function) -> Any:
+                    reply, (begin, cpu_s) = _finish(push, *arguments), begins.pop(id(push))
+                    self.intervals.append(Interval(part, begin, time.perf_counter(), time.thread_time() - cpu_s))
+                    return reply
 
-            setattr(owner, name, finished)
+                setattr(owner, name, finished)
 
     def write(self, path: Path) -> None:
         """Keeps all intervals as JSON."""
