@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.waiting import await_file
 from ps_protocol.tensors import Array
 from worker_client import Session, adam, connect, sgd
 
@@ -25,8 +25,7 @@ def main() -> None:
             _take_step(session)
             if step % work["every"] == 0:
                 print(json.dumps({"event": "step", "step": step}), flush=True)
-        while not release.exists():
-            time.sleep(0.01)
+        await_file(release)
 
 
 def _initial_values(nbytes: int, num_variables: int) -> dict[str, Array]:

@@ -4,12 +4,12 @@ import json
 import os
 import resource
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.profile_seams import SERVER_SEAMS, SERVER_STREAMS, WORKER_SEAMS, Recorder
+from benchmarks.waiting import await_file
 from benchmarks.worker import GO_VARIABLE, RELEASE_VARIABLE
 from benchmarks.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload, transports_of
 from worker_client import Session, connect
@@ -42,8 +42,7 @@ def work() -> int:
     with connect() as session:
         session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
         _say({"event": "up"})
-        while not go.exists():
-            time.sleep(0.005)
+        await_file(go)
         for _ in range(NUM_WARMUP_STEPS):
             _step(session, recorder)
         recorder.intervals.clear()
@@ -55,8 +54,7 @@ def work() -> int:
         recorder.write(Path(os.environ[DIRECTORY_VARIABLE]) / f"worker-{session.worker_index}.json")
         cpu = {"user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime}
         _say({"event": "seen", "transports": transports_of(session), **cpu})
-        while not release.exists():
-            time.sleep(0.01)
+        await_file(release)
     return 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import worker_client
+from benchmarks.waiting import await_file
 from benchmarks.workload import OPTIMIZERS, own_cpu_s, own_peak_rss_bytes
 from ps_protocol.tensors import Array
 from worker_client import Session
@@ -65,8 +66,7 @@ def main() -> None:
     turns = [_turn(session, target, num_steps=work.num_steps) for _ in range(work.num_rounds) for target, session in enumerate(sessions)]
     turned = [dataclasses.asdict(turn) for turn in turns]
     _say({"event": "done", "worker": work.worker, "turns": turned, "peak_rss_bytes": own_peak_rss_bytes()})
-    while not Path(work.release).exists():
-        time.sleep(0.01)
+    await_file(Path(work.release))
     for session in sessions:
         session.close()
 

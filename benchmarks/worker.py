@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.waiting import await_file
 from benchmarks.workload import Workload, run_worker, take_step
 from worker_client import connect
 
@@ -36,8 +37,7 @@ def main() -> None:
 
 def _await_go(go: Path) -> None:
     _say({"event": "up"})
-    while not go.exists():
-        time.sleep(0.005)
+    await_file(go)
 
 
 def _say(event: dict[str, object]) -> None:
