@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ps_protocol import codec_accumulators as codec
+from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.accumulators import (
     MAX_WAIT_SLICE_S,
     AccumulatorSpec,
@@ -37,10 +38,10 @@ class GrpcAccumulators:
     `index` and `cluster` are what `handshake` insists on; None and "" accept any.
     """
 
-    def __init__(self, address: str, *, index: int | None = None, cluster: str = "") -> None:
+    def __init__(self, address: str, *, index: int | None = None, cluster: str = "", access: Access = DEFAULT_ACCESS) -> None:
         self.address = address
         self._index, self._cluster = index, cluster
-        self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE)
+        self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         # Element types as they were when this process created or found the accumulators.
         self._data_types: dict[str, DataType] = {}
 
@@ -53,6 +54,7 @@ class GrpcAccumulators:
             index=self._index,
             cluster=self._cluster,
             timeout_s=timeout_s,
+            access=self._connection.access,
         )
 
     def create(self, spec: AccumulatorSpec) -> bool:

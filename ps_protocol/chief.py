@@ -1,255 +1,37 @@
 """The seam to the chief: what workers and observers ask of it, whatever carries it. Knows words and numbers; no transport, no tensor."""
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from ps_protocol.errors import InvalidSpec
-from ps_protocol.model import ModelSpec, Placement
-from ps_protocol.optimizer_spec import Schedule
+from ps_protocol.chief_values import DEFAULT_POLICY as DEFAULT_POLICY
+from ps_protocol.chief_values import MAX_INDEX as MAX_INDEX
+from ps_protocol.chief_values import MAX_WAIT_SLICE_S as MAX_WAIT_SLICE_S
+from ps_protocol.chief_values import AgreedModel as AgreedModel
+from ps_protocol.chief_values import CheckpointStatus as CheckpointStatus
+from ps_protocol.chief_values import ClusterState as ClusterState
+from ps_protocol.chief_values import ClusterStatus as ClusterStatus
+from ps_protocol.chief_values import CommitResult as CommitResult
+from ps_protocol.chief_values import DataStatus as DataStatus
+from ps_protocol.chief_values import HyperparameterChange as HyperparameterChange
+from ps_protocol.chief_values import LeaseReply as LeaseReply
+from ps_protocol.chief_values import LeaseResult as LeaseResult
+from ps_protocol.chief_values import LedgerEntry as LedgerEntry
+from ps_protocol.chief_values import ModelReply as ModelReply
+from ps_protocol.chief_values import ModelState as ModelState
+from ps_protocol.chief_values import Participant as Participant
+from ps_protocol.chief_values import ParticipantKind as ParticipantKind
+from ps_protocol.chief_values import ParticipantStatus as ParticipantStatus
+from ps_protocol.chief_values import PushCommit as PushCommit
+from ps_protocol.chief_values import PushOutcome as PushOutcome
+from ps_protocol.chief_values import RegisterRequest as RegisterRequest
+from ps_protocol.chief_values import Registration as Registration
+from ps_protocol.chief_values import SavedCheckpoint as SavedCheckpoint
+from ps_protocol.chief_values import SettingsReply as SettingsReply
+from ps_protocol.chief_values import ShardLink as ShardLink
+from ps_protocol.chief_values import TokenReply as TokenReply
+from ps_protocol.chief_values import TokenResult as TokenResult
+from ps_protocol.data_ranges import DataSpec
+from ps_protocol.model import ModelSpec
 from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import PushId
-
-MAX_WAIT_SLICE_S = 20.0
-DEFAULT_POLICY = PolicySpec()
-MAX_INDEX = (1 << 31) - 1
-
-
-class ParticipantKind(enum.Enum):
-    """A worker computes gradients; an observer only reads."""
-
-    WORKER = 1
-    OBSERVER = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Participant:
-    """Who calls: given by registration."""
-
-    epoch: int
-    kind: ParticipantKind
-    index: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterRequest:
-    """Asks to take part; `index` None: the lowest free one. `request_id` is random, and the same in repetitions."""
-
-    kind: ParticipantKind
-    index: int | None
-    host: str
-    pid: int
-    request_id: int
-    takeover: bool = False
-
-    def __post_init__(self) -> None:
-        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
-            raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already."""
-
-    participant: Participant
-    lease_s: float
-    shard_addresses: tuple[str, ...]
-    global_step: int
-    may_contribute: bool
-
-
-class ModelState(enum.Enum):
-    """What a worker shall do about the model."""
-
-    ABSENT = 1
-    INITIALIZE = 2
-    WAIT = 3
-    READY = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReply:
-    """The state of the model for the caller; `placement` is empty while ABSENT."""
-
-    state: ModelState
-    placement: Placement
-    attempt: int
-    max_staged_per_worker: int
-    global_step: int
-    waiting_for: str = ""
-    policy: PolicySpec = DEFAULT_POLICY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgreedModel:
-    """The agreed model; `model` is None while ABSENT."""
-
-    state: ModelState
-    model: ModelSpec | None
-    placement: Placement
-    global_step: int
-
-
-class PushOutcome(enum.Enum):
-    """What became of a contribution: in its step; its step was applied before; seen before; or its step takes no more from this worker."""
-
-    ACCEPTED = 1
-    STALE = 2
-    DUPLICATE = 3
-    LATE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushCommit:
-    """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it."""
-
-    push_id: PushId
-    step: int
-    staged: bool
-    is_applied: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitResult:
-    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
-
-    `applied_step`: the step that the contribution is a part of, if it is accepted: the variables of the step after it have it. `staleness`:
-    how many steps older the variables were that it was computed from. `weight`: what its gradients are multiplied with.
-    """
-
-    outcome: PushOutcome
-    global_step: int
-    first_outcome: PushOutcome | None = None
-    applied_step: int | None = None
-    staleness: int = 0
-    weight: float = 1.0
-
-
-class TokenResult(enum.Enum):
-    """How a wait for a token ended."""
-
-    TOKEN = 1
-    WAIT = 2
-    FINISHED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenReply:
-    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for.
-
-    `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
-    `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`.
-    """
-
-    result: TokenResult
-    step: int
-    commit: CommitResult | None = None
-    waiting_for: str = ""
-    global_step: int = 0
-    reads_latest: bool = False
-    settings_version: int = 0
-
-
-class ClusterState(enum.Enum):
-    """Where the cluster is."""
-
-    CONNECTING = 1
-    WAITING_FOR_MODEL = 2
-    TRAINING = 3
-    FINISHED = 4
-    FAILED = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParticipantStatus:
-    """One participant as the chief knows it; `state` is "live", "lapsed" or "left"."""
-
-    kind: ParticipantKind
-    index: int
-    incarnation: int
-    host: str
-    pid: int
-    state: str
-    seen_ago_s: float
-    num_accepted: int
-    num_stale: int
-    num_late: int
-    is_waiting: bool
-    failure: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLink:
-    """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included."""
-
-    index: int
-    address: str
-    is_reachable: bool
-    step: int | None
-    arena_bytes: int
-    num_slices: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
-    """What one applied step was made of; durations in seconds."""
-
-    step: int
-    contributors: tuple[PushId, ...]
-    num_stale: int
-    num_late: int
-    duration_s: float
-    apply_duration_s: float
-    last_worker: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
-    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for."""
-
-    cluster: str
-    epoch: int
-    state: ClusterState
-    reason: str
-    global_step: int
-    max_steps: int | None
-    policy: str
-    replicas_to_aggregate: int
-    total_num_replicas: int
-    num_contributions: int
-    waiting_for: str
-    step_age_s: float
-    participants: tuple[ParticipantStatus, ...]
-    shards: tuple[ShardLink, ...]
-    ledger: tuple[LedgerEntry, ...]
-    num_accepted: int
-    num_stale: int
-    num_late: int
-    hyperparameters_version: int = 0
-    optimizer: str = ""
-    max_observed_staleness: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HyperparameterChange:
-    """New values for one optimizer of the model: the model's own, or (`variable` not empty) that of this variable.
-
-    `learning_rate` None leaves it. What is not named stays as it is.
-    """
-
-    variable: str = ""
-    learning_rate: Schedule | None = None
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsReply:
-    """The version of the settings that a change has made, and the step from which on it holds."""
-
-    version: int
-    step: int
 
 
 class Chief(Protocol):
@@ -300,6 +82,27 @@ class Chief(Protocol):
         """Changes an optimizer, at the next moment when no step is being applied; None if that has not come in time.
 
         Idempotent per `request_id`. Raises InvalidSpec, VariableNotFound, NotInitialized.
+        """
+
+    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
+        """Saves a checkpoint when no step is being applied, and waits until it is whole; blocks at most `max_wait_s` (and 20 s).
+
+        Idempotent per `request_id`. Raises CheckpointStorageMissing, NotInitialized, StorageFull.
+        """
+
+    def lease_ranges(
+        self,
+        participant: Participant,
+        data: DataSpec,
+        *,
+        max_ranges: int,
+        request_id: int,
+        max_wait_s: float,
+        returned: tuple[int, ...] = (),
+    ) -> LeaseReply:
+        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s) while all that is left is leased to others.
+
+        Idempotent per `request_id`. `returned`: what the caller holds and will not use. Raises InvalidSpec, DataMismatch.
         """
 
     def finish(self, *, reason: str) -> int:

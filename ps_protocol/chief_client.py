@@ -6,7 +6,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ps_protocol import codec_chief as codec
-from ps_protocol import codec_model, codec_settings
+from ps_protocol import codec_data_ranges, codec_model, codec_settings
+from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.call_deadlines import CallDeadlines
 from ps_protocol.call_errors import decode_call_error
 from ps_protocol.chief import (
@@ -15,17 +16,20 @@ from ps_protocol.chief import (
     ClusterStatus,
     CommitResult,
     HyperparameterChange,
+    LeaseReply,
     ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
     Registration,
+    SavedCheckpoint,
     SettingsReply,
     TokenReply,
 )
 from ps_protocol.codec import decode_message
 from ps_protocol.codec_status import decode_cluster_status
 from ps_protocol.connection import Connection, Response
+from ps_protocol.data_ranges import DataSpec
 from ps_protocol.handshake import HandshakeReply, Role, name_of
 from ps_protocol.handshake_client import handshake
 from ps_protocol.model import ModelSpec
@@ -44,17 +48,18 @@ class GrpcChief:
     every step travels on a standing stream (Converse), or by calls of its own (CommitPush, DequeueToken) if the chief has no such stream.
     """
 
-    def __init__(self, address: str, *, cluster: str = "") -> None:
+    def __init__(self, address: str, *, cluster: str = "", access: Access = DEFAULT_ACCESS) -> None:
         self.address = address
         self._cluster = cluster
-        self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE)
+        self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._stream = StandingStream(self._connection, "Converse", deadlines=self._deadlines)
         self._numbers = itertools.count(1)
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
-        return handshake(self._connection.channel, address=self.address, role=Role.CHIEF, cluster=self._cluster, timeout_s=timeout_s)
+        channel, access = self._connection.channel, self._connection.access
+        return handshake(channel, address=self.address, role=Role.CHIEF, cluster=self._cluster, timeout_s=timeout_s, access=access)
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in."""
@@ -137,6 +142,34 @@ class GrpcChief:
         message.max_wait.CopyFrom(codec.encode_max_wait(max_wait_s))
         answer = self._call("SetHyperparameters", message, pb.SetHyperparametersResponse, "the optimizer's change", max_wait_s=max_wait_s)
         return codec_settings.decode_settings_reply(answer)
+
+    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
+        """Saves a checkpoint, and waits until it is whole, at most `max_wait_s` (and 20 s)."""
+        message = pb.SaveCheckpointRequest(request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s))
+        answer = self._call("SaveCheckpoint", message, pb.SaveCheckpointResponse, "a checkpoint", max_wait_s=max_wait_s)
+        return codec_data_ranges.decode_saved(answer)
+
+    def lease_ranges(
+        self,
+        participant: Participant,
+        data: DataSpec,
+        *,
+        max_ranges: int,
+        request_id: int,
+        max_wait_s: float,
+        returned: tuple[int, ...] = (),
+    ) -> LeaseReply:
+        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s)."""
+        message = pb.LeaseRangesRequest(
+            participant=codec.encode_participant(participant),
+            data=codec_data_ranges.encode_data(data),
+            max_ranges=max_ranges,
+            request_id=request_id,
+            max_wait=codec.encode_max_wait(max_wait_s),
+            returned=returned,
+        )
+        answer = self._call("LeaseRanges", message, pb.LeaseRangesResponse, "ranges of the training data", max_wait_s=max_wait_s)
+        return codec_data_ranges.decode_lease_reply(answer)
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""

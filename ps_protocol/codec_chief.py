@@ -1,6 +1,7 @@
 """Protobuf to checked values and back, for the chief's calls. Knows messages; no RPC.
 
-The model is in `codec_model`, the settings in `codec_settings`, the cluster's status in `codec_status`.
+The model is in `codec_model`, the settings in `codec_settings`, the cluster's status in `codec_status`, checkpoints and ranges of training
+data in `codec_data_ranges`, what a chief leaves for its successor in `codec_record`.
 """
 
 from typing import Any
@@ -20,8 +21,10 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.errors import LimitExceeded
 from ps_protocol.v1 import chief_service_pb2 as pb
 
+MAX_RANGES_A_COMMIT = 10_000
 # Looked up once: a name costs several times as much with every message. Typed as anything, since the stubs want their own kind of numbers.
 _KINDS: dict[ParticipantKind, Any] = {kind: pb.ParticipantKind.Value(f"PARTICIPANT_KIND_{kind.name}") for kind in ParticipantKind}
 _OUTCOMES: dict[PushOutcome, Any] = {outcome: pb.PushOutcome.Value(f"PUSH_OUTCOME_{outcome.name}") for outcome in PushOutcome}
@@ -29,7 +32,13 @@ _RESULTS: dict[TokenResult, Any] = {result: pb.TokenResult.Value(f"TOKEN_RESULT_
 
 
 def decode_max_wait(
-    message: pb.RegisterModelRequest | pb.GetModelRequest | pb.DequeueTokenRequest | pb.SetPolicyRequest | pb.SetHyperparametersRequest,
+    message: pb.RegisterModelRequest
+    | pb.GetModelRequest
+    | pb.DequeueTokenRequest
+    | pb.SetPolicyRequest
+    | pb.SetHyperparametersRequest
+    | pb.SaveCheckpointRequest
+    | pb.LeaseRangesRequest,
 ) -> float:
     """Returns how many seconds the call may block: 20 if the field was left out, and never more."""
     if not message.HasField("max_wait"):
@@ -58,12 +67,16 @@ def decode_participant(
     | pb.RegisterModelRequest
     | pb.CompleteInitializationRequest
     | pb.CommitPushRequest
-    | pb.DequeueTokenRequest,
+    | pb.DequeueTokenRequest
+    | pb.LeaseRangesRequest,
 ) -> Participant:
     """Returns who sent the request."""
     codec.require(message, "participant")
-    caller = message.participant
-    kind = codec.decode_choice(ParticipantKind, caller.kind, field="participant.kind")
+    return _decode_caller(message.participant, field="participant")
+
+
+def _decode_caller(caller: pb.Participant, *, field: str) -> Participant:
+    kind = codec.decode_choice(ParticipantKind, caller.kind, field=f"{field}.kind")
     return Participant(epoch=caller.epoch, kind=kind, index=caller.index, incarnation=caller.incarnation)
 
 
@@ -76,6 +89,7 @@ def encode_register_request(request: RegisterRequest) -> pb.RegisterWorkerReques
         pid=request.pid,
         takeover=request.takeover,
         request_id=request.request_id,
+        former=None if request.former is None else encode_participant(request.former),
     )
 
 
@@ -88,6 +102,7 @@ def decode_register_request(message: pb.RegisterWorkerRequest) -> RegisterReques
         pid=message.pid,
         takeover=message.takeover,
         request_id=message.request_id,
+        former=_decode_caller(message.former, field="former") if message.HasField("former") else None,
     )
 
 
@@ -101,6 +116,8 @@ def encode_registration(registration: Registration) -> pb.RegisterWorkerResponse
         shard_addresses=registration.shard_addresses,
         global_step=registration.global_step,
         may_contribute=registration.may_contribute,
+        chief_incarnation=registration.chief_incarnation,
+        standby_addresses=registration.standby_addresses,
     )
 
 
@@ -113,19 +130,34 @@ def decode_registration(message: pb.RegisterWorkerResponse, *, kind: Participant
         shard_addresses=tuple(message.shard_addresses),
         global_step=message.global_step,
         may_contribute=message.may_contribute,
+        chief_incarnation=message.chief_incarnation,
+        standby_addresses=tuple(message.standby_addresses),
     )
 
 
 def encode_commit(commit: PushCommit) -> pb.PushCommit:
     """Encodes a contribution to be counted."""
-    return pb.PushCommit(push_id=codec.encode_push_id(commit.push_id), step=commit.step, staged=commit.staged, is_applied=commit.is_applied)
+    return pb.PushCommit(
+        push_id=codec.encode_push_id(commit.push_id),
+        step=commit.step,
+        staged=commit.staged,
+        is_applied=commit.is_applied,
+        ranges=commit.ranges,
+    )
 
 
 def decode_commit(message: pb.PushCommit) -> PushCommit:
     """Decodes a contribution to be counted."""
     codec.require(message, "push_id")
-    push_id = codec.decode_push_id(message.push_id)
-    return PushCommit(push_id=push_id, step=message.step, staged=message.staged, is_applied=message.is_applied)
+    if len(message.ranges) > MAX_RANGES_A_COMMIT:
+        raise LimitExceeded(f"ranges: {len(message.ranges)} in one contribution, {MAX_RANGES_A_COMMIT} at most")
+    return PushCommit(
+        push_id=codec.decode_push_id(message.push_id),
+        step=message.step,
+        staged=message.staged,
+        is_applied=message.is_applied,
+        ranges=tuple(message.ranges),
+    )
 
 
 def encode_commit_result(result: CommitResult) -> pb.CommitResult:

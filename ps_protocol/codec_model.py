@@ -46,7 +46,7 @@ def encode_model_reply(reply: ModelReply) -> pb.RegisterModelResponse:
     """Encodes what a worker shall do about the model."""
     return pb.RegisterModelResponse(
         state=f"MODEL_STATE_{reply.state.name}",
-        placement=[_encode_placed(placed) for placed in reply.placement],
+        placement=[encode_placed(placed) for placed in reply.placement],
         attempt=reply.attempt,
         max_staged_per_worker=reply.max_staged_per_worker,
         global_step=reply.global_step,
@@ -73,7 +73,7 @@ def encode_agreed_model(agreed: AgreedModel) -> pb.GetModelResponse:
     return pb.GetModelResponse(
         state=f"MODEL_STATE_{agreed.state.name}",
         model=None if agreed.model is None else encode_model(agreed.model),
-        placement=[_encode_placed(placed) for placed in agreed.placement],
+        placement=[encode_placed(placed) for placed in agreed.placement],
         global_step=agreed.global_step,
     )
 
@@ -88,14 +88,16 @@ def decode_agreed_model(message: pb.GetModelResponse) -> AgreedModel:
     )
 
 
-def _encode_placed(placed: PlacedSlice) -> pb.PlacedSlice:
+def encode_placed(placed: PlacedSlice) -> pb.PlacedSlice:
+    """Encodes where a slice lies."""
     return pb.PlacedSlice(slice=codec_variables.encode_slice(placed.slice), shard=placed.shard)
 
 
-def _decode_placed(message: pb.PlacedSlice) -> PlacedSlice:
+def decode_placed(message: pb.PlacedSlice) -> PlacedSlice:
+    """Decodes where a slice lies."""
     codec.require(message, "slice")
     return PlacedSlice(slice=codec_variables.decode_slice(message.slice), shard=message.shard)
 
 
 def _decode_placement(message: pb.RegisterModelResponse | pb.GetModelResponse) -> Placement:
-    return codec.decode_each(message.placement, _decode_placed, field="placement")
+    return codec.decode_each(message.placement, decode_placed, field="placement")

@@ -1,6 +1,6 @@
 """Protobuf to checked values and back, for what a parameter server is told. Knows messages; no RPC, no tensor.
 
-What it reports is in `codec_shard_status`.
+What it reports is in `codec_shard_status`; what is said when chiefs change, and about checkpoints, in `codec_checkpoints`.
 """
 
 import itertools
@@ -11,10 +11,8 @@ from ps_protocol import codec, codec_variables
 from ps_protocol.encodings import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.layout import Layout
-from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.shard import (
     MAX_STEP,
-    Adoption,
     ApplyReply,
     ApplyRequest,
     Metric,
@@ -36,16 +34,6 @@ _ENCODING_NAMES = {one: f"FLOAT_ENCODING_{one.name if one.value else 'UNSPECIFIE
 _PUSH_RESULTS = {result: f"PUSH_RESULT_{result.name}" for result in PushResult}
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000
-
-
-def encode_adoption(adoption: Adoption) -> pb.AdoptShardResponse:
-    """Encodes where a shard stands."""
-    return pb.AdoptShardResponse(step=adoption.step, layout_hash=adoption.layout_hash)
-
-
-def decode_adoption(message: pb.AdoptShardResponse) -> Adoption:
-    """Decodes where a shard stands."""
-    return Adoption(step=message.step if message.HasField("step") else None, layout_hash=message.layout_hash)
 
 
 def encode_shard_spec(spec: ShardSpec) -> pb.ShardSpec:
@@ -168,10 +156,7 @@ def encode_settings(settings: ShardSettings) -> pb.ConfigureShardRequest:
         step=settings.step,
         accepts_stale=settings.accepts_stale,
         applies_on_arrival=settings.applies_on_arrival,
-        optimizers=[
-            pb.OptimizerChange(original=codec_variables.encode_optimizer(original), current=codec_variables.encode_optimizer(current))
-            for original, current in settings.optimizers
-        ],
+        optimizers=[codec_variables.encode_optimizer_change(original, current) for original, current in settings.optimizers],
     )
 
 
@@ -186,7 +171,7 @@ def decode_settings(message: pb.ConfigureShardRequest) -> ShardSettings:
         step=message.step,
         accepts_stale=message.accepts_stale,
         applies_on_arrival=message.applies_on_arrival,
-        optimizers=codec.decode_each(message.optimizers, _decode_change, field="optimizers"),
+        optimizers=codec.decode_each(message.optimizers, codec_variables.decode_optimizer_change, field="optimizers"),
     )
 
 
@@ -258,12 +243,6 @@ def decode_rows_request(message: pb.RowsHeader) -> RowsRequest:
         step=message.step if message.HasField("step") else None,
         slot=message.slot,
     )
-
-
-def _decode_change(message: pb.OptimizerChange) -> tuple[OptimizerSpec, OptimizerSpec]:
-    codec.require(message, "original")
-    codec.require(message, "current")
-    return codec_variables.decode_optimizer(message.original), codec_variables.decode_optimizer(message.current)
 
 
 def _decode_discard(message: tensor_pb2.PushId) -> PushId:

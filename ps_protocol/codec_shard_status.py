@@ -26,6 +26,8 @@ def encode_shard_status(status: ShardStatus) -> pb.GetShardStatusResponse:
         last_apply=codec.encode_duration(status.last_apply_s),
         settings_version=status.settings_version,
         num_sharing=status.num_sharing,
+        chief_address=status.chief_address,
+        chief_heard_ago=None if status.chief_heard_ago_s is None else codec.encode_duration(status.chief_heard_ago_s),
     )
 
 
@@ -48,6 +50,8 @@ def decode_shard_status(message: pb.GetShardStatusResponse) -> ShardStatus:
         last_apply_s=codec.decode_duration(message.last_apply),
         settings_version=message.settings_version,
         num_sharing=message.num_sharing,
+        chief_address=message.chief_address,
+        chief_heard_ago_s=codec.decode_duration(message.chief_heard_ago) if message.HasField("chief_heard_ago") else None,
     )
 
 

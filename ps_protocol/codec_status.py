@@ -1,7 +1,16 @@
 """Protobuf to values and back, for the cluster's status. Knows messages; no RPC."""
 
 from ps_protocol import codec
-from ps_protocol.chief import ClusterState, ClusterStatus, LedgerEntry, ParticipantKind, ParticipantStatus, ShardLink
+from ps_protocol.chief import (
+    CheckpointStatus,
+    ClusterState,
+    ClusterStatus,
+    DataStatus,
+    LedgerEntry,
+    ParticipantKind,
+    ParticipantStatus,
+    ShardLink,
+)
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 
@@ -29,6 +38,12 @@ def encode_cluster_status(status: ClusterStatus) -> pb.GetClusterStatusResponse:
         hyperparameters_version=status.hyperparameters_version,
         optimizer=status.optimizer,
         max_observed_staleness=status.max_observed_staleness,
+        chief_incarnation=status.chief_incarnation,
+        checkpoint=None if status.checkpoint is None else _encode_checkpoint(status.checkpoint),
+        num_rollbacks=status.num_rollbacks,
+        last_rollback=status.last_rollback,
+        min_replicas=status.min_replicas,
+        data=None if status.data is None else _encode_data(status.data),
     )
 
 
@@ -56,6 +71,12 @@ def decode_cluster_status(message: pb.GetClusterStatusResponse) -> ClusterStatus
         hyperparameters_version=message.hyperparameters_version,
         optimizer=message.optimizer,
         max_observed_staleness=message.max_observed_staleness,
+        chief_incarnation=message.chief_incarnation,
+        checkpoint=_decode_checkpoint(message.checkpoint) if message.HasField("checkpoint") else None,
+        num_rollbacks=message.num_rollbacks,
+        last_rollback=message.last_rollback,
+        min_replicas=message.min_replicas,
+        data=_decode_data(message.data) if message.HasField("data") else None,
     )
 
 
@@ -136,4 +157,46 @@ def _decode_entry(message: pb.LedgerEntry) -> LedgerEntry:
         duration_s=codec.decode_duration(message.duration),
         apply_duration_s=codec.decode_duration(message.apply_duration),
         last_worker=message.last_worker,
+    )
+
+
+def _encode_checkpoint(status: CheckpointStatus) -> pb.CheckpointStatus:
+    return pb.CheckpointStatus(
+        durability=status.durability,
+        tag=status.tag,
+        step=status.step,
+        age=codec.encode_duration(status.age_s) if status.tag else None,
+        saving=status.saving,
+        failure=status.failure,
+    )
+
+
+def _decode_checkpoint(message: pb.CheckpointStatus) -> CheckpointStatus:
+    return CheckpointStatus(
+        durability=message.durability,
+        tag=message.tag,
+        step=message.step,
+        age_s=codec.decode_duration(message.age),
+        saving=message.saving,
+        failure=message.failure,
+    )
+
+
+def _encode_data(status: DataStatus) -> pb.DataStatus:
+    return pb.DataStatus(
+        name=status.name,
+        epoch=status.epoch,
+        num_done=status.num_done,
+        num_leased=status.num_leased,
+        num_ranges=status.num_ranges,
+    )
+
+
+def _decode_data(message: pb.DataStatus) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
     )

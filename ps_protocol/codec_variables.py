@@ -82,6 +82,18 @@ def decode_optimizer(message: pb.OptimizerSpec) -> OptimizerSpec:
     )
 
 
+def encode_optimizer_change(original: OptimizerSpec, current: OptimizerSpec) -> parameter_service_pb2.OptimizerChange:
+    """Encodes an optimizer as the model has it, and as it is now."""
+    return parameter_service_pb2.OptimizerChange(original=encode_optimizer(original), current=encode_optimizer(current))
+
+
+def decode_optimizer_change(message: parameter_service_pb2.OptimizerChange) -> tuple[OptimizerSpec, OptimizerSpec]:
+    """Decodes and checks an optimizer as the model has it, and as it is now."""
+    codec.require(message, "original")
+    codec.require(message, "current")
+    return decode_optimizer(message.original), decode_optimizer(message.current)
+
+
 def encode_averages(averages: AverageSpec | None) -> pb.AverageSpec | None:
     """Encodes the moving averages to keep; None stays out of the message."""
     if averages is None:

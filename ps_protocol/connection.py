@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from ps_protocol.channel import open_channel
+from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.errors import Cancelled
 from ps_protocol.interrupts import CancellingOnInterrupt
 from ps_protocol.status import rebuild
@@ -32,12 +32,18 @@ def translating(target: str, *, awaited: str, timeout_s: float) -> Iterator[None
 
 
 class Connection:
-    """One channel. Thread-safe. Connects when first used; after a loss, when used again. Makes one attempt a call."""
+    """One channel. Thread-safe. Connects when first used; after a loss, when used again. Makes one attempt a call.
 
-    def __init__(self, address: str, *, name: str, service: str) -> None:
+    `access`: what the caller proves who it is with. Raises InvalidSpec for an address, a certificate or a token that is none.
+    """
+
+    def __init__(self, address: str, *, name: str, service: str, access: Access = DEFAULT_ACCESS) -> None:
         self.address = address
         self.target = f"{name} at {address}"
-        self.channel = open_channel(address)
+        # What each call carries.
+        self.metadata = access.metadata_for(address)
+        self.channel = access.open_channel(address)
+        self.access = access
         self._service = service
         # Typed by each use: gRPC's callables are as generic as their messages.
         self._methods: dict[tuple[str, str], Any] = {}
@@ -50,7 +56,7 @@ class Connection:
         """Calls a method with one message each way."""
         invoke: Callable[..., Response] = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-            return invoke(request, timeout=timeout_s)
+            return invoke(request, timeout=timeout_s, metadata=self.metadata())
 
     def stream_up(
         self, method: str, messages: Iterable[bytes], response_type: type[Response], *, timeout_s: float, awaited: str
@@ -64,13 +70,13 @@ class Connection:
                 return self._send_one(method, head[0], response_type, timeout_s=timeout_s)
             feed = self._callable(self.channel.stream_unary, method, None, response_type.FromString)
             with CancellingOnInterrupt() as block:
-                call: grpc.Future[Response] = feed.future(itertools.chain(head, rest), timeout=timeout_s)
+                call: grpc.Future[Response] = feed.future(itertools.chain(head, rest), timeout=timeout_s, metadata=self.metadata())
                 block.watch(call)
                 return call.result()
 
     def _send_one(self, method: str, message: bytes, response_type: type[Response], *, timeout_s: float) -> Response:
         send: Callable[..., Response] = self._callable(self.channel.unary_unary, method, None, response_type.FromString)
-        return send(message, timeout=timeout_s)
+        return send(message, timeout=timeout_s, metadata=self.metadata())
 
     def stream_down(
         self, method: str, request: Message, consume: Callable[[Iterator[bytes]], Result], *, timeout_s: float, awaited: str
@@ -78,7 +84,7 @@ class Connection:
         """Returns what `consume` makes of the raw messages of the answer; the call is cancelled if it leaves some of them."""
         invoke = self._callable(self.channel.unary_stream, method, _serialize, None)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s), CancellingOnInterrupt() as block:
-            call = invoke(request, timeout=timeout_s)
+            call = invoke(request, timeout=timeout_s, metadata=self.metadata())
             block.watch(call)
             return consume(call)
 
@@ -91,15 +97,17 @@ class Connection:
         with translating(self.target, awaited=awaited, timeout_s=timeout_s), CancellingOnInterrupt() as block:
             if len(head) == 1:
                 # As in stream_up: no feeding thread for one message.
-                call = self._callable(self.channel.unary_stream, method, None, None)(head[0], timeout=timeout_s)
+                send: Any = self._callable(self.channel.unary_stream, method, None, None)
+                sent: Any = head[0]
             else:
-                call = self._callable(self.channel.stream_stream, method, None, None)(itertools.chain(head, rest), timeout=timeout_s)
+                send, sent = self._callable(self.channel.stream_stream, method, None, None), itertools.chain(head, rest)
+            call = send(sent, timeout=timeout_s, metadata=self.metadata())
             block.watch(call)
             return consume(call)
 
     def open_stream(self, method: str, messages: Iterator[bytes]) -> Any:
         """Begins a stream of framed messages both ways that lasts until one side ends it; returns its call, which yields raw messages."""
-        return self._callable(self.channel.stream_stream, method, None, None)(messages)
+        return self._callable(self.channel.stream_stream, method, None, None)(messages, metadata=self.metadata())
 
     def close(self) -> None:
         """Ends calls under way with Cancelled and closes the channel. Idempotent."""

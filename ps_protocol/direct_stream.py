@@ -19,6 +19,8 @@ import grpc
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}  # a value is number and name
 _NO_FLAGS = 0
 
+Metadata = tuple[tuple[str, str], ...]
+
 
 class StreamEnded(Exception):
     """The stream is over: gRPC's status, its text, and the trailing metadata."""
@@ -52,18 +54,18 @@ class Stream(Protocol):
         """Ends the stream and lets go of what it holds, for the thread whose turn it is. Idempotent."""
 
 
-def open_stream(channel: grpc.Channel, path: str) -> Stream:
+def open_stream(channel: grpc.Channel, path: str, *, metadata: Metadata = ()) -> Stream:
     """Begins a stream of bytes to a method, "/service/method". Connects meanwhile; raises ValueError if the channel is closed."""
     try:
-        return _DirectStream(channel, path)
+        return _DirectStream(channel, path, metadata)
     except (ImportError, AttributeError, TypeError):
-        return _FedStream(channel, path)
+        return _FedStream(channel, path, metadata)
 
 
 class _DirectStream:
     """See Stream. A batch of operations has one event when it is done; events are taken by the thread that waits."""
 
-    def __init__(self, channel: grpc.Channel, path: str) -> None:
+    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         # Typed as anything: it has no types.
         cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
         self._cygrpc = cygrpc
@@ -74,12 +76,12 @@ class _DirectStream:
         self._message: bytes | None = None
         self._status: StreamEnded | None = None
         # The batches are of gRPC's own streams; the first sends the headers, and ends with the call.
-        beginning = (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),)
+        beginning = (cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),)
         status, headers = (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),), (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),)
         batches = [(beginning, None), (status, None), (headers, None)]
         inner: Any = channel
         flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
-        self._call = inner._channel.segregated_call(flags, path.encode(), None, None, (), None, batches, None)
+        self._call = inner._channel.segregated_call(flags, path.encode(), None, None, metadata, None, batches, None)
         self._num_pending = len(batches)
 
     def send(self, message: bytes) -> None:
@@ -154,10 +156,10 @@ class _DirectStream:
 class _FedStream:
     """See Stream. By grpcio's public interface: a thread of its own takes what is to be sent."""
 
-    def __init__(self, channel: grpc.Channel, path: str) -> None:
+    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         self._outgoing: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
         open_call: Any = channel.stream_stream(path)
-        self._call = open_call(self._feed())
+        self._call = open_call(self._feed(), metadata=metadata)
 
     def send(self, message: bytes) -> None:
         self._outgoing.put(iter((message,)))

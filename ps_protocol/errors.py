@@ -8,7 +8,10 @@ PsError
 ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
 ├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
 ├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed
+├── CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing, StorageFull, StorageFailed
+├── DataLoss, DataMismatch
 ├── EpochMismatch, Superseded                                            fenced: start again
+├── Unauthenticated, PermissionDenied
 └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
@@ -222,6 +225,60 @@ class TrainingFailed(PsError):
     """The cluster cannot go on."""
 
     reason = "TRAINING_FAILED"
+
+
+class CheckpointNotFound(PsError):
+    """There is no whole checkpoint, or none of this name."""
+
+    reason = "CHECKPOINT_NOT_FOUND"
+
+
+class CheckpointMismatch(PsError):
+    """A checkpoint is not one of this model."""
+
+    reason = "CHECKPOINT_MISMATCH"
+
+
+class CheckpointStorageMissing(PsError):
+    """The process was given no place for checkpoints."""
+
+    reason = "CHECKPOINT_STORAGE_MISSING"
+
+
+class StorageFull(PsError):
+    """There is no room for a checkpoint; training goes on."""
+
+    reason = "STORAGE_FULL"
+
+
+class StorageFailed(PsError):
+    """The place for checkpoints could not be read or written; the text has the reason that the system gave."""
+
+    reason = "STORAGE_FAILED"
+
+
+class DataLoss(PsError):
+    """A file is not what was written."""
+
+    reason = "DATA_LOSS"
+
+
+class DataMismatch(PsError):
+    """The cluster goes through other training data than the caller's."""
+
+    reason = "DATA_MISMATCH"
+
+
+class Unauthenticated(PsError):
+    """The caller has no token, or none that is known."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(PsError):
+    """The caller's role or cluster may not do this."""
+
+    reason = "PERMISSION_DENIED"
 
 
 class EpochMismatch(PsError):

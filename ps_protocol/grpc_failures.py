@@ -7,9 +7,11 @@ from ps_protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    InvalidSpec,
     LimitExceeded,
     MalformedMessage,
     PsError,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -36,10 +38,23 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("GOAWAY", "the connection was lost; did it end?"),
 )
 
+# Connections that come to nothing however often they are tried.
+_HOPELESS: dict[str, tuple[type[PsError], str]] = {
+    "WRONG_VERSION_NUMBER": (InvalidSpec, "server is not using TLS; pass tls=False, or leave out --tls-ca"),
+    "CERTIFICATE_VERIFY_FAILED": (Unauthenticated, "its certificate is not of the authority that was given; check --tls-ca (tls_ca=)"),
+    "Hostname Verification Check failed": (
+        Unauthenticated,
+        "its certificate is for other names than this address; make one with `lockstep certs create --host`, or pass --tls-server-name",
+    ),
+}
+
 
 def from_status(code: grpc.StatusCode, details: str, *, target: str, awaited: str, timeout_s: float | None) -> PsError:
     """Returns the error for a call to `target` that ended with `code`; `details` is gRPC's own text."""
     if code is grpc.StatusCode.UNAVAILABLE:
+        for fragment, (error_type, words) in _HOPELESS.items():
+            if fragment in details:
+                return error_type(f"cannot talk to {target}: {words}")
         return Unavailable(f"cannot reach {target}: {_cause(details)}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         limit = "in time" if timeout_s is None else f"within {timeout_s:.3g} s"

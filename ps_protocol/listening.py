@@ -10,13 +10,14 @@ from ps_protocol.addresses import Address, parse_address
 from ps_protocol.errors import InvalidSpec
 
 
-def check_bind_address(address: str, *, is_insecure_network_allowed: bool) -> None:
-    """Raises InvalidSpec unless `address` is one to listen at that only this machine can reach, or others may (there is no encryption)."""
-    if parse_address(address, is_bind=True).is_loopback or is_insecure_network_allowed:
+def check_bind_address(address: str, *, is_insecure_network_allowed: bool, is_closed: bool = False) -> None:
+    """Raises InvalidSpec unless only this machine can reach `address`, the server is closed to strangers, or it may be open to all."""
+    if parse_address(address, is_bind=True).is_loopback or is_closed or is_insecure_network_allowed:
         return
     raise InvalidSpec(
-        f"address {address}: others than this machine can reach it, and there is neither encryption nor a password; listen at 127.0.0.1 or"
-        " unix:/path, or, in a network where everybody is trusted, pass --allow-insecure-network"
+        f"address {address}: others than this machine can reach it, and there is neither encryption nor a password; give --tls-cert,"
+        " --tls-key and --token-file (see `lockstep certs create`), listen at 127.0.0.1 or unix:/path, or, in a network where everybody is"
+        " trusted, pass --allow-insecure-network"
     )
 
 

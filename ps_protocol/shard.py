@@ -1,221 +1,33 @@
 """The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport."""
 
-import enum
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ps_protocol.averages import AverageSpec
-from ps_protocol.clipping import NO_CLIP, ClipSpec
-from ps_protocol.encodings import FloatEncoding
-from ps_protocol.errors import InvalidSpec
-from ps_protocol.layout import Layout, check_disjoint
-from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.segments import Segments
+from ps_protocol.shard_values import MAX_STEP as MAX_STEP
+from ps_protocol.shard_values import Adoption as Adoption
+from ps_protocol.shard_values import AppliedPush as AppliedPush
+from ps_protocol.shard_values import ApplyReply as ApplyReply
+from ps_protocol.shard_values import ApplyRequest as ApplyRequest
+from ps_protocol.shard_values import CheckpointFile as CheckpointFile
+from ps_protocol.shard_values import Metric as Metric
+from ps_protocol.shard_values import MetricCell as MetricCell
+from ps_protocol.shard_values import PushHeader as PushHeader
+from ps_protocol.shard_values import PushId as PushId
+from ps_protocol.shard_values import PushReply as PushReply
+from ps_protocol.shard_values import PushResult as PushResult
+from ps_protocol.shard_values import RestoreProgress as RestoreProgress
+from ps_protocol.shard_values import RestoreRequest as RestoreRequest
+from ps_protocol.shard_values import RowsRequest as RowsRequest
+from ps_protocol.shard_values import SaveProgress as SaveProgress
+from ps_protocol.shard_values import SaveRequest as SaveRequest
+from ps_protocol.shard_values import SaveState as SaveState
+from ps_protocol.shard_values import ShardSettings as ShardSettings
+from ps_protocol.shard_values import ShardSpec as ShardSpec
+from ps_protocol.shard_values import ShardStatus as ShardStatus
+from ps_protocol.shard_values import SparsePart as SparsePart
+from ps_protocol.shard_values import WorkerPushes as WorkerPushes
 from ps_protocol.tensors import Array
-
-MAX_STEP = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PushId:
-    """Names one contribution for ever; sorts by worker, then incarnation, then sequence: the order of every sum."""
-
-    worker: int
-    incarnation: int
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparsePart:
-    """The gradient of one table (its position in `layout.tables`): so many rows."""
-
-    table: int
-    num_rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One worker's report of a number, that counts `weight` times in a mean."""
-
-    value: float
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushHeader:
-    """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
-
-    Its bytes are, one after the other: the arena (left out if `absent` has all slices); then for each of `sparse`, whose tables ascend, the
-    indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
-    the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
-    has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
-    `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds.
-    """
-
-    epoch: int
-    push_id: PushId
-    step: int
-    layout_hash: str
-    sparse: tuple[SparsePart, ...] = ()
-    absent: tuple[int, ...] = ()
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    refused: tuple[int, ...] = ()
-    encoding: FloatEncoding = FloatEncoding.AS_IS
-    encoded_bytes: int = 0
-    memory_slot: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.step <= MAX_STEP:
-            raise InvalidSpec(f"local_step: got {self.step}, want 0 to 2^62")
-        if self.push_id.incarnation < 1 or self.push_id.sequence < 1:
-            raise InvalidSpec(f"push id: got {self.push_id}, want an incarnation and a sequence >= 1")
-
-
-class PushResult(enum.Enum):
-    """What became of a push at one shard."""
-
-    STAGED = 1
-    STALE = 2
-    DUPLICATE = 3
-    # In a shard that applies on arrival.
-    APPLIED = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushReply:
-    """What became of a push, and the shard's step at that moment."""
-
-    result: PushResult
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSpec:
-    """All that a shard must know of its part of the model."""
-
-    epoch: int
-    shard: int
-    layout: Layout
-    optimizer: OptimizerSpec
-    initial_step: int = 0
-    attempt: int = 1
-    max_staged_per_worker: int = 2
-    averages: AverageSpec | None = None
-    clip: ClipSpec = NO_CLIP
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.initial_step <= MAX_STEP:
-            raise InvalidSpec(f"initial_step: got {self.initial_step}, want 0 to 2^62")
-        if self.max_staged_per_worker < 1:
-            raise InvalidSpec(f"max_staged_per_worker: got {self.max_staged_per_worker}, want >= 1")
-        check_disjoint((*self.layout.slices, *self.layout.tables))
-
-    @property
-    def content_bytes(self) -> int:
-        """Bytes of the first values that are sent: the arena, then the tables that have no initializer, in their order."""
-        return self.layout.nbytes + sum(table.nbytes for table in self.layout.tables if table.variable.initializer is None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
-    """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist."""
-
-    step: int | None
-    layout_hash: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSettings:
-    """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
-
-    `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
-    contribution is applied as soon as it is whole, in place and without a lock. `step`: where the shard is from now on, when it has applied
-    on arrival until now. `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it.
-    """
-
-    epoch: int
-    chief_incarnation: int
-    version: int
-    step: int
-    accepts_stale: bool = False
-    applies_on_arrival: bool = False
-    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyRequest:
-    """The step to apply and the contributions to average, sorted.
-
-    `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
-    `scales`: one factor for the mean of each slice, as `clipping.scales` has it; empty: all 1. `discards`: contributions that will never
-    be applied, to be dropped; a sequence of 0 stands for all of that incarnation.
-    """
-
-    epoch: int
-    chief_incarnation: int
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...] = ()
-    scales: tuple[float, ...] = ()
-    discards: tuple[PushId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyReply:
-    """The shard's step now, and whether this very request had been carried out before."""
-
-    step: int
-    repeated_request: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsRequest:
-    """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
-
-    Slots are only kept for the latest step.
-    """
-
-    epoch: int
-    layout_hash: str
-    table: int
-    step: int | None
-    slot: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricCell:
-    """What one worker has reported under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
-
-    name: str
-    worker: int
-    total: float
-    weight: float
-    count: int
-    last: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardStatus:
-    """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds."""
-
-    shard: int
-    process_incarnation: int
-    epoch: int
-    chief_incarnation: int
-    step: int | None
-    num_slices: int
-    arena_bytes: int
-    allocated_bytes: int
-    num_staged: int
-    num_pushes: int
-    num_stale: int
-    num_duplicates: int
-    num_nonfinite: int
-    last_apply_s: float
-    settings_version: int = 0
-    num_sharing: int = 0
 
 
 class Shard(Protocol):
@@ -225,8 +37,23 @@ class Shard(Protocol):
     Unavailable. Implementations are thread-safe.
     """
 
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
-        """Puts the shard under a chief. Raises Superseded if a later one has it."""
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it."""
+
+    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+        """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
+
+    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
+        """Copies the values of a step, then writes them to storage in the background; asked again, waits for the end, `max_wait_s` at most.
+
+        Idempotent per tag. Raises Superseded, StepMismatch, CheckpointStorageMissing.
+        """
+
+    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
+        """Replaces whatever the shard has by a checkpoint's values, under the epoch of the request; asked again, waits for the end.
+
+        Idempotent per epoch and tag. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
+        """
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values, all or nothing; False if they stood already.

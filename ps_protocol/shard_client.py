@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from ps_protocol import codec_shard as codec
 from ps_protocol import codec_shard_status
+from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.allocator import keep_freed_memory
 from ps_protocol.call_deadlines import CallDeadlines
 from ps_protocol.call_errors import decode_call_error
@@ -26,32 +27,24 @@ from ps_protocol.layout import Layout
 from ps_protocol.receiving import Downward, kept_open, receive_into, step_of
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
     MetricCell,
     PushHeader,
     PushReply,
     RowsRequest,
-    ShardSettings,
     ShardSpec,
-    ShardStatus,
 )
+from ps_protocol.shard_chief_calls import CONTROL_TIMEOUT_S, TENSOR_TIMEOUT_S, ChiefCalls
 from ps_protocol.standing_stream import StandingStream
 from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.variables_stream import VariablesStream
 
 SERVICE = "ps_protocol.v1.ParameterService"
-# For calls that only look or note something down.
-CONTROL_TIMEOUT_S = 10.0
-# For calls whose work grows with the model. A server that is gone is noticed by keepalive long before.
-TENSOR_TIMEOUT_S = 120.0
 # From here on the page faults of message buffers are what a transfer costs; see `keep_freed_memory`.
 LARGE_BYTES = 1 << 20
 
 
-class GrpcShard:
+class GrpcShard(ChiefCalls):
     """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
     The chief's standing stream, CommandShard, is not here: it belongs to an event loop (`chief/shard_stream.py`).
@@ -66,10 +59,11 @@ class GrpcShard:
         index: int | None = None,
         cluster: str = "",
         variables_encoding: FloatEncoding = FloatEncoding.AS_IS,
+        access: Access = DEFAULT_ACCESS,
     ) -> None:
         self.address = address
         self._index, self._cluster = index, cluster
-        self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE)
+        super().__init__(Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access))
         self._deadlines = CallDeadlines()
         self._pushes = StandingStream(self._connection, "StreamPushes", deadlines=self._deadlines)
         self._reads = StandingStream(self._connection, "StreamVariables", deadlines=self._deadlines)
@@ -92,13 +86,7 @@ class GrpcShard:
             index=self._index,
             cluster=self._cluster,
             timeout_s=timeout_s,
-        )
-
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
-        """Puts the shard under a chief."""
-        request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation)
-        return codec.decode_adoption(
-            self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption")
+            access=self._connection.access,
         )
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
@@ -180,27 +168,6 @@ class GrpcShard:
             raise decode_call_error(answer.error)
         return codec.decode_push_reply(answer.reply)
 
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works."""
-        message = codec.encode_settings(settings)
-        self._connection.unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=TENSOR_TIMEOUT_S, awaited="its new settings")
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares of the step's mean."""
-        message = pb.PrepareStepRequest(apply=codec.encode_apply_request(request))
-        awaited = f"the norms of step {request.step}"
-        answer = self._connection.unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
-        return tuple(answer.sums)
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
-        message = codec.encode_apply_request(request)
-        return codec.decode_apply_reply(
-            self._connection.unary(
-                "ApplyStep", message, pb.ApplyStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=f"step {request.step} to be applied"
-            )
-        )
-
     def read_rows(
         self,
         request: RowsRequest,
@@ -254,19 +221,6 @@ class GrpcShard:
         """Receives one slot of all variables into the caller's memory; returns its step."""
         request = pb.ReadSlotRequest(epoch=epoch, name=name, layout_hash=layout_hash)
         return self._read("ReadSlot", request, pb.ReadSlotResponse, into, timeout_s=_limit(timeout_s), awaited=f"slot {name!r}")
-
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        return codec_shard_status.decode_shard_status(
-            self._connection.unary(
-                "GetShardStatus", pb.GetShardStatusRequest(), pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
-            )
-        )
-
-    def shutdown(self, *, epoch: int, reason: str) -> None:
-        """Ends the server."""
-        request = pb.ShutdownShardRequest(epoch=epoch, reason=reason)
-        self._connection.unary("ShutdownShard", request, pb.ShutdownShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its end")
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""

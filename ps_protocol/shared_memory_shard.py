@@ -7,29 +7,25 @@ step that is not open, a server that ends) is asked of the server, which decides
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ps_protocol import memory_segments
 from ps_protocol import shared_memory as at
 from ps_protocol.encodings import FloatEncoding
 from ps_protocol.errors import LimitExceeded, PsError, Unimplemented
+from ps_protocol.forwarding_shard import ForwardingShard
 from ps_protocol.handshake import HandshakeReply
 from ps_protocol.layout import Layout
 from ps_protocol.memory_link import MemoryLink, MemoryNotShared
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
-    MetricCell,
     PushHeader,
     PushReply,
     RowsRequest,
-    ShardSettings,
     ShardSpec,
-    ShardStatus,
 )
-from ps_protocol.shard_client import CONTROL_TIMEOUT_S, GrpcShard
+from ps_protocol.shard_chief_calls import CONTROL_TIMEOUT_S
+from ps_protocol.shard_client import GrpcShard
 from ps_protocol.shared_variables import SharedVariables
 from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -77,10 +73,11 @@ def share_memory(
     return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
 
 
-class SharedMemoryShard:
+class SharedMemoryShard(ForwardingShard):
     """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
 
     def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, slots: WorkerSlots, *, layout: Layout) -> None:
+        super().__init__(shard)
         self._shard = shard
         self._link = link
         self._variables = variables
@@ -169,25 +166,9 @@ class SharedMemoryShard:
         """Returns who is there; see GrpcShard."""
         return self._shard.handshake(timeout_s)
 
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
-        """Puts the shard under a chief."""
-        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
-
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values, which travel; False if they stood already."""
         return self._shard.create_variables(spec, values, timeout_s=timeout_s)
-
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works."""
-        self._shard.configure(settings)
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares of the step's means."""
-        return self._shard.prepare_step(request)
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
-        return self._shard.apply_step(request)
 
     def read_rows(
         self,
@@ -200,26 +181,6 @@ class SharedMemoryShard:
     ) -> int:
         """Receives rows of a table, which lie in no shared memory; returns their step."""
         return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
-
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported."""
-        return self._shard.read_metrics(epoch=epoch)
-
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizers' slots."""
-        return self._shard.list_slots(epoch=epoch)
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Receives one slot of all variables; returns its step."""
-        return self._shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
-
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        return self._shard.status()
-
-    def shutdown(self, *, epoch: int, reason: str) -> None:
-        """Ends the server."""
-        self._shard.shutdown(epoch=epoch, reason=reason)
 
     def close(self) -> None:
         """Gives the slots back and closes the connection. Idempotent."""

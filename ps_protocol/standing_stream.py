@@ -49,7 +49,9 @@ class StandingStream:
         """The stream, for the one whose use it is; opened if there is none."""
         if self._stream is None:
             with translating(self._connection.target, awaited="a stream", timeout_s=0.0):
-                self._stream = open_stream(self._connection.channel, self._connection.path(self._method))
+                self._stream = open_stream(
+                    self._connection.channel, self._connection.path(self._method), metadata=self._connection.metadata()
+                )
             if self._is_cut:
                 self._stream.cancel()
         return self._stream

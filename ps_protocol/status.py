@@ -67,6 +67,18 @@ STATUS: dict[type[PsError], grpc.StatusCode] = {
     errors.WrongRole: _Code.FAILED_PRECONDITION,
     errors.ProtocolMismatch: _Code.FAILED_PRECONDITION,
     errors.TrainingFailed: _Code.FAILED_PRECONDITION,
+    errors.CheckpointMismatch: _Code.FAILED_PRECONDITION,
+    errors.CheckpointStorageMissing: _Code.FAILED_PRECONDITION,
+    errors.DataMismatch: _Code.FAILED_PRECONDITION,
+    # Storage.
+    errors.CheckpointNotFound: _Code.NOT_FOUND,
+    errors.StorageFull: _Code.RESOURCE_EXHAUSTED,
+    # Not UNAVAILABLE: another attempt of the same call would only meet the same disk.
+    errors.StorageFailed: _Code.FAILED_PRECONDITION,
+    errors.DataLoss: _Code.DATA_LOSS,
+    # Not let in.
+    errors.Unauthenticated: _Code.UNAUTHENTICATED,
+    errors.PermissionDenied: _Code.PERMISSION_DENIED,
     # Fenced: start again.
     errors.EpochMismatch: _Code.ABORTED,
     errors.Superseded: _Code.ABORTED,

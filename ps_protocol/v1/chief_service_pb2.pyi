@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from ps_protocol.v1 import error_pb2 as _error_pb2
+from ps_protocol.v1 import parameter_service_pb2 as _parameter_service_pb2
 from ps_protocol.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -33,6 +34,7 @@ class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_OUTCOME_STALE: _ClassVar[PushOutcome]
     PUSH_OUTCOME_DUPLICATE: _ClassVar[PushOutcome]
     PUSH_OUTCOME_LATE: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_ROLLED_BACK: _ClassVar[PushOutcome]
 
 class TokenResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +51,14 @@ class ClusterState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLUSTER_STATE_TRAINING: _ClassVar[ClusterState]
     CLUSTER_STATE_FINISHED: _ClassVar[ClusterState]
     CLUSTER_STATE_FAILED: _ClassVar[ClusterState]
+    CLUSTER_STATE_RECOVERING: _ClassVar[ClusterState]
+
+class LeaseResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_RESULT_UNSPECIFIED: _ClassVar[LeaseResult]
+    LEASE_RESULT_GRANTED: _ClassVar[LeaseResult]
+    LEASE_RESULT_WAIT: _ClassVar[LeaseResult]
+    LEASE_RESULT_EXHAUSTED: _ClassVar[LeaseResult]
 PARTICIPANT_KIND_UNSPECIFIED: ParticipantKind
 PARTICIPANT_KIND_WORKER: ParticipantKind
 PARTICIPANT_KIND_OBSERVER: ParticipantKind
@@ -62,6 +72,7 @@ PUSH_OUTCOME_ACCEPTED: PushOutcome
 PUSH_OUTCOME_STALE: PushOutcome
 PUSH_OUTCOME_DUPLICATE: PushOutcome
 PUSH_OUTCOME_LATE: PushOutcome
+PUSH_OUTCOME_ROLLED_BACK: PushOutcome
 TOKEN_RESULT_UNSPECIFIED: TokenResult
 TOKEN_RESULT_TOKEN: TokenResult
 TOKEN_RESULT_WAIT: TokenResult
@@ -72,6 +83,11 @@ CLUSTER_STATE_WAITING_FOR_MODEL: ClusterState
 CLUSTER_STATE_TRAINING: ClusterState
 CLUSTER_STATE_FINISHED: ClusterState
 CLUSTER_STATE_FAILED: ClusterState
+CLUSTER_STATE_RECOVERING: ClusterState
+LEASE_RESULT_UNSPECIFIED: LeaseResult
+LEASE_RESULT_GRANTED: LeaseResult
+LEASE_RESULT_WAIT: LeaseResult
+LEASE_RESULT_EXHAUSTED: LeaseResult
 
 class Participant(_message.Message):
     __slots__ = ("epoch", "kind", "index", "incarnation")
@@ -86,23 +102,25 @@ class Participant(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id")
+    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FORMER_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     host: str
     pid: int
     takeover: bool
     request_id: int
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ...) -> None: ...
+    former: Participant
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute")
+    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +128,8 @@ class RegisterWorkerResponse(_message.Message):
     SHARD_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     MAY_CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     incarnation: int
@@ -117,7 +137,9 @@ class RegisterWorkerResponse(_message.Message):
     shard_addresses: _containers.RepeatedScalarFieldContainer[str]
     global_step: int
     may_contribute: bool
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ...) -> None: ...
+    chief_incarnation: int
+    standby_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("participant",)
@@ -252,16 +274,18 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
     is_applied: bool
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ...) -> None: ...
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -420,7 +444,7 @@ class LedgerEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness")
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +466,12 @@ class GetClusterStatusResponse(_message.Message):
     HYPERPARAMETERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     MAX_OBSERVED_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     epoch: int
     state: ClusterState
@@ -463,7 +493,171 @@ class GetClusterStatusResponse(_message.Message):
     hyperparameters_version: int
     optimizer: str
     max_observed_staleness: int
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ...) -> None: ...
+    chief_incarnation: int
+    checkpoint: CheckpointStatus
+    num_rollbacks: int
+    last_rollback: str
+    min_replicas: int
+    data: DataStatus
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ...) -> None: ...
+
+class CheckpointStatus(_message.Message):
+    __slots__ = ("durability", "tag", "step", "age", "saving", "failure")
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    SAVING_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    durability: str
+    tag: str
+    step: int
+    age: _duration_pb2.Duration
+    saving: str
+    failure: str
+    def __init__(self, durability: _Optional[str] = ..., tag: _Optional[str] = ..., step: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., saving: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class DataStatus(_message.Message):
+    __slots__ = ("name", "epoch", "num_done", "num_leased", "num_ranges")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    num_done: int
+    num_leased: int
+    num_ranges: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., num_done: _Optional[int] = ..., num_leased: _Optional[int] = ..., num_ranges: _Optional[int] = ...) -> None: ...
+
+class SaveCheckpointRequest(_message.Message):
+    __slots__ = ("request_id", "max_wait")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class SaveCheckpointResponse(_message.Message):
+    __slots__ = ("tag", "step", "waiting_for")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    step: int
+    waiting_for: str
+    def __init__(self, tag: _Optional[str] = ..., step: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class DataSpec(_message.Message):
+    __slots__ = ("name", "num_samples", "range_size", "num_epochs", "shuffle_seed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    RANGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_SEED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_samples: int
+    range_size: int
+    num_epochs: int
+    shuffle_seed: int
+    def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., range_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., shuffle_seed: _Optional[int] = ...) -> None: ...
+
+class DataRange(_message.Message):
+    __slots__ = ("id", "epoch", "start", "stop")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    epoch: int
+    start: int
+    stop: int
+    def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class LeaseRangesRequest(_message.Message):
+    __slots__ = ("participant", "data", "max_ranges", "request_id", "max_wait", "returned")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANGES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    participant: Participant
+    data: DataSpec
+    max_ranges: int
+    request_id: int
+    max_wait: _duration_pb2.Duration
+    returned: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., max_ranges: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseRangesResponse(_message.Message):
+    __slots__ = ("result", "ranges", "waiting_for")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    result: LeaseResult
+    ranges: _containers.RepeatedCompositeFieldContainer[DataRange]
+    waiting_for: str
+    def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class ChiefRecord(_message.Message):
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    model: ModelSpec
+    policy: PolicySpec
+    settings_version: int
+    optimizers: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.OptimizerChange]
+    num_rollbacks: int
+    last_rollback: str
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ...) -> None: ...
+
+class CheckpointManifest(_message.Message):
+    __slots__ = ("format", "format_version", "tag", "cluster", "epoch", "step", "chief_incarnation", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SAVED_AT_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    format_version: int
+    tag: str
+    cluster: str
+    epoch: int
+    step: int
+    chief_incarnation: int
+    num_shards: int
+    record: ChiefRecord
+    placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
+    files: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.CheckpointFile]
+    pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
+    data: DataProgress
+    saved_at: str
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ...) -> None: ...
+
+class DataProgress(_message.Message):
+    __slots__ = ("data", "epoch", "done")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    data: DataSpec
+    epoch: int
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, data: _Optional[_Union[DataSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
     __slots__ = ("reason",)

@@ -97,6 +97,16 @@ class ChiefServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.FromString,
                 _registered_method=True)
+        self.SaveCheckpoint = channel.unary_unary(
+                '/ps_protocol.v1.ChiefService/SaveCheckpoint',
+                request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointResponse.FromString,
+                _registered_method=True)
+        self.LeaseRanges = channel.unary_unary(
+                '/ps_protocol.v1.ChiefService/LeaseRanges',
+                request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesResponse.FromString,
+                _registered_method=True)
         self.FinishTraining = channel.unary_unary(
                 '/ps_protocol.v1.ChiefService/FinishTraining',
                 request_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.FinishTrainingRequest.SerializeToString,
@@ -202,6 +212,24 @@ class ChiefServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveCheckpoint(self, request, context):
+        """Saves a checkpoint at the next moment when no step is being applied, and waits until it is whole, at most max_wait, at most 20 s a call.
+        While one is being saved for this step, joins it. Idempotent per request_id.
+        Errors: CHECKPOINT_STORAGE_MISSING, NOT_INITIALIZED, STORAGE_FULL and others of the storage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseRanges(self, request, context):
+        """Leases ranges of the training data to a worker. A range is done when a contribution whose commit names it is applied; those of a dropped
+        contribution, and those that a worker holds when it goes, are leased again. Waits at most max_wait, at most 20 s a call, while all that
+        is left is leased to others. Idempotent per request_id. Errors: INVALID_SPEC, DATA_MISMATCH if the cluster goes through other data.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FinishTraining(self, request, context):
         """Ends training: every waiting worker is released, and once all have left (or their leases have ended) the processes end. Idempotent.
         """
@@ -271,6 +299,16 @@ def add_ChiefServiceServicer_to_server(servicer, server):
                     servicer.SetHyperparameters,
                     request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.SerializeToString,
+            ),
+            'SaveCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveCheckpoint,
+                    request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'LeaseRanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseRanges,
+                    request_deserializer=ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesResponse.SerializeToString,
             ),
             'FinishTraining': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishTraining,
@@ -605,6 +643,60 @@ class ChiefService(object):
             '/ps_protocol.v1.ChiefService/SetHyperparameters',
             ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersRequest.SerializeToString,
             ps__protocol_dot_v1_dot_chief__service__pb2.SetHyperparametersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ChiefService/SaveCheckpoint',
+            ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_chief__service__pb2.SaveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ChiefService/LeaseRanges',
+            ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_chief__service__pb2.LeaseRangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SaveState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SAVE_STATE_UNSPECIFIED: _ClassVar[SaveState]
+    SAVE_STATE_WRITING: _ClassVar[SaveState]
+    SAVE_STATE_DONE: _ClassVar[SaveState]
+    SAVE_STATE_FAILED: _ClassVar[SaveState]
+
 class FloatEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FLOAT_ENCODING_UNSPECIFIED: _ClassVar[FloatEncoding]
@@ -27,6 +34,10 @@ class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_RESULT_STALE: _ClassVar[PushResult]
     PUSH_RESULT_DUPLICATE: _ClassVar[PushResult]
     PUSH_RESULT_APPLIED: _ClassVar[PushResult]
+SAVE_STATE_UNSPECIFIED: SaveState
+SAVE_STATE_WRITING: SaveState
+SAVE_STATE_DONE: SaveState
+SAVE_STATE_FAILED: SaveState
 FLOAT_ENCODING_UNSPECIFIED: FloatEncoding
 FLOAT_ENCODING_BFLOAT16: FloatEncoding
 FLOAT_ENCODING_FLOAT16: FloatEncoding
@@ -39,20 +50,128 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation")
+    __slots__ = ("epoch", "chief_incarnation", "chief_address")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ...) -> None: ...
+    chief_address: str
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
-    __slots__ = ("step", "layout_hash")
+    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     step: int
     layout_hash: str
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    record: bytes
+    record_version: int
+    last_apply: ApplyStepRequest
+    pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
+
+class WorkerPushes(_message.Message):
+    __slots__ = ("worker", "incarnation", "applied")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    applied: _containers.RepeatedCompositeFieldContainer[AppliedPush]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[AppliedPush, _Mapping]]] = ...) -> None: ...
+
+class AppliedPush(_message.Message):
+    __slots__ = ("sequence", "step")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    step: int
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class KeepRecordRequest(_message.Message):
+    __slots__ = ("epoch", "chief_incarnation", "version", "record")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    chief_incarnation: int
+    version: int
+    record: bytes
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+
+class KeepRecordResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SaveShardRequest(_message.Message):
+    __slots__ = ("epoch", "chief_incarnation", "step", "tag", "max_wait", "num_shards")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    chief_incarnation: int
+    step: int
+    tag: str
+    max_wait: _duration_pb2.Duration
+    num_shards: int
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., tag: _Optional[str] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+
+class SaveShardResponse(_message.Message):
+    __slots__ = ("state", "file", "failure")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    state: SaveState
+    file: CheckpointFile
+    failure: _error_pb2.CallError
+    def __init__(self, state: _Optional[_Union[SaveState, str]] = ..., file: _Optional[_Union[CheckpointFile, _Mapping]] = ..., failure: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+
+class CheckpointFile(_message.Message):
+    __slots__ = ("name", "shard", "num_bytes", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shard: int
+    num_bytes: int
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class RestoreShardRequest(_message.Message):
+    __slots__ = ("chief_incarnation", "spec", "tag", "manifest_sha256", "settings", "max_wait")
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    chief_incarnation: int
+    spec: ShardSpec
+    tag: str
+    manifest_sha256: str
+    settings: ConfigureShardRequest
+    max_wait: _duration_pb2.Duration
+    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RestoreShardResponse(_message.Message):
+    __slots__ = ("is_done", "num_bytes_read", "num_bytes")
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    is_done: bool
+    num_bytes_read: int
+    num_bytes: int
+    def __init__(self, is_done: bool = ..., num_bytes_read: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class CreateVariablesRequest(_message.Message):
     __slots__ = ("spec", "frame")
@@ -472,11 +591,13 @@ class ReadSlotResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class GetShardStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("chief_incarnation",)
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    chief_incarnation: int
+    def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +614,8 @@ class GetShardStatusResponse(_message.Message):
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -509,7 +632,9 @@ class GetShardStatusResponse(_message.Message):
     chief_incarnation: int
     settings_version: int
     num_sharing: int
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ...) -> None: ...
+    chief_address: str
+    chief_heard_ago: _duration_pb2.Duration
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

@@ -116,6 +116,21 @@ class ParameterServiceStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.FromString,
                 _registered_method=True)
+        self.KeepRecord = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/KeepRecord',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordResponse.FromString,
+                _registered_method=True)
+        self.SaveShard = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/SaveShard',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardResponse.FromString,
+                _registered_method=True)
+        self.RestoreShard = channel.unary_unary(
+                '/ps_protocol.v1.ParameterService/RestoreShard',
+                request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardResponse.FromString,
+                _registered_method=True)
         self.ShutdownShard = channel.unary_unary(
                 '/ps_protocol.v1.ParameterService/ShutdownShard',
                 request_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.ShutdownShardRequest.SerializeToString,
@@ -261,6 +276,31 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepRecord(self, request, context):
+        """Keeps a record for the chief, which its successor gets with AdoptShard. One of a lower version than the kept one changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveShard(self, request, context):
+        """Copies the variables, slots and averages of a step, at once, and then writes them to storage, meanwhile steps go on. A repetition asks
+        how far that is, and waits at most max_wait for its end. Only one is written at a time. Idempotent per tag.
+        Errors: STEP_MISMATCH, CHECKPOINT_STORAGE_MISSING; STORAGE_FULL and others of the storage, in the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreShard(self, request, context):
+        """Replaces whatever is here by a checkpoint's values for the slices of the specification, under its epoch. A repetition asks how far that
+        is, and waits at most max_wait for its end. Idempotent per epoch and tag.
+        Errors: DATA_LOSS if a file is not what the manifest says; CHECKPOINT_NOT_FOUND, CHECKPOINT_MISMATCH, CHECKPOINT_STORAGE_MISSING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ShutdownShard(self, request, context):
         """Ends the process: calls under way may finish within the grace, later ones get SHUTTING_DOWN. Idempotent.
         """
@@ -350,6 +390,21 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.CommandShard,
                     request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.SerializeToString,
+            ),
+            'KeepRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepRecord,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordResponse.SerializeToString,
+            ),
+            'SaveShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveShard,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardResponse.SerializeToString,
+            ),
+            'RestoreShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreShard,
+                    request_deserializer=ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardResponse.SerializeToString,
             ),
             'ShutdownShard': grpc.unary_unary_rpc_method_handler(
                     servicer.ShutdownShard,
@@ -791,6 +846,87 @@ class ParameterService(object):
             '/ps_protocol.v1.ParameterService/CommandShard',
             ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardRequest.SerializeToString,
             ps__protocol_dot_v1_dot_parameter__service__pb2.CommandShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/KeepRecord',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.KeepRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/SaveShard',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.SaveShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.ParameterService/RestoreShard',
+            ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_parameter__service__pb2.RestoreShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,73 @@
+"""What a checkpoint is: its name, and what its manifest says. Pure: knows no file, no storage and no wire."""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from ps_protocol.data_ranges import DataProgress
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model import ModelSpec, Placement
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.shard import CheckpointFile, WorkerPushes
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Durability(enum.Enum):
+    """What a crash of a parameter server may cost: everything (NONE), the steps since the last checkpoint (INTERVAL), or nothing (STEP)."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChiefRecord:
+    """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised."""
+
+    model: ModelSpec | None
+    policy: PolicySpec
+    settings_version: int = 0
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    num_rollbacks: int = 0
+    last_rollback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """All that a manifest says, but for its format and the time of day. `files` by shard."""
+
+    tag: str
+    cluster: str
+    epoch: int
+    step: int
+    chief_incarnation: int
+    num_shards: int
+    record: ChiefRecord
+    placement: Placement
+    files: tuple[CheckpointFile, ...]
+    pushes: tuple[WorkerPushes, ...] = ()
+    data: DataProgress | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def age_order(self) -> tuple[int, int]:
+        """Sorts checkpoints of a cluster, the newest last: what was saved after the cluster was rolled back is newer."""
+        return self.epoch, self.step
+
+
+def check_tag(tag: str) -> str:
+    """Returns the name of a checkpoint as it is. Raises InvalidSpec if it could be anything but the name of a directory."""
+    if not _TAG.fullmatch(tag):
+        raise InvalidSpec(f"checkpoint tag {tag[:80]!r}: want 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
+    return tag
+
+
+def tag_of(*, step: int, epoch: int) -> str:
+    """Returns the name that a checkpoint of this step has, for example "step-000001200", or "step-000001200-epoch-2"."""
+    return f"step-{step:09}" + (f"-epoch-{epoch}" if epoch > 1 else "")
