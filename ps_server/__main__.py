@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 _EXIT_USAGE = 2
@@ -12,17 +13,20 @@ _EXIT_USAGE = 2
 
 def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
-    _leave_out_openssl()
+    _leave_out_openssl(are_files_hashed=_has_checkpoints(sys.argv, os.environ))
     # Not before: what they import looks for OpenSSL.
     from ps_protocol.allocator import keep_freed_memory
     from ps_protocol.errors import PsError
+    from ps_protocol.failpoints import enable_failpoints
     from ps_server.config import parse_config
     from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        server = ParameterServer(parse_config(sys.argv[1:], environment=os.environ))
+        config = parse_config(sys.argv[1:], environment=os.environ)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
+        server = ParameterServer(config)
     except PsError as error:
         return _refuse(error.message)
 
@@ -40,11 +44,19 @@ def main() -> int:
     return 0
 
 
-def _leave_out_openssl() -> None:
-    """Spares this process OpenSSL, 4.5 MiB: asyncio and hashlib do without if it is not there, and gRPC has a TLS of its own."""
+def _has_checkpoints(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the process will be given a place for checkpoints: asked before the flags can be looked at properly."""
+    return bool(environment.get("LOCKSTEP_CHECKPOINT_DIR")) or any(argument.startswith("--checkpoint-dir") for argument in arguments)
+
+
+def _leave_out_openssl(*, are_files_hashed: bool) -> None:
+    """Spares this process OpenSSL, 4.5 MiB: asyncio and hashlib do without if it is not there, and gRPC has a TLS of its own.
+
+    Where checkpoints are hashed, its SHA-256 stays: Python's own takes several times as long, and holds all other threads up meanwhile.
+    """
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
     has_hashes = importlib.util.find_spec("_md5") and (importlib.util.find_spec("_sha2") or importlib.util.find_spec("_sha256"))
-    if has_hashes:
+    if has_hashes and not are_files_hashed:
         sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
 
 

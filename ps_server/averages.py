@@ -26,13 +26,13 @@ class AveragedPart(NamedTuple):
 class AverageKeeper:
     """Knows which variables of a layout are averaged, and the factor of each step; the averages lie in the caller's memory."""
 
-    def __init__(self, layout: Layout, spec: AverageSpec, *, initial_step: int) -> None:
+    def __init__(self, layout: Layout, spec: AverageSpec, *, initial_step: int, initial_product: float = 1.0) -> None:
         self._layout = layout
         self._spec = spec
-        self._initial_step = initial_step
+        self._initial_step, self._initial_product = initial_step, initial_product
         self._runs = _averaged_runs(layout, spec)
         # The product of the decays of the steps before `_next_step`.
-        self._product, self._next_step = 1.0, initial_step
+        self._product, self._next_step = initial_product, initial_step
 
     def start(self, average: Array, values: Array) -> None:
         """Gives the averages in `average` their first values, from those of the variables."""
@@ -52,13 +52,20 @@ class AverageKeeper:
         rate = float(np.float32(1) - self._decay(step))
         if not self._spec.zero_debias:
             return rate
-        if step + 1 < self._next_step:
-            self._product, self._next_step = 1.0, self._initial_step
-        while self._next_step <= step:
+        product = self.product_before(step + 1)
+        # A decay of 1 never moves; it has no debiased average either.
+        return rate / (1.0 - product) if product < 1.0 else 0.0
+
+    def product_before(self, step: int) -> float:
+        """Returns the product of the decays of all steps before `step`, which a later keeper goes on from; 1 where it is not needed."""
+        if not self._spec.zero_debias:
+            return 1.0
+        if step < self._next_step:
+            self._product, self._next_step = self._initial_product, self._initial_step
+        while self._next_step < step:
             self._product *= float(self._decay(self._next_step))
             self._next_step += 1
-        # A decay of 1 never moves; it has no debiased average either.
-        return rate / (1.0 - self._product) if self._product < 1.0 else 0.0
+        return self._product
 
     def _decay(self, step: int) -> "np.float32":
         return np.float32(self._spec.decay_at(step + 1))

@@ -11,6 +11,7 @@ from typing import NoReturn
 from ps_protocol.addresses import parse_address
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.listening import check_bind_address
+from ps_protocol.security_options import OPEN, Security, add_security_flags, security_of
 from ps_protocol.tensors import check_name
 from ps_protocol.tf_config import parse_tf_config
 
@@ -27,7 +28,8 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 class ParameterServerConfig:
     """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
 
-    `apply_threads`: how many share the work of applying a step; None: as many as it may use processors.
+    `apply_threads`: how many share the work of applying a step; None: as many as it may use processors. `checkpoint_dir`: a path or a URL;
+    empty: no checkpoints. `history`: a directory to write down in what became of every contribution; None: nowhere.
     """
 
     index: int
@@ -36,13 +38,17 @@ class ParameterServerConfig:
     announce: Path | None = None
     max_memory_bytes: int | None = None
     apply_threads: int | None = None
+    checkpoint_dir: str = ""
+    history: Path | None = None
+    enable_failpoints: bool = False
     allow_insecure_network: bool = False
+    security: Security = OPEN
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < 1 << 32:
             raise InvalidSpec(f"--index: got {self.index}, want an integer from 0")
         parse_address(self.address, is_bind=True)
-        check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network)
+        check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
         if not self.cluster:
             raise InvalidSpec("--cluster: the name is empty; give one, or leave the flag out")
         try:
@@ -71,7 +77,11 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         announce=flags.announce,
         max_memory_bytes=_integer("--max-memory-bytes", flags.max_memory_bytes, "LOCKSTEP_MAX_MEMORY_BYTES", environment),
         apply_threads=_integer("--apply-threads", flags.apply_threads, "LOCKSTEP_APPLY_THREADS", environment),
+        checkpoint_dir=flags.checkpoint_dir if flags.checkpoint_dir is not None else environment.get("LOCKSTEP_CHECKPOINT_DIR", ""),
+        history=flags.history or (Path(environment["LOCKSTEP_HISTORY"]) if environment.get("LOCKSTEP_HISTORY") else None),
+        enable_failpoints=flags.enable_failpoints,
         allow_insecure_network=flags.allow_insecure_network or _truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),
+        security=security_of(flags, environment, is_server=True),
     )
 
 
@@ -126,10 +136,20 @@ def _parser() -> argparse.ArgumentParser:
         help="that share the work of a step [LOCKSTEP_APPLY_THREADS] (as many as it may use processors, up to 8)",
     )
     parser.add_argument(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="where checkpoints are, a path or a URL, the same for all roles [LOCKSTEP_CHECKPOINT_DIR] (none)",
+    )
+    parser.add_argument(
+        "--history", metavar="DIR", type=Path, help="write down there what became of every step [LOCKSTEP_HISTORY] (nowhere)"
+    )
+    parser.add_argument("--enable-failpoints", action="store_true", help="for tests: do what LOCKSTEP_FAILPOINTS says")
+    parser.add_argument(
         "--allow-insecure-network",
         action="store_true",
         help="listen where others than this machine can reach it, without encryption [LOCKSTEP_ALLOW_INSECURE_NETWORK=1]",
     )
+    add_security_flags(parser, is_server=True)
     return parser
 
 

@@ -31,6 +31,7 @@ class Creations:
         stripes: StripeRunner = ONE_THREAD,
         allocate: Callable[[int], VariablesMemory] = private_variables,
         on_model: Callable[[], None] = lambda: None,
+        half_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.model: ShardModel | None = None
         self._lock = lock
@@ -40,6 +41,9 @@ class Creations:
         self._stripes = stripes
         self._allocate = allocate
         self._on_model = on_model
+        self._half_done = half_done
+        # Says how far a restoration is, while one is under way.
+        self.restoring: Callable[[], str] | None = None
         self._creation: Creation | None = None
 
     def open_locked(self, spec: ShardSpec, *, check: Callable[[], None]) -> Creation:
@@ -52,7 +56,7 @@ class Creations:
             if self._creation is None:
                 break
             self._displace_locked(self._creation, spec)
-        model = self.model or ShardModel(spec, budget=self._budget, stripes=self._stripes, allocate=self._allocate)
+        model = self.model or self.make(spec)
         if len(model.tables):
             # Tables have one copy: while it is written anew, there are no variables.
             model.accumulator.clear(Cancelled(f"{self._name}: the variables are created anew"))
@@ -61,6 +65,24 @@ class Creations:
             self._on_model()
         self._creation = Creation(self._lock, spec, model, end=self._end)
         return self._creation
+
+    def make(self, spec: ShardSpec) -> ShardModel:
+        """Returns a model whose values are undefined. Raises LimitExceeded if there is no memory for it."""
+        return ShardModel(spec, budget=self._budget, stripes=self._stripes, allocate=self._allocate, half_done=self._half_done)
+
+    def drop_model_locked(self, reason: PsError) -> None:
+        """Drops contributions, creations and the model; streams under way end with `reason`, and callers find no values."""
+        self.drop_locked(reason)
+        if self.model is not None:
+            model, self.model = self.model, None
+            model.serve(0)
+            self._on_model()
+            model.release()
+
+    def put_locked(self, model: ShardModel) -> None:
+        """Makes a model, whose values stand, the one that is here."""
+        self.model = model
+        self._on_model()
 
     def drop_locked(self, reason: PsError) -> None:
         """Drops contributions and creations, whole or under way; their streams end with `reason`."""
@@ -71,6 +93,8 @@ class Creations:
 
     def awaited_locked(self) -> str:
         """Says in words what is being waited for until there is a model."""
+        if self.restoring is not None:
+            return self.restoring()
         if self._creation is None:
             return "waiting for a worker to initialise the model"
         received, wanted = self._creation.progress
@@ -84,6 +108,10 @@ class Creations:
                 f"this is {self._name}, not ps {spec.shard}; check the addresses and their order", facts={"index": str(self._index)}
             )
         if self.model is None:
+            return False
+        if spec.epoch > self.model.spec.epoch and not self.model.has_applied:
+            # Nobody has trained it: what a worker of an earlier epoch began need not be gone on with.
+            self.drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(self.model.spec, spec)
         if words:

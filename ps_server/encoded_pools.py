@@ -62,6 +62,11 @@ class EncodedPools:
             if not pool.num_buffers:
                 del self._pools[nbytes]
 
+    def close(self) -> None:
+        """Lets go of every buffer, and of each that is lent as soon as it comes back."""
+        for pool in self._pools.values():
+            pool.close()
+
     def clear_padding(self, halves: Array) -> None:
         """Zeroes what lies between the slices of an arena in halves, whatever a client sent there."""
         if self._padding is None:

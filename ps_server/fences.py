@@ -17,10 +17,13 @@ class Fences:
         """Lets a chief take over, and says whether a new epoch begins; raises InvalidSpec or Superseded."""
         if epoch < 1 or chief_incarnation < 1:
             raise InvalidSpec(f"{self._name}: epoch {epoch} and chief incarnation {chief_incarnation}: want both >= 1")
-        self._check_chief(chief_incarnation)
+        self.check_chief(chief_incarnation)
         if epoch < self.epoch:
             raise Superseded(f"{self._name}: cluster epoch is {self.epoch}, you have {epoch}; a later chief has rolled the cluster back")
         is_new = epoch > self.epoch
+        if is_new:
+            # What is damaged goes with its epoch; see `is_damaged`.
+            self._damage = ""
         self.epoch, self.chief_incarnation = epoch, chief_incarnation
         return is_new
 
@@ -29,10 +32,19 @@ class Fences:
         """The epoch whose callers are served; 0: nobody is."""
         return self.epoch if self._shutdown_reason is None and not self._damage else 0
 
-    def check_running(self) -> None:
-        """Raises ShuttingDown or InternalError if the server serves nobody any more."""
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what is here can only be dropped."""
+        return bool(self._damage)
+
+    def check_not_ending(self) -> None:
+        """Raises ShuttingDown if the server ends."""
         if self._shutdown_reason is not None:
             raise ShuttingDown(f"{self._name} is shutting down: {self._shutdown_reason}")
+
+    def check_running(self) -> None:
+        """Raises ShuttingDown or InternalError if the server serves nobody any more."""
+        self.check_not_ending()
         if self._damage:
             raise InternalError(self._damage)
 
@@ -53,7 +65,7 @@ class Fences:
     def check_chief_call(self, epoch: int, chief_incarnation: int) -> None:
         """Notes the incarnation of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
         self.check_caller(epoch)
-        self._check_chief(chief_incarnation)
+        self.check_chief(chief_incarnation)
         self.chief_incarnation = chief_incarnation
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
@@ -67,9 +79,10 @@ class Fences:
 
     def note_damage(self, step: int) -> None:
         """Makes every later call raise InternalError: what an apply changes in place is half old, half new."""
-        self._damage = f"{self._name}: applying step {step} failed half-way; its slots are lost, restart from a checkpoint"
+        self._damage = f"{self._name}: applying step {step} failed half-way; its values are lost, go back to a checkpoint"
 
-    def _check_chief(self, chief_incarnation: int) -> None:
+    def check_chief(self, chief_incarnation: int) -> None:
+        """Raises Superseded if a later chief has the server."""
         if chief_incarnation < self.chief_incarnation:
             raise Superseded(
                 f"{self._name}: chief incarnation {self.chief_incarnation} has adopted it, you are {chief_incarnation}; end this chief",

@@ -54,6 +54,7 @@ class FusedApply:
         clip: ClipSpec = NO_CLIP,
         averages: AverageSpec | None = None,
         initial_step: int = 0,
+        initial_product: float = 1.0,
         block_bytes: int = BLOCK_BYTES,
         stripes: StripeRunner = ONE_THREAD,
     ) -> None:
@@ -61,7 +62,7 @@ class FusedApply:
         self._rules = tuple(rules)
         self._clip = clip
         self._averages = averages
-        self._initial_step = initial_step
+        self._initial_step, self._initial_product = initial_step, initial_product
         self._block_bytes = block_bytes
         self._planner = Planner(layout)
         self._stripes = stripes
@@ -74,7 +75,7 @@ class FusedApply:
         # A small arena does not fill a block, even where its elements are computed in twice their size.
         max_bytes = min(max(self._part_bytes, self._sum_bytes), max(2 * layout.nbytes, ALIGNMENT))
         self._blocks = [Blocks(max_bytes) for _ in range(self._num_threads)]
-        self._keeper = AverageKeeper(layout, averages, initial_step=initial_step) if averages is not None else None
+        self._keeper = self._make_keeper()
         pieces = enumerate(layout.slices)
         self._constrained = tuple((index, piece.variable.constraint) for index, piece in pieces if piece.variable.constraint is not None)
 
@@ -86,8 +87,18 @@ class FusedApply:
             clip=self._clip,
             averages=self._averages,
             initial_step=self._initial_step,
+            initial_product=self._initial_product,
             block_bytes=self._block_bytes,
         )
+
+    def average_product(self, step: int) -> float:
+        """Returns what the moving averages of the steps before `step` have come to; see `AverageKeeper.product_before`."""
+        return self._keeper.product_before(step) if self._keeper is not None else 1.0
+
+    def resume_averages(self, product: float) -> None:
+        """Goes on from what `average_product` has returned for the initial step."""
+        self._initial_product = product
+        self._keeper = self._make_keeper()
 
     def run(self, memory: StepMemory) -> int:
         """Makes the next step's values from the mean of the gradients, in their order; returns how many elements of it are not finite.
@@ -129,6 +140,11 @@ class FusedApply:
 
         self._share(parts, add)
         return sums.values
+
+    def _make_keeper(self) -> AverageKeeper | None:
+        if self._averages is None:
+            return None
+        return AverageKeeper(self._layout, self._averages, initial_step=self._initial_step, initial_product=self._initial_product)
 
     def _share(self, tasks: Iterable[_Task], act: Callable[[_Task, int], int]) -> int:
         # Infinities and the like are the user's to see in the values and the count, not warnings in a server's log.

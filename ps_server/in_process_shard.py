@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ps_protocol.checkpoint_storage import CheckpointStorage
+from ps_protocol.history import HistoryWriter
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
     Adoption,
@@ -16,13 +18,18 @@ from ps_protocol.shard import (
     MetricCell,
     PushHeader,
     PushReply,
+    RestoreProgress,
+    RestoreRequest,
     RowsRequest,
+    SaveProgress,
+    SaveRequest,
     ShardSettings,
     ShardSpec,
     ShardStatus,
 )
 from ps_protocol.tensors import Array
 from ps_server.accumulator_registry import AccumulatorRegistry
+from ps_server.background import RunInBackground, run_in_thread
 from ps_server.store import ParameterStore
 from ps_server.transactions import Reading
 
@@ -31,15 +38,45 @@ _CHUNK_BYTES = 8 << 20
 
 
 class InProcessShard:
-    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here."""
+    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here.
 
-    def __init__(self, *, index: int, memory_limit_bytes: int | None = None) -> None:
-        self._store = ParameterStore(index=index, process_incarnation=new_process_incarnation(), memory_limit_bytes=memory_limit_bytes)
+    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`: see ParameterStore.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        memory_limit_bytes: int | None = None,
+        storage: CheckpointStorage | None = None,
+        run_in_background: RunInBackground = run_in_thread,
+        history: HistoryWriter | None = None,
+    ) -> None:
+        self._store = ParameterStore(
+            index=index,
+            process_incarnation=new_process_incarnation(),
+            memory_limit_bytes=memory_limit_bytes,
+            storage=storage,
+            run_in_background=run_in_background,
+            history=history,
+        )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._store.budget)
 
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
         """Puts the shard under a chief."""
-        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+
+    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+        """Keeps a record for the chief's successor."""
+        self._store.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+
+    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
+        """Copies a step and has it written, or says how far that is."""
+        return self._store.save(request, max_wait_s=max_wait_s)
+
+    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
+        """Begins to bring the shard back to a checkpoint, or says how far that is."""
+        return self._store.restore(request, max_wait_s=max_wait_s)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values; False if they stood already."""

@@ -109,6 +109,7 @@ class BufferPool:
         self._num_lent = 0
         self._peak = 0
         self._peaks: deque[int] = deque(maxlen=_PEAK_WINDOW)
+        self._is_closed = False
 
     @property
     def num_buffers(self) -> int:
@@ -125,7 +126,10 @@ class BufferPool:
     def take_back(self, buffer: Array) -> None:
         """Accepts a buffer again."""
         self._num_lent -= 1
-        self._free.append(buffer)
+        if self._is_closed:
+            self._budget.release(self._nbytes)
+        else:
+            self._free.append(buffer)
 
     def end_step(self) -> None:
         """Lets go of buffers that no step has needed lately, so that workers that left do not keep memory."""
@@ -136,6 +140,11 @@ class BufferPool:
             self._budget.release(self._nbytes)
 
     def release_all(self) -> None:
-        """Lets go of every free buffer; those lent out must have come back."""
+        """Lets go of every free buffer."""
         self._budget.release(self._nbytes * len(self._free))
         self._free.clear()
+
+    def close(self) -> None:
+        """Lets go of every free buffer, and of each that is lent as soon as it comes back."""
+        self._is_closed = True
+        self.release_all()

@@ -52,6 +52,13 @@ class MetricCells:
         for (name, worker), cell in sorted(self._cells.items()):
             yield MetricCell(name=name, worker=worker, total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
 
+    def resume(self, cells: Iterable[MetricCell]) -> None:
+        """Goes on from what `cells` has returned, in place of what is here. Raises LimitExceeded, InvalidSpec."""
+        self._names, self._cells = set(), {}
+        for cell in cells:
+            self.admit({cell.name: Metric(value=cell.last, weight=0.0)})
+            self._cells[cell.name, cell.worker] = _Cell(total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
+
 
 def _is_weight(weight: float) -> bool:
     return 0 <= weight < float("inf")

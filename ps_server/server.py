@@ -11,12 +11,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ps_protocol.addresses import parse_address
+from ps_protocol.authorization_handler import interceptors
 from ps_protocol.channel import server_options
+from ps_protocol.checkpoint_places import open_storage
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
 from ps_protocol.handshake_servicer import handshake_handler
+from ps_protocol.history import HistoryWriter
 from ps_protocol.listening import announce, check_address_is_free
 from ps_protocol.memory_segments import SegmentMaker
+from ps_protocol.serving_port import add_port
 from ps_server.accumulator_registry import AccumulatorRegistry
 from ps_server.accumulator_service import SERVICE as ACCUMULATOR_SERVICE
 from ps_server.accumulator_service import AccumulatorService, accumulator_service_handler
@@ -27,6 +31,7 @@ from ps_server.config import ParameterServerConfig, default_apply_threads, machi
 from ps_server.idle_streams import IdleStreams
 from ps_server.in_process_shard import new_process_incarnation
 from ps_server.memory_service import MemoryService
+from ps_server.recovery_service import RecoveryService
 from ps_server.service import SERVICE, ParameterService, parameter_service_handler
 from ps_server.store import ParameterStore
 from ps_server.stream_service import StreamService
@@ -38,6 +43,8 @@ log = logging.getLogger(__name__)
 MAX_THREADS = 4_096
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued.
 MAX_CONCURRENT_RPCS = 8_192
+# How long a checkpoint that is being written may still take when the process ends: what supervisors allow, less what the rest takes.
+SAVE_GRACE_S = 5.0
 # How long calls under way may still take when the process ends.
 GRACE_S = 1.0
 
@@ -61,14 +68,19 @@ class ParameterServer:
             on_shutdown=self._ending.put,
             apply_threads=self._apply_threads,
             segments=SegmentMaker(cluster=config.cluster, index=config.index, process_incarnation=process_incarnation),
+            storage=open_storage(config.checkpoint_dir) if config.checkpoint_dir else None,
+            history=HistoryWriter(config.history, role=f"ps-{config.index}") if config.history else None,
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._store.budget)
         self._idle_streams = IdleStreams()
         self._stream_service = StreamService(self._store, idle_streams=self._idle_streams)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
+        guards = interceptors(config.security, cluster=config.cluster, address=config.address)
         self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+        self._server = grpc.server(
+            self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS, interceptors=[*guards]
+        )
 
     @property
     def address(self) -> str:
@@ -95,6 +107,7 @@ class ParameterServer:
         streams, store, hear_chief = self._idle_streams, self._store, self.hear_chief
         parts = (
             ParameterService(store, idle_streams=streams, on_chief_call=hear_chief),
+            RecoveryService(store, on_chief_call=hear_chief),
             self._stream_service,
             CommandService(store, idle_streams=streams, on_chief_call=hear_chief),
             MemoryService(store, idle_streams=streams),
@@ -134,10 +147,15 @@ class ParameterServer:
         self._ending.put(reason)
 
     def stop(self, grace_s: float = GRACE_S, *, reason: str = "asked to") -> None:
-        """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server."""
+        """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server.
+
+        A checkpoint that is being written is finished before, unless there is no grace.
+        """
         self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         self._store.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
+        if grace_s:
+            self._store.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
         self._idle_streams.end_standing()
         self._server.stop(grace_s).wait()
@@ -151,7 +169,7 @@ class ParameterServer:
         check_address_is_free(address)
         parsed = parse_address(address, is_bind=True)
         try:
-            port = self._server.add_insecure_port(str(parsed))
+            port = add_port(self._server, parsed, security=self._config.security)
         except RuntimeError as error:
             raise InvalidSpec(f"cannot listen at {address}: {error}") from None
         return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))

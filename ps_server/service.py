@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import codec_checkpoints, codec_shard_status
 from ps_protocol import codec_shard as codec
-from ps_protocol import codec_shard_status
 from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_reading import decode_read_request
 from ps_protocol.errors import MalformedMessage, TruncatedStream
@@ -39,8 +39,10 @@ class ParameterService:
         with self._answering(context):
             message = decode_message(pb.AdoptShardRequest, request)
             self._on_chief_call()
-            adoption = self._store.adopt(epoch=message.epoch, chief_incarnation=message.chief_incarnation)
-            return codec.encode_adoption(adoption).SerializeToString()
+            adoption = self._store.adopt(
+                epoch=message.epoch, chief_incarnation=message.chief_incarnation, chief_address=message.chief_address
+            )
+            return codec_checkpoints.encode_adoption(adoption).SerializeToString()
 
     def CreateVariables(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="CreateVariables") as stream:
@@ -117,7 +119,7 @@ class ParameterService:
 
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            decode_message(pb.GetShardStatusRequest, request)
+            self._store.hear_chief(decode_message(pb.GetShardStatusRequest, request).chief_incarnation)
             self._on_chief_call()
             return codec_shard_status.encode_shard_status(self._store.status()).SerializeToString()
 

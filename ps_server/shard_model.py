@@ -1,17 +1,17 @@
 """One shard's part of a model: memory, contributions, rules and step; how a step is applied. Knows no lock, epoch, clock or wire."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ps_protocol import shared_memory as at
 from ps_protocol.averages import AVERAGE_SLOT
 from ps_protocol.encodings import FloatEncoding
-from ps_protocol.errors import PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
+from ps_protocol.errors import PsError, SlotNotFound, StepMismatch
 from ps_protocol.layout import aligned_bytes
 from ps_protocol.shard import ApplyRequest, PushHeader, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.shared_memory import PushMode
 from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution, GradientAccumulator
+from ps_server.applied_pushes import AppliedPushes
 from ps_server.apply_factors import factors
 from ps_server.arena import ShardArena, VersionedBuffer
 from ps_server.fused_apply import FusedApply, StepMemory
@@ -20,28 +20,19 @@ from ps_server.memory import BufferPool, MemoryBudget, VariablesMemory, private_
 from ps_server.metrics import MetricCells
 from ps_server.shard_settings import RuleSettings
 from ps_server.staging import StagedGradients, StagingMemory
+from ps_server.step_work import NO_ROWS, StepWork, other_step, sparse_step
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.table_group import SparseStep, TableGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
-
-    fused: FusedApply
-    dense: StepMemory
-    sparse: SparseStep
-    contributions: Sequence[Contribution]
-    is_on_arrival: bool = False
-
-
 # A step of such a model, or a copy of it, takes no longer than a thread takes to be woken for it.
 SMALL_BYTES = 1 << 20
-_NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
 
 class ShardModel:
-    """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others."""
+    """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others.
+
+    `half_done` is called in each apply when the dense variables have been made, and the tables have not.
+    """
 
     def __init__(
         self,
@@ -50,7 +41,9 @@ class ShardModel:
         budget: MemoryBudget,
         stripes: StripeRunner = ONE_THREAD,
         allocate: Callable[[int], VariablesMemory] = private_variables,
+        half_done: Callable[[], None] = lambda: None,
     ) -> None:
+        self._half_done = half_done
         self.spec = spec
         self.is_small = spec.layout.nbytes + sum(table.nbytes for table in spec.layout.tables) <= SMALL_BYTES
         self.budget = budget
@@ -67,12 +60,11 @@ class ShardModel:
         self.shared = GradientSlots(release=self._release_slot)
         self.accumulator = GradientAccumulator(self.staging, max_staged_per_worker=spec.max_staged_per_worker, shared=self.shared)
         self.metrics = MetricCells()
+        self.applied = AppliedPushes()
         self.step = spec.initial_step
         self.num_nonfinite = 0
         self.has_applied = False
-        self._fused = FusedApply(
-            spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step, stripes=stripes
-        )
+        self.fused = FusedApply(spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step, stripes=stripes)
         # Of applies on arrival, each with scratch memory of its own.
         self._idle_fused: list[FusedApply] = []
         self._last_request: ApplyRequest | None = None
@@ -96,6 +88,17 @@ class ShardModel:
         self.arena.publish_next(spec.initial_step)
         self.shared.advance(self.step, accepts_any_step=self.accumulator.accepts_any_step)
         self._publish()
+
+    def publish_restored(self, settings: ShardSettings) -> None:
+        """Does the same for values that come from a checkpoint, which nobody's first values may replace. Raises InvalidSpec."""
+        self.publish_initial(self.spec)
+        self.has_applied = True
+        self.configure(settings)
+
+    @property
+    def last_request(self) -> ApplyRequest | None:
+        """The step that was applied last, as it was asked for."""
+        return self._last_request
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works, unless it has such or newer settings; no step may be under way. Raises InvalidSpec.
@@ -134,7 +137,7 @@ class ShardModel:
         found = self.arena.find(self.step if step is None else step)
         if found is not None:
             return found
-        raise self._other_step(step)
+        raise other_step(step, at=self.step)
 
     def slot(self, name: str) -> Array:
         """Returns a slot's memory, for all dense variables; raises SlotNotFound."""
@@ -160,7 +163,7 @@ class ShardModel:
             self.tables.slot(request.table, request.slot)
         step = self.step if request.step is None else request.step
         if step > self.step or (request.slot and step < self.step) or step < self.step - 1:
-            raise self._other_step(step)
+            raise other_step(step, at=self.step)
         return step
 
     def is_repeated(self, request: ApplyRequest) -> bool:
@@ -183,7 +186,7 @@ class ShardModel:
 
     def run_prepare(self, request: ApplyRequest, work: StepWork) -> list[float]:
         """Returns the sums of squares of the step's means, slice by slice and table by table. Takes long."""
-        sums = [*self._fused.sums_of_squares(work.dense), *self.tables.sums_of_squares(work.sparse)]
+        sums = [*self.fused.sums_of_squares(work.dense), *self.tables.sums_of_squares(work.sparse)]
         self._prepared = request, sums
         return sums
 
@@ -202,7 +205,7 @@ class ShardModel:
     def begin_arrival(self, contribution: Contribution) -> StepWork:
         """Returns what `run_apply` reads and writes to apply one contribution, in place."""
         # First of all, for want of memory may end this here, without effect.
-        fused = self._idle_fused.pop() if self._idle_fused else self._fused.clone()
+        fused = self._idle_fused.pop() if self._idle_fused else self.fused.clone()
         memory = self.accumulator.begin_arrival(contribution, step=self.step)
         self.settings.begin(self.step)
         return StepWork(
@@ -217,6 +220,7 @@ class ShardModel:
         """Makes the next step's variables; returns how many elements of the mean are not finite. Takes long; touches no bookkeeping."""
         num_nonfinite = work.fused.run(work.dense)
         self.arena.clear_padding(work.dense.out)
+        self._half_done()
         return num_nonfinite + self.tables.apply(work.sparse, on_arrival=work.is_on_arrival)
 
     def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int) -> None:
@@ -243,8 +247,8 @@ class ShardModel:
         """Takes its memory off the budget; the owner must not use it again."""
         self.serve(0)
         self.shared.clear()
-        self.pool.release_all()
-        self.staging.release_all()
+        self.pool.close()
+        self.staging.close()
         self.arena.release()
         self.tables.release()
 
@@ -252,9 +256,10 @@ class ShardModel:
         self.settings.advance()
         self.has_applied = True
         self.num_nonfinite = num_nonfinite
-        self.step += 1
         for contribution in work.contributions:
             self.metrics.count(contribution.push_id.worker, contribution.metrics)
+            self.applied.count(contribution.push_id, step=self.step)
+        self.step += 1
 
     def _rebase(self, step: int) -> None:
         self.step = step
@@ -296,9 +301,9 @@ class ShardModel:
                 self.arena.clear_padding(contribution.memory.dense)
         self.settings.begin(request.step)
         return StepWork(
-            fused=self._fused,
+            fused=self.fused,
             dense=self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
-            sparse=_sparse(memories, weights=weights, scales=scales[num_slices:]) if num_tables else _NO_ROWS,
+            sparse=sparse_step(memories, weights=weights, scales=scales[num_slices:]) if num_tables else NO_ROWS,
             contributions=contributions,
         )
 
@@ -318,15 +323,3 @@ class ShardModel:
             scales=scales,
             step=self.step,
         )
-
-    def _other_step(self, step: int | None) -> PsError:
-        facts = {"step": str(self.step)}
-        if step is not None and step > self.step:
-            return StepNotReady(f"step {step} is not there yet, the shard is at step {self.step}; wait for its token", facts=facts)
-        return StepGone(
-            f"step {step} is gone, the shard is at step {self.step} and keeps at most the one before; read a later one", facts=facts
-        )
-
-
-def _sparse(memories: Sequence[StagedGradients], *, weights: Sequence[float], scales: Sequence[float]) -> SparseStep:
-    return SparseStep(gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales)

@@ -15,6 +15,8 @@ def shard_status(
     allocated_bytes: int,
     last_apply_s: float,
     num_sharing: int = 0,
+    chief_address: str = "",
+    chief_heard_ago_s: float | None = None,
 ) -> ShardStatus:
     """Returns step, memory and counters; zeros for what there is not before the variables stand."""
     accumulator = model.accumulator if model else None
@@ -36,4 +38,6 @@ def shard_status(
         last_apply_s=last_apply_s,
         settings_version=model.settings.current.version if model else 0,
         num_sharing=num_sharing,
+        chief_address=chief_address,
+        chief_heard_ago_s=chief_heard_ago_s,
     )

@@ -122,9 +122,9 @@ class StagingMemory:
         self._pool.end_step()
         self._encoded.end_step()
 
-    def release_all(self) -> None:
-        """Lets go of what is not lent, but for `pool`, which is its owner's."""
-        self._encoded.release_all()
+    def close(self) -> None:
+        """Lets go of what is not lent, and of the rest as soon as it comes back, but for `pool`, which is its owner's."""
+        self._encoded.close()
 
     def put_in_order(self, staged: StagedGradients) -> None:
         """Decodes what could not be while it came, and makes the indices of whole gradients ascend, each once.

@@ -94,6 +94,18 @@ class UpdateRule:
         self._powers = next_powers(self._formula, self._powers)
         self._begun = None
 
+    @property
+    def powers(self) -> tuple[float, ...]:
+        """Powers of the optimizer's decays that the next step needs; each is a float32 number."""
+        return tuple(float(power) for power in self._powers)
+
+    def resume(self, powers: Sequence[float]) -> None:
+        """Goes on from what `powers` has returned. Raises InvalidSpec if these are not as many as the optimizer has."""
+        if len(powers) != len(self._powers):
+            raise InvalidSpec(f"optimizer {self._spec.name!r}: {len(powers)} powers of its decays, want {len(self._powers)}")
+        self._powers = tuple(np.float32(power) for power in powers)
+        self._begun = None
+
     def change(self, spec: OptimizerSpec) -> None:
         """Goes on with other numbers, from the next `begin`; powers and slots stay.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ps_protocol.checkpoint_places import open_storage
 from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
@@ -48,13 +49,17 @@ def open_server(config: ParameterServerConfig) -> Iterator[ParameterServer]:
 
 
 @contextlib.contextmanager
-def open_shard(transport: str, *, socket_dir: Path, index: int = 0, max_memory_bytes: int | None = None) -> Iterator[Shard]:
+def open_shard(
+    transport: str, *, socket_dir: Path, index: int = 0, max_memory_bytes: int | None = None, checkpoint_dir: str = ""
+) -> Iterator[Shard]:
     """A shard that nobody has adopted, over one of TRANSPORTS."""
     if transport == "in_process":
-        yield InProcessShard(index=index, memory_limit_bytes=max_memory_bytes)
+        storage = open_storage(checkpoint_dir) if checkpoint_dir else None
+        yield InProcessShard(index=index, memory_limit_bytes=max_memory_bytes, storage=storage)
         return
-    address = f"unix:{socket_dir / 'ps'}" if transport == "grpc_unix" else "127.0.0.1:0"
-    with open_server(ParameterServerConfig(index=index, address=address, max_memory_bytes=max_memory_bytes)) as server:
+    address = f"unix:{socket_dir / f'ps{index}'}" if transport == "grpc_unix" else "127.0.0.1:0"
+    config = ParameterServerConfig(index=index, address=address, max_memory_bytes=max_memory_bytes, checkpoint_dir=checkpoint_dir)
+    with open_server(config) as server:
         with contextlib.closing(GrpcShard(server.address, index=index)) as shard:
             if transport != "shared_memory":
                 yield shard

@@ -3,17 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from ps_protocol.forwarding_shard import ForwardingShard
 from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
     MetricCell,
     PushHeader,
     PushReply,
     RowsRequest,
-    ShardSettings,
     ShardSpec,
     ShardStatus,
 )
@@ -22,10 +19,11 @@ from ps_protocol.shared_memory_shard import MemoryNotShared, SharedMemoryShard, 
 from ps_protocol.tensors import Array
 
 
-class SharingWorkers:
+class SharingWorkers(ForwardingShard):
     """Implements Shard. A worker that cannot share goes by gRPC, as it would in a session; its connection is its own."""
 
     def __init__(self, shard: GrpcShard) -> None:
+        super().__init__(shard)
         self.shard = shard
         self.of: dict[tuple[int, int], SharedMemoryShard] = {}
         self._layout: Layout | None = None
@@ -90,22 +88,6 @@ class SharingWorkers:
         """As the first worker that shares."""
         return self._reader.gradient_memory()
 
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> Adoption:
-        """Puts the shard under a chief."""
-        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
-
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works."""
-        self.shard.configure(settings)
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares."""
-        return self.shard.prepare_step(request)
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Applies a step."""
-        return self.shard.apply_step(request)
-
     def read_rows(
         self,
         request: RowsRequest,
@@ -133,10 +115,6 @@ class SharingWorkers:
     def status(self) -> ShardStatus:
         """Reports."""
         return self._reader.status()
-
-    def shutdown(self, *, epoch: int, reason: str) -> None:
-        """Ends the server."""
-        self.shard.shutdown(epoch=epoch, reason=reason)
 
     def close(self) -> None:
         """Ends all sharing."""

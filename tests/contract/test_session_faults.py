@@ -214,7 +214,7 @@ class FakeChief:
 
 def beating(chief: Any) -> Heartbeat:
     participant = Participant(epoch=1, kind=ParticipantKind.WORKER, index=3, incarnation=1)
-    heartbeat = Heartbeat(chief, participant, lease_s=0.03)
+    heartbeat = Heartbeat(lambda: bool(chief.heartbeat(participant)), index=3, lease_s=0.03)
     heartbeat.start()
     return heartbeat
 

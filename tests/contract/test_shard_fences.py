@@ -25,7 +25,8 @@ def test_fresh_shard_has_no_step(shard: Shard) -> None:
 def test_adoption_tells_where_the_shard_stands(trainer: Trainer) -> None:
     trainer.create()
     trainer.train(0)
-    assert trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1) == Adoption(step=1, layout_hash=MIXED.hash)
+    adoption = trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1)
+    assert (adoption.step, adoption.layout_hash) == (1, MIXED.hash)
 
 
 @pytest.mark.parametrize(("epoch", "chief_incarnation"), [(EPOCH, CHIEF - 1), (EPOCH - 1, CHIEF), (EPOCH + 1, CHIEF - 1)])

@@ -1,0 +1,36 @@
+"""What one apply of a shard reads and writes; and the words for a step that is not there. Knows memories; no model, no lock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import PsError, StepGone, StepNotReady
+from ps_server.accumulator import Contribution
+from ps_server.fused_apply import FusedApply, StepMemory
+from ps_server.staging import StagedGradients
+from ps_server.table_group import SparseStep
+
+NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
+
+    fused: FusedApply
+    dense: StepMemory
+    sparse: SparseStep
+    contributions: Sequence[Contribution]
+    is_on_arrival: bool = False
+
+
+def sparse_step(memories: Sequence[StagedGradients], *, weights: Sequence[float], scales: Sequence[float]) -> SparseStep:
+    """Returns what a step means for the tables."""
+    return SparseStep(gradients=[memory.rows for memory in memories], weights=weights or (1.0,) * len(memories), scales=scales)
+
+
+def other_step(step: int | None, *, at: int) -> PsError:
+    """Returns the error for a reader of a step (None: the latest) that a shard, which is at step `at`, does not have."""
+    facts = {"step": str(at)}
+    if step is not None and step > at:
+        return StepNotReady(f"step {step} is not there yet, the shard is at step {at}; wait for its token", facts=facts)
+    return StepGone(f"step {step} is gone, the shard is at step {at} and keeps at most the one before; read a later one", facts=facts)

@@ -1,0 +1,228 @@
+"""A model on any number of shards, trained by made-up gradients that depend on the step only; saved and restored as a chief does it."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ps_protocol.averages import AVERAGE_SLOT
+from ps_protocol.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.checkpoint_manifest import encode_manifest, manifest_sha256
+from ps_protocol.checkpoint_places import open_storage
+from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model import ModelSpec
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.placement import layouts, place
+from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.segments import Segments
+from ps_protocol.shard import (
+    ApplyRequest,
+    Metric,
+    PushHeader,
+    PushId,
+    RestoreRequest,
+    RowsRequest,
+    SaveRequest,
+    SaveState,
+    Shard,
+    ShardSettings,
+    ShardSpec,
+    SparsePart,
+)
+from ps_protocol.tensors import Array, VariableSpec
+
+NUM_WORKERS = 2
+CHIEF = 2
+
+
+@dataclass(kw_only=True)
+class ShardedTraining:
+    """Does to several shards what chief and two workers do."""
+
+    shards: Sequence[Shard]
+    model: ModelSpec
+    checkpoint_dir: str
+    epoch: int = 3
+    step: int = 0
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    layouts: tuple[Layout, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placement = place(self.model, num_shards=len(self.shards))
+        self.layouts = layouts(self.placement, num_shards=len(self.shards))
+
+    def spec(self, shard: int) -> ShardSpec:
+        """A shard's part of the model, at the present step."""
+        return ShardSpec(
+            epoch=self.epoch,
+            shard=shard,
+            layout=self.layouts[shard],
+            optimizer=self.model.optimizer,
+            initial_step=self.step,
+            averages=self.model.averages,
+            clip=self.model.clip,
+        )
+
+    @property
+    def settings(self) -> ShardSettings:
+        """How the shards work."""
+        version = 1 if self.optimizers else 0
+        return ShardSettings(epoch=self.epoch, chief_incarnation=CHIEF, version=version, step=self.step, optimizers=self.optimizers)
+
+    def create(self) -> None:
+        """Adopts the shards and creates the variables."""
+        for index, shard in enumerate(self.shards):
+            shard.adopt(epoch=self.epoch, chief_incarnation=CHIEF)
+            pieces = [self._arena(index, seed=0)]
+            for piece in self.layouts[index].tables:
+                if piece.variable.initializer is None:
+                    pieces.append(_bytes_of(_cut(_values(piece.variable, seed=0), piece)))
+            assert shard.create_variables(self.spec(index), Segments(pieces))
+            if self.optimizers:
+                shard.configure(self.settings)
+
+    def train(self, num_steps: int) -> None:
+        """So many steps; each worker's gradients depend on the step only. Every other step has none of the last variable, a table."""
+        for _ in range(num_steps):
+            push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=self.step + 1) for worker in range(NUM_WORKERS))
+            request = ApplyRequest(epoch=self.epoch, chief_incarnation=CHIEF, step=self.step, contributors=push_ids)
+            for index, shard in enumerate(self.shards):
+                for push_id in push_ids:
+                    self._push(index, push_id)
+                shard.apply_step(request)
+            self.step += 1
+
+    def save(self, tag: str) -> Checkpoint:
+        """Saves the present step and makes the checkpoint whole."""
+        requests = [
+            SaveRequest(epoch=self.epoch, chief_incarnation=CHIEF, step=self.step, tag=tag, num_shards=len(self.shards))
+            for _ in self.shards
+        ]
+        for shard, request in zip(self.shards, requests, strict=True):
+            assert shard.save(request).state in (SaveState.WRITING, SaveState.DONE)
+        files = []
+        for shard, request in zip(self.shards, requests, strict=True):
+            progress = shard.save(request, max_wait_s=10.0)
+            assert progress.state is SaveState.DONE and progress.file is not None, progress
+            files.append(progress.file)
+        checkpoint = Checkpoint(
+            tag=tag,
+            cluster="lockstep",
+            epoch=self.epoch,
+            step=self.step,
+            chief_incarnation=CHIEF,
+            num_shards=len(self.shards),
+            record=ChiefRecord(model=self.model, policy=PolicySpec(), optimizers=self.optimizers),
+            placement=self.placement,
+            files=tuple(files),
+        )
+        open_storage(self.checkpoint_dir).commit(tag, encode_manifest(checkpoint, saved_at="now"), files=checkpoint.files)
+        return checkpoint
+
+    def restore_request(self, index: int, tag: str) -> RestoreRequest:
+        """What the chief asks a shard for, once epoch and step are the new ones."""
+        sha256 = manifest_sha256(open_storage(self.checkpoint_dir).manifest(tag))
+        return RestoreRequest(chief_incarnation=CHIEF, spec=self.spec(index), tag=tag, manifest_sha256=sha256, settings=self.settings)
+
+    def restore(self, tag: str, *, step: int, epoch: int) -> None:
+        """Brings all shards back to a checkpoint."""
+        self.step, self.epoch = step, epoch
+        for shard in self.shards:
+            shard.adopt(epoch=epoch, chief_incarnation=CHIEF)
+        for index, shard in enumerate(self.shards):
+            request = self.restore_request(index, tag)
+            if not shard.restore(request).is_done:
+                assert shard.restore(request, max_wait_s=10.0).is_done
+
+    def state(self) -> dict[str, bytes]:
+        """All variables, slots and averages, put together from the shards, as bytes."""
+        states = {variable.name: _zeros(variable) for variable in self.model.variables}
+        for index, (shard, layout) in enumerate(zip(self.shards, self.layouts, strict=True)):
+            self._read_dense(shard, layout, states)
+            for position, piece in enumerate(layout.tables):
+                self._read_table(shard, index, position, piece, states)
+        # A slot that a variable does not have reads as zeros where another variable of its shard has it.
+        return {name: values.tobytes() for name, values in sorted(states.items()) if "@" not in name or values.any()}
+
+    def _read_dense(self, shard: Shard, layout: Layout, states: dict[str, Array]) -> None:
+        memory = aligned_bytes(layout.nbytes)
+        assert shard.read_variables(Segments([memory]), epoch=self.epoch, step=None, layout_hash=layout.hash) == self.step
+        self._put(layout, memory, "", states)
+        names = list(shard.list_slots(epoch=self.epoch))
+        if self.model.averages is not None and layout.slices:
+            names.append(AVERAGE_SLOT)
+        for name in names if layout.slices else ():
+            memory = aligned_bytes(layout.nbytes)
+            shard.read_slot(name, Segments([memory]), epoch=self.epoch, layout_hash=layout.hash)
+            self._put(layout, memory, f"@{name}", states)
+
+    def _put(self, layout: Layout, memory: Array, part: str, states: dict[str, Array]) -> None:
+        for position, piece in enumerate(layout.slices):
+            target = states.setdefault(piece.variable.name + part, _zeros(piece.variable))
+            _cut(target, piece)[...] = layout.view(memory, position)
+
+    def _read_table(self, shard: Shard, index: int, position: int, piece: VariableSlice, states: dict[str, Array]) -> None:
+        optimizer = piece.variable.optimizer or self.model.optimizer
+        slots = {"momentum": ("momentum",), "adagrad": ("accumulator",), "adam": ("m", "v")}.get(optimizer.name, ())
+        for slot in ("", *slots):
+            into = np.empty(piece.shape, piece.variable.data_type.dtype)
+            request = RowsRequest(epoch=self.epoch, layout_hash=self.layouts[index].hash, table=position, step=None, slot=slot)
+            shard.read_rows(request, np.arange(piece.shape[0]), Segments([_bytes_of(into)]))
+            target = states.setdefault(piece.variable.name + (f"@{slot}" if slot else ""), _zeros(piece.variable))
+            _cut(target, piece)[...] = into
+
+    def _push(self, index: int, push_id: PushId) -> None:
+        layout, seed = self.layouts[index], 1 + self.step * NUM_WORKERS + push_id.worker
+        pieces, parts = ([self._arena(index, seed=seed)] if layout.slices else []), []
+        for position, piece in enumerate(layout.tables):
+            if self.step % 2 and piece.variable.name == self.model.variables[-1].name:
+                continue
+            rows, values = _rows(piece.variable, seed=seed)
+            is_here = (rows >= piece.start) & (rows < piece.stop)
+            parts.append(SparsePart(table=position, num_rows=int(is_here.sum())))
+            pieces += [_bytes_of(rows[is_here] - piece.start), _bytes_of(values[is_here])]
+        header = PushHeader(
+            epoch=self.epoch,
+            push_id=push_id,
+            step=self.step,
+            layout_hash=layout.hash,
+            sparse=tuple(parts),
+            metrics={"loss": Metric(value=float(seed))} if not index else {},
+        )
+        self.shards[index].push_gradients(header, Segments(pieces))
+
+    def _arena(self, index: int, *, seed: int) -> Array:
+        memory = aligned_bytes(self.layouts[index].nbytes)
+        for position, piece in enumerate(self.layouts[index].slices):
+            self.layouts[index].view(memory, position)[...] = _cut(_values(piece.variable, seed=seed), piece)
+        return memory
+
+
+def metrics_of(training: ShardedTraining) -> Mapping[tuple[str, int], tuple[float, int]]:
+    """Totals and counts of the metrics, which the first shard has."""
+    cells = training.shards[0].read_metrics(epoch=training.epoch)
+    return {(cell.name, cell.worker): (cell.total, cell.count) for cell in cells}
+
+
+def _values(variable: VariableSpec, *, seed: int) -> Array:
+    rng = np.random.default_rng([zlib.crc32(variable.name.encode()), seed])
+    return np.asarray(rng.standard_normal(variable.shape)).astype(variable.data_type.dtype)
+
+
+def _rows(variable: VariableSpec, *, seed: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng([zlib.crc32(variable.name.encode()), seed])
+    rows = np.sort(rng.choice(variable.num_rows, size=max(1, variable.num_rows // 2), replace=False)).astype("<i8")
+    return rows, rng.standard_normal((rows.size, *variable.shape[1:])).astype(variable.data_type.dtype)
+
+
+def _zeros(variable: VariableSpec) -> Array:
+    return np.zeros(variable.shape, variable.data_type.dtype)
+
+
+def _cut(values: Array, piece: VariableSlice) -> Array:
+    return values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)] if piece.variable.shape else values[...]
+
+
+def _bytes_of(values: Array) -> Array:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
