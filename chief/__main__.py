@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from chief.config import ChiefConfig, parse_config
 from chief.server import ChiefServer
 from ps_protocol.errors import PsError
+from ps_protocol.failpoints import enable_failpoints
 
 _EXIT_USAGE = 2
 
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
         return asyncio.run(_serve(config))
     except PsError as error:
         sys.stderr.write(f"chief: {error.message}\n")

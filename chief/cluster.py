@@ -6,30 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chief.coordination import CoordinationConfig
+from chief.data_leases import DataLeases
 from chief.deadlines import Deadlines
 from chief.discards import Discards
+from chief.events import Instruction, Refuse
 from chief.explain import Situation, explain, is_waiting
 from chief.ledger import Ledger
-from chief.membership import Member, Membership
+from chief.member import Member
+from chief.membership import Membership
 from chief.model_registry import ModelRegistry
 from chief.policies import new_policy
 from chief.policy import Policy
+from chief.pushes import merged_pushes
+from chief.quorum import quorum
+from chief.recovery_events import KeepRecord
 from chief.shard_table import ShardTable
+from chief.sync_policy import SyncPolicy
 from chief.waiting_calls import WaitingCalls
 from chief.wording import optimizers_words
+from ps_protocol.checkpoint import ChiefRecord
 from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
-from ps_protocol.errors import InvalidSpec, TrainingFailed
-from ps_protocol.shard import PushId
+from ps_protocol.errors import InvalidSpec, PsError, TrainingFailed, Unavailable
+from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.shard import PushId, ShardSpec, WorkerPushes
 
 _TOLD_S = 0.25
+# Contributions looked at to know what was applied lately: each worker's latest are among them.
+_MAX_PUSHES = 20_000
 
 
 class UnderWay(enum.Enum):
-    """What all shards are at: they say how large a step's mean is, apply it, or learn how to work from now on."""
+    """What all shards are at: they say how large a step's mean is, apply it, learn how to work from now on, or copy a step to save it."""
 
     PREPARE = 1
     APPLY = 2
     CONFIGURE = 3
+    SAVE = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,15 +57,32 @@ class Cluster:
     ledger: Ledger
     deadlines: Deadlines
     waiting: WaitingCalls
+    chief_incarnation: int = 1
+    has_taken_over: bool = False  # from another chief, in this epoch
+    data: DataLeases = field(default_factory=DataLeases)
     discards: Discards = field(default_factory=Discards)
     # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
     oldest_kept: int = 0
     # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step all the same.
     turned_away: set[int] = field(default_factory=set)
     under_way: UnderWay | None = None
-    # The latest settings that hold, and the optimizers as they have them, in words (empty: as the model has them, not asked for yet).
+    # The latest settings that hold, the optimizers that they change, and all in words (empty: as the model has them, not asked for yet).
     settings_version: int = 0
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     optimizer: str = ""
+    # Why shards are being brought back to a checkpoint or taken over from another chief, and what comes of it; empty: they are not.
+    recovering: str = ""
+    plan: str = ""
+    num_rollbacks: int = 0
+    last_rollback: str = ""
+    # What holds up steps while one is being saved; whether one is to be saved, and whether the processes wait for that to end.
+    saving: str = ""
+    is_save_due: bool = False
+    is_quorum_changed: bool = False
+    has_opened: bool = False  # just now: the model is initialised
+    is_saving_last: bool = False
+    is_quorum_lowered: bool = False
+    _record_version: int = 0
     failure: str = ""
     finish_reason: str = ""
     # Set while a step is being applied that shall be the last one, with the calls that wait for that.
@@ -69,9 +98,16 @@ class Cluster:
             return ClusterState.FAILED
         if self.finish_reason:
             return ClusterState.FINISHED
+        if self.recovering:
+            return ClusterState.RECOVERING
         if not self.shards.are_adopted:
             return ClusterState.CONNECTING
         return ClusterState.TRAINING if self.registry.is_ready else ClusterState.WAITING_FOR_MODEL
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something may have to begin at the shards that no contribution brings about."""
+        return self.is_save_due or self.is_quorum_changed or self.has_opened
 
     @property
     def is_finished(self) -> bool:
@@ -93,6 +129,81 @@ class Cluster:
         if participant.kind is not ParticipantKind.WORKER:
             raise InvalidSpec(f"an observer cannot {what}; register as a worker")
         return self.check(participant, now=now)
+
+    def refuse_waiting(self, error: PsError) -> list[Instruction]:
+        """Everybody who blocks as a participant gets this error; those who only want to know the model wait on."""
+        calls = [waiting.call for waiting in self.waiting.take_token_calls()]
+        for asking in self.waiting.model_calls():
+            if asking.participant is not None:
+                self.waiting.take_model_call(asking.call)
+                calls.append(asking.call)
+        calls += self.waiting.take_data_calls()
+        return [Refuse(call=call, error=error) for call in calls]
+
+    def refuse_if_recovering(self, now: float) -> None:
+        """Raises Unavailable while nothing can be counted, so that whoever calls tries again."""
+        if self.recovering:
+            raise Unavailable(self.explain(now))
+
+    def requota(self) -> None:
+        """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
+        policy = self.policy
+        if not isinstance(policy, SyncPolicy) or (
+            self.config.min_replicas is None and not self.data.starved and not self.is_quorum_lowered
+        ):
+            return
+        required = quorum(self.config, membership=self.membership, policy=policy, starved=self.data.starved)
+        self.is_quorum_lowered = required < self.config.num_required
+        self.is_quorum_changed = self.is_quorum_changed or required < policy.num_required
+        policy.require(required)
+
+    def new_policy(self, *, step: int, is_start: bool) -> None:
+        """Coordinates anew from this step on, with the workers that live; nothing is counted."""
+        live = [member.index for member in self.membership.workers() if member.is_live]
+        self.policy = new_policy(self.config, step=step, workers=live, is_start=is_start)
+        self.turned_away.clear()
+        self.discards.clear()
+        self.requota()
+
+    def record(self) -> ChiefRecord:
+        """Returns what a successor of this chief must know."""
+        return ChiefRecord(
+            model=self.registry.model,
+            policy=self.config.policy,
+            settings_version=self.settings_version,
+            optimizers=self.optimizers,
+            num_rollbacks=self.num_rollbacks,
+            last_rollback=self.last_rollback,
+        )
+
+    def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
+        """Returns what is to lie at each shard that is brought back to this step."""
+        model = self.registry.model
+        assert model is not None
+        return tuple(
+            ShardSpec(
+                epoch=self.epoch,
+                shard=index,
+                layout=layout,
+                optimizer=model.optimizer,
+                initial_step=step,
+                attempt=max(1, self.registry.attempt),
+                max_staged_per_worker=self.config.max_staged_per_worker,
+                averages=model.averages,
+                clip=model.clip,
+            )
+            for index, layout in enumerate(self.registry.layouts)
+        )
+
+    def keep_record(self, *, above: int = 0) -> Instruction:
+        """Has shards keep that, in place of what they have (of a version up to `above`)."""
+        self._record_version = max(self._record_version, above) + 1
+        return KeepRecord(epoch=self.epoch, version=self._record_version, record=self.record())
+
+    def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
+        """Returns what has been applied of each worker lately; `extra` as the open step."""
+        steps = [(self.policy.step, tuple(extra)), *self.ledger.contributors(_MAX_PUSHES)]
+        return merged_pushes(steps, earlier=self.membership.remembered)
 
     def renew(self, member: Member, *, now: float) -> None:
         """A member has called: its lease runs anew."""
@@ -126,7 +237,7 @@ class Cluster:
             global_step=policy.step,
             max_steps=self.config.max_steps,
             policy=policy.spec.text,
-            replicas_to_aggregate=policy.num_required,
+            replicas_to_aggregate=self.config.num_required if self.is_quorum_lowered else policy.num_required,
             total_num_replicas=self.config.num_workers or 0,
             num_contributions=policy.num_contributions,
             waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
@@ -140,6 +251,11 @@ class Cluster:
             hyperparameters_version=self.settings_version,
             optimizer=self._optimizer_words(),
             max_observed_staleness=self.ledger.max_staleness,
+            chief_incarnation=self.chief_incarnation,
+            num_rollbacks=self.num_rollbacks,
+            last_rollback=self.last_rollback,
+            min_replicas=self.config.min_replicas or 0,
+            data=self.data.status(),
         )
 
     def _optimizer_words(self) -> str:
@@ -166,6 +282,10 @@ class Cluster:
             total_num_replicas=self.config.num_workers,
             waiting=self.waiting.token_workers if asking is None else self.waiting.token_workers | {asking},
             is_configuring=self.under_way is UnderWay.CONFIGURE,
+            saving=self.saving,
+            recovering=self.recovering,
+            plan=self.plan,
+            is_lost_for_good=self.config.checkpoints is None,
         )
 
 

@@ -1,37 +1,45 @@
 """How the chief is to run, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments; no grpc."""
 
 import argparse
-import enum
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from chief.coordination import DEFAULT_LEASE_S
 from chief.coordination import CoordinationConfig as CoordinationConfig
+from chief.option_values import choice, integer, number, truth
+from chief.recovery_options import add_recovery_flags, checkpoints_of, place_of
 from ps_protocol.addresses import parse_address
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.listening import check_bind_address
 from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.security_options import OPEN, Security, add_security_flags, security_of
 from ps_protocol.tf_config import TfConfig, parse_tf_config
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 DEFAULT_CLUSTER = "lockstep"
 MAX_SHARDS = 10_000
 
-Choice = TypeVar("Choice", bound=enum.Enum)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefConfig:
-    """One chief. `ps` are the addresses of the parameter servers, by index; `announce` is a file for its own once it serves."""
+    """One chief. `ps` are the addresses of the parameter servers, by index; `announce` is a file for its own once it serves.
+
+    `checkpoint_dir`: a path or a URL, the same for all roles; empty: there are no checkpoints, and `coordination` has none either.
+    `is_takeover`: it takes the servers from their present chief, whatever that one does. `history`: a directory for a record of all steps.
+    """
 
     ps: tuple[str, ...]
     coordination: CoordinationConfig = field(default_factory=CoordinationConfig)
     address: str = DEFAULT_ADDRESS
     announce: Path | None = None
     allow_insecure_network: bool = False
+    security: Security = OPEN
+    checkpoint_dir: str = ""
+    is_takeover: bool = False
+    history: Path | None = None
+    enable_failpoints: bool = False
 
     def __post_init__(self) -> None:
         if not self.ps:
@@ -45,7 +53,7 @@ class ChiefConfig:
                     f"--ps: {address} occurs twice, as ps {self.ps.index(address)} and ps {index}; each needs its own address"
                 )
         parse_address(self.address, is_bind=True)
-        check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network)
+        check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
 
 
 def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) -> ChiefConfig:
@@ -59,36 +67,43 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         coordination=_coordination(flags, environment, task),
         address=flags.address or environment.get("LOCKSTEP_ADDRESS") or (task.bind_address if task else None) or DEFAULT_ADDRESS,
         announce=flags.announce,
-        allow_insecure_network=flags.allow_insecure_network or _truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),
+        allow_insecure_network=flags.allow_insecure_network or truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),
+        security=security_of(flags, environment, is_server=True),
+        checkpoint_dir=place_of(flags, environment),
+        is_takeover=flags.takeover,
+        history=flags.history or (Path(history) if (history := environment.get("LOCKSTEP_HISTORY", "").strip()) else None),
+        enable_failpoints=flags.enable_failpoints,
     )
 
 
 def _coordination(flags: argparse.Namespace, environment: Mapping[str, str], task: TfConfig | None) -> CoordinationConfig:
-    total = _integer("--total-num-replicas", flags.total_num_replicas, "LOCKSTEP_TOTAL_NUM_REPLICAS", environment)
-    required = _integer("--replicas-to-aggregate", flags.replicas_to_aggregate, "LOCKSTEP_REPLICAS_TO_AGGREGATE", environment)
-    lease_s = _number("--lease", flags.lease, "LOCKSTEP_LEASE_S", environment)
+    total = integer("--total-num-replicas", flags.total_num_replicas, "LOCKSTEP_TOTAL_NUM_REPLICAS", environment)
+    required = integer("--replicas-to-aggregate", flags.replicas_to_aggregate, "LOCKSTEP_REPLICAS_TO_AGGREGATE", environment)
+    lease_s = number("--lease", flags.lease, "LOCKSTEP_LEASE_S", environment)
     return CoordinationConfig(
         cluster=flags.cluster if flags.cluster is not None else environment.get("LOCKSTEP_CLUSTER") or DEFAULT_CLUSTER,
         replicas_to_aggregate=required,
         # A cluster that lists its workers has so many.
         total_num_replicas=total if total is not None or task is None else len(task.workers) or None,
-        max_steps=_integer("--max-steps", flags.max_steps, "LOCKSTEP_MAX_STEPS", environment),
+        max_steps=integer("--max-steps", flags.max_steps, "LOCKSTEP_MAX_STEPS", environment),
         lease_s=DEFAULT_LEASE_S if lease_s is None else lease_s,
         policy=_policy(flags, environment),
+        min_replicas=integer("--min-replicas", flags.min_replicas, "LOCKSTEP_MIN_REPLICAS", environment),
+        checkpoints=checkpoints_of(flags, environment),
     )
 
 
 def _policy(flags: argparse.Namespace, environment: Mapping[str, str]) -> PolicySpec:
-    num_tokens = _integer("--num-tokens", flags.num_tokens, "LOCKSTEP_NUM_TOKENS", environment, least=-1)
-    staleness = _integer("--staleness", flags.staleness, "LOCKSTEP_STALENESS", environment, least=0)
+    num_tokens = integer("--num-tokens", flags.num_tokens, "LOCKSTEP_NUM_TOKENS", environment, least=-1)
+    staleness = integer("--staleness", flags.staleness, "LOCKSTEP_STALENESS", environment, least=0)
     return PolicySpec(
-        name=_choice(PolicyName, "--policy", flags.policy, "LOCKSTEP_POLICY", environment) or PolicyName.SYNC,
-        tokens=_choice(TokenMode, "--tokens", flags.tokens, "LOCKSTEP_TOKENS", environment) or TokenMode.STRICT,
+        name=choice(PolicyName, "--policy", flags.policy, "LOCKSTEP_POLICY", environment) or PolicyName.SYNC,
+        tokens=choice(TokenMode, "--tokens", flags.tokens, "LOCKSTEP_TOKENS", environment) or TokenMode.STRICT,
         num_tokens=-1 if num_tokens is None else num_tokens,
         staleness=staleness or 0,
-        use_locking=not (flags.no_locking or _truth("LOCKSTEP_NO_LOCKING", environment)),
-        max_staleness=_integer("--max-staleness", flags.max_staleness, "LOCKSTEP_MAX_STALENESS", environment, least=0),
-        too_stale=_choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment) or TooStale.DROP,
+        use_locking=not (flags.no_locking or truth("LOCKSTEP_NO_LOCKING", environment)),
+        max_staleness=integer("--max-staleness", flags.max_staleness, "LOCKSTEP_MAX_STALENESS", environment, least=0),
+        too_stale=choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment) or TooStale.DROP,
     )
 
 
@@ -125,12 +140,14 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a worker silent for so long counts as gone [LOCKSTEP_LEASE_S] ({DEFAULT_LEASE_S:g})",
     )
     _add_policy(parser)
+    add_recovery_flags(parser)
     parser.add_argument("--announce", metavar="FILE", type=Path, help="file to write the address to, once it serves")
     parser.add_argument(
         "--allow-insecure-network",
         action="store_true",
         help="listen where others than this machine can reach it, without encryption [LOCKSTEP_ALLOW_INSECURE_NETWORK=1]",
     )
+    add_security_flags(parser, is_server=True)
     return parser
 
 
@@ -160,52 +177,3 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="drop|scale",
         help="what becomes of it: dropped, or applied with the weight 1 / (1 + excess) [LOCKSTEP_TOO_STALE] (drop)",
     )
-
-
-def _given(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    return (flag, given) if given is not None else (variable, environment.get(variable, "").strip())
-
-
-def _integer(flag: str, given: str | None, variable: str, environment: Mapping[str, str], *, least: int = 1) -> int | None:
-    name, text = _given(flag, given, variable, environment)
-    if not text and name == variable:
-        return None
-    try:
-        value = int(text) if len(text) <= 20 else None
-    except ValueError:
-        value = None
-    if value is None or value < least:
-        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a whole number >= {least}")
-    return value
-
-
-def _choice(kind: type[Choice], flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> Choice | None:
-    name, text = _given(flag, given, variable, environment)
-    if not text and name == variable:
-        return None
-    by_word = {member.name.lower(): member for member in kind}
-    if text.strip().lower() not in by_word:
-        raise InvalidSpec(f"{name}: got {text[:40]!r}, want {' or '.join(by_word)}")
-    return by_word[text.strip().lower()]
-
-
-def _number(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> float | None:
-    name, text = _given(flag, given, variable, environment)
-    if not text and name == variable:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a number of seconds > 0")
-    return value
-
-
-def _truth(variable: str, environment: Mapping[str, str]) -> bool:
-    text = environment.get(variable, "").strip().lower()
-    if text in ("", "0", "false", "no"):
-        return False
-    if text in ("1", "true", "yes"):
-        return True
-    raise InvalidSpec(f"{variable}: got {text!r}, want 1 or 0")

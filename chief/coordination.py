@@ -3,19 +3,48 @@
 import dataclasses
 from dataclasses import dataclass
 
+from ps_protocol.checkpoint import Durability, check_tag
 from ps_protocol.chief import DEFAULT_POLICY
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicySpec, TokenMode
 
 MAX_PARTICIPANTS = 100_000
 DEFAULT_LEASE_S = 10.0
+DEFAULT_CHECKPOINT_INTERVAL_S = 60.0
+DEFAULT_CHECKPOINTS_KEPT = 3
+RESTORE_LATEST = "latest"
+RESTORE_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When a cluster that has a place for checkpoints makes them, how many are kept, and which one it begins with.
+
+    With INTERVAL one is made every `interval_s` seconds, and (unless `every_steps` is None) every so many steps; with STEP after each step,
+    before anybody is told of it; with NONE only on demand and at the end. `restore`: "latest", "none", or the tag of one.
+    """
+
+    durability: Durability = Durability.INTERVAL
+    interval_s: float = DEFAULT_CHECKPOINT_INTERVAL_S
+    every_steps: int | None = None
+    keep: int = DEFAULT_CHECKPOINTS_KEPT
+    restore: str = RESTORE_LATEST
+
+    def __post_init__(self) -> None:
+        if isinstance(self.interval_s, bool) or not isinstance(self.interval_s, (int, float)) or not 0.1 <= self.interval_s < 1e9:
+            raise InvalidSpec(f"checkpoint interval: got {self.interval_s!r} s, want >= 0.1 s")
+        _check_count("checkpoint steps", self.every_steps, limit=1 << 62)
+        _check_count("checkpoints kept", self.keep, limit=1_000_000)
+        if self.restore not in (RESTORE_LATEST, RESTORE_NONE):
+            check_tag(self.restore)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinationConfig:
     """R is `replicas_to_aggregate`, T is `total_num_replicas`. T None: any number of workers. R None: T, or 1 if that is None too.
 
-    `policy` may have its own R and T, which then hold instead.
+    `policy` may have its own R and T, which then hold instead. `min_replicas`: under strict sync, contributions that a step needs at least
+    when workers are gone; None: as many as ever. `checkpoints` None: there is no place for them.
     """
 
     cluster: str = "lockstep"
@@ -25,6 +54,8 @@ class CoordinationConfig:
     lease_s: float = DEFAULT_LEASE_S
     ledger_size: int = 256
     policy: PolicySpec = DEFAULT_POLICY
+    min_replicas: int | None = None
+    checkpoints: CheckpointConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.cluster or not self.cluster.isprintable() or self.cluster != self.cluster.strip():
@@ -33,6 +64,7 @@ class CoordinationConfig:
         _check_count("total_num_replicas", self.total_num_replicas, limit=MAX_PARTICIPANTS)
         _check_count("max_steps", self.max_steps, limit=1 << 62)
         _check_count("ledger_size", self.ledger_size, limit=1_000_000)
+        _check_count("min_replicas", self.min_replicas, limit=MAX_PARTICIPANTS)
         if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, (int, float)) or not self.lease_s >= 0.1:
             raise InvalidSpec(f"lease: got {self.lease_s!r} s, want >= 0.1 s")
         num_tokens, num_needed = self.policy.num_tokens, self.num_extras

@@ -5,15 +5,18 @@
 
 from dataclasses import dataclass
 
+from chief.recovery_events import RecoveryEvent, RecoveryInstruction
 from ps_protocol.chief import (
     AgreedModel,
     CommitResult,
     HyperparameterChange,
+    LeaseReply,
     ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
     Registration,
+    SavedCheckpoint,
     SettingsReply,
     TokenReply,
 )
@@ -21,7 +24,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model import ModelSpec
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import PushId
+from ps_protocol.shard import Adoption, PushId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +143,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAdopted:
-    """A shard without variables obeys this chief."""
+    """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
 
     shard: int
     process_incarnation: int
+    adoption: Adoption | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,32 +168,36 @@ class ShardUnreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFailed:
-    """A shard refused what it had to do, and repeating it is of no use."""
+    """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
 
     shard: int
     why: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrepared:
-    """All shards have reported the sums of squares of a step's mean, each by its slices."""
+    """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
 
     step: int
     sums: tuple[tuple[float, ...], ...]
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsConfigured:
-    """All shards work by these settings."""
+    """All shards work by these settings, in this epoch (None: whichever it is now)."""
 
     version: int
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepApplied:
-    """All shards have applied a step."""
+    """All shards have applied a step, in this epoch (None: whichever it is now)."""
 
     step: int
+    epoch: int | None = None
 
 
 Event = (
@@ -213,9 +221,12 @@ Event = (
     | StepPrepared
     | ShardsConfigured
     | StepApplied
+    | RecoveryEvent
 )
 
-Answer = Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | bool | int | None
+Answer = (
+    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,4 +306,4 @@ class Note:
 
 
 ShardWork = PrepareStep | ApplyStep | ConfigureShards
-Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note
+Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction

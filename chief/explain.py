@@ -4,7 +4,8 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from chief.ledger import Ledger
-from chief.membership import Member, Membership, MemberState
+from chief.member import Member, MemberState
+from chief.membership import Membership
 from chief.model_registry import ModelRegistry
 from chief.policy import Policy
 from chief.queue_policy import QueuePolicy
@@ -31,11 +32,17 @@ class Situation:
     total_num_replicas: int | None
     waiting: Container[int]  # workers that block on a token
     is_configuring: bool = False  # the shards are being told of new settings
+    saving: str = ""  # what holds up steps while one is being saved
+    recovering: str = ""  # why shards are being brought back, and what comes of it
+    plan: str = ""
+    is_lost_for_good: bool = True  # what a shard that is restarted has held
 
 
 def explain(situation: Situation, *, now: float) -> str:
     """Returns what the cluster waits for."""
     match situation.state:
+        case ClusterState.RECOVERING:
+            return _explain_recovery(situation, now)
         case ClusterState.CONNECTING:
             return situation.shards.explain_missing(now)
         case ClusterState.WAITING_FOR_MODEL:
@@ -74,8 +81,18 @@ def _explain_outage(situation: Situation, now: float) -> str:
     if not unreachable:
         return ""
     which = "it" if len(unreachable) == 1 else "one of them"
-    what_then = "its variables are lost and the cluster must be started again" if situation.registry.model else "start it again"
+    what_then = "start it again"
+    if situation.registry.model is not None:
+        what_then += ", and all go back to the newest checkpoint"
+        if situation.is_lost_for_good:
+            what_then = "its variables are lost and the cluster must be started again"
     return f"{listed(unreachable)}; if {which} is gone {what_then}; "
+
+
+def _explain_recovery(situation: Situation, now: float) -> str:
+    unreachable = situation.shards.explain_unreachable(now)
+    waiting = f"waiting for {listed(unreachable)}; " if unreachable else ""
+    return f"recovering: {situation.recovering}; {waiting}{situation.plan}"
 
 
 def _explain_model(situation: Situation, now: float) -> str:
@@ -94,6 +111,8 @@ def _explain_model(situation: Situation, now: float) -> str:
 
 def _explain_step(situation: Situation, now: float) -> str:
     policy, outage = situation.policy, _explain_outage(situation, now)
+    if situation.saving:
+        return outage + situation.saving
     if situation.is_configuring:
         return f"{outage}the parameter servers are being told of new settings"
     if policy.is_complete:

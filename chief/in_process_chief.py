@@ -10,53 +10,55 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from chief import events as ev
-from chief.adoption import next_chief_incarnation
+from chief.at_shards import WORK, AtShards, Work, look_at
+from chief.authority import Authority
+from chief.checkpoint_store import CheckpointStore
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
-from chief.shard_requests import apply_requests, prepare_request, settings_of
+from chief.recovery_events import LeaseRanges, SaveCheckpoint, SaveStep
 from ps_protocol.chief import (
     AgreedModel,
     ClusterStatus,
     CommitResult,
     HyperparameterChange,
+    LeaseReply,
     ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
     Registration,
+    SavedCheckpoint,
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.errors import PsError
+from ps_protocol.data_ranges import DataSpec
 from ps_protocol.model import ModelSpec
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import Shard
 
-_EPOCH = 1
-
 Kind = TypeVar("Kind")
-Request = TypeVar("Request")
-Result = TypeVar("Result")
 
 
 class InProcessChief:
-    """Implements Chief over shards in this process, all of which it adopts at once. Thread-safe. Its time is `clock`, in seconds."""
+    """Implements Chief over shards in this process, all of which it adopts at once. Thread-safe. Its time is `clock`, in seconds.
 
-    def __init__(self, shards: Sequence[Shard], *, config: CoordinationConfig, clock: Callable[[], float]) -> None:
+    `store`: its place for checkpoints, which the shards must have, too; None: none.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], *, config: CoordinationConfig, clock: Callable[[], float], store: CheckpointStore | None = None
+    ) -> None:
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
-        self._coordinator = Coordinator(config=config, shard_addresses=names, epoch=_EPOCH, now=clock())
+        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock())
+        self._store, self._authority = store, Authority()
         self._changed = threading.Condition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
-        self._to_do: deque[ev.ShardWork] = deque()
+        self._to_do: deque[Work] = deque()
         self._num_waiting = 0
-        statuses = [shard.status() for shard in self._shards]
-        self._incarnation = next_chief_incarnation(statuses, names=names)
-        for index, (shard, status) in enumerate(zip(self._shards, statuses, strict=True)):
-            shard.adopt(epoch=_EPOCH, chief_incarnation=self._incarnation)
-            self._report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation))
+        self._report(look_at(self._shards))
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in."""
@@ -117,6 +119,34 @@ class InProcessChief:
     def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes an optimizer, when no step is being applied; None if that has not come in time."""
         return self._change(lambda call: ev.SetHyperparameters(call=call, change=change, request_id=request_id, max_wait_s=max_wait_s))
+
+    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
+        """Saves a checkpoint, and waits until it is whole, at most `max_wait_s` (and 20 s)."""
+        return self._call(SavedCheckpoint, lambda call: SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
+
+    def lease_ranges(
+        self,
+        participant: Participant,
+        data: DataSpec,
+        *,
+        max_ranges: int,
+        request_id: int,
+        max_wait_s: float,
+        returned: tuple[int, ...] = (),
+    ) -> LeaseReply:
+        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s)."""
+        return self._call(
+            LeaseReply,
+            lambda call: LeaseRanges(
+                call=call,
+                participant=participant,
+                data=data,
+                max_ranges=max_ranges,
+                request_id=request_id,
+                max_wait_s=max_wait_s,
+                returned=returned,
+            ),
+        )
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""
@@ -186,79 +216,41 @@ class InProcessChief:
             work = self._handle_locked(event)
         self._carry_out(work)
 
-    def _tick_locked(self) -> list[ev.ShardWork]:
+    def _tick_locked(self) -> list[Work]:
         now, due = self._clock(), self._coordinator.next_deadline()
         return self._handle_locked(ev.TimerFired()) if due is not None and due <= now else []
 
-    def _handle_locked(self, event: ev.Event) -> list[ev.ShardWork]:
+    def _handle_locked(self, event: ev.Event) -> list[Work]:
         """Tells the coordinator and hands out its answers; returns what must be done without the lock.
 
         There is nothing to end when all have left: the shards are memory, and live as long as somebody holds them.
         """
         work = []
         for instruction in self._coordinator.handle(event, self._clock()):
-            if isinstance(instruction, (ev.PrepareStep, ev.ApplyStep, ev.ConfigureShards)):
+            if isinstance(instruction, WORK):
                 work.append(instruction)
             elif isinstance(instruction, (ev.Reply, ev.Refuse)) and instruction.call in self._answers:
                 self._answers[instruction.call] = instruction
         self._changed.notify_all()
         return work
 
-    def _carry_out(self, work: Sequence[ev.ShardWork]) -> None:
+    def _carry_out(self, work: Sequence[Work]) -> None:
         """Does what is to be done at the shards. What follows from a step, another contribution's turn, is for whoever waits."""
         if not work:
             return
         own, interrupt = deque(work), None
         while own:
-            item, at_shards = own.popleft(), _AtShards(self._shards, chief_incarnation=self._incarnation)
+            item, at_shards = own.popleft(), AtShards(self._shards, store=self._store, authority=self._authority)
+            # A checkpoint is written while steps go on, so what follows from a copied step must not wait for the writing.
+            following = self._to_do if isinstance(item, (ev.ApplyStep, SaveStep)) else own
             try:
-                event = at_shards.carry_out(item)
+                for event in at_shards.carry_out(item):
+                    with self._changed:
+                        following.extend(self._handle_locked(event))
             except Exception as error:
                 # A defect: the other threads must not wait for a step that nobody will finish.
                 self._report(ev.ShardFailed(shard=at_shards.num_done, why=f"it broke off: {error!r}"))
                 raise
             interrupt = at_shards.interrupt or interrupt
-            with self._changed:
-                (self._to_do if isinstance(item, ev.ApplyStep) else own).extend(self._handle_locked(event))
         if interrupt is not None:
             raise interrupt
-
-
-class _AtShards:
-    """Does one thing at all shards, one after the other."""
-
-    def __init__(self, shards: Sequence[Shard], *, chief_incarnation: int) -> None:
-        self.num_done = 0
-        self.interrupt: KeyboardInterrupt | None = None
-        self._shards = shards
-        self._incarnation = chief_incarnation
-
-    def carry_out(self, work: ev.ShardWork) -> ev.Event:
-        """Returns the event that reports its end; a refusal of a shard is one, too."""
-        try:
-            match work:
-                case ev.PrepareStep():
-                    request = prepare_request(work, chief_incarnation=self._incarnation)
-                    sums = [self._whole(shard.prepare_step, request) for shard in self._shards]
-                    return ev.StepPrepared(step=work.step, sums=tuple(tuple(part) for part in sums))
-                case ev.ApplyStep():
-                    requests = apply_requests(work, chief_incarnation=self._incarnation, num_shards=len(self._shards))
-                    for shard, step in zip(self._shards, requests, strict=True):
-                        self._whole(shard.apply_step, step)
-                    return ev.StepApplied(step=work.step)
-            settings = settings_of(work, chief_incarnation=self._incarnation)
-            for shard in self._shards:
-                self._whole(shard.configure, settings)
-            return ev.ShardsConfigured(version=work.version)
-        except PsError as error:
-            return ev.ShardFailed(shard=self.num_done, why=error.message)
-
-    def _whole(self, call: Callable[[Request], Result], request: Request) -> Result:
-        """Makes one call; a Ctrl-C meanwhile is kept for after it: half a step would be the end of training for all threads."""
-        try:
-            result = call(request)
-        except KeyboardInterrupt as interrupt:
-            self.interrupt = interrupt
-            result = call(request)
-        self.num_done += 1
-        return result

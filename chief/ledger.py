@@ -1,6 +1,7 @@
 """What the latest steps were made of and how long they took, and counters. Knows no worker's state; `now` is an argument."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ps_protocol.chief import LedgerEntry, PushOutcome
@@ -65,6 +66,19 @@ class Ledger:
         if len(self._applied) > self._size:
             del self._applied[next(iter(self._applied))]
         self.open_step(self._open.step + 1, now=now)
+
+    def roll_back(self, step: int, *, now: float) -> None:
+        """Forgets this step and all after it, which are done again."""
+        self._applied = {number: record for number, record in self._applied.items() if number < step}
+        self.open_step(step, now=now)
+
+    def contributors(self, limit: int) -> Iterator[tuple[int, tuple[PushId, ...]]]:
+        """The latest steps with what they were made of, newest first, until `limit` contributions have been named."""
+        for record in reversed(self._applied.values()):
+            if limit <= 0:
+                return
+            limit -= len(record.contributors)
+            yield record.step, record.contributors
 
     def entries(self, limit: int) -> tuple[LedgerEntry, ...]:
         """Returns the latest `limit` steps, newest first."""

@@ -1,75 +1,36 @@
 """Who takes part: indices, incarnations, leases, and what each participant did. Knows no step, call or address; `now` is an argument."""
 
-import enum
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from chief.coordination import MAX_PARTICIPANTS, CoordinationConfig
+from chief.member import Member, MemberState, gone_error, is_free, status_of, superseded_error, taken_error
 from chief.push_outcomes import PushOutcomes
 from chief.wording import lease_end, name_of, printable, seconds
-from ps_protocol.chief import Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
-from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, Superseded, WorkerIndexOutOfRange, WorkerIndexTaken
+from ps_protocol.chief import Participant, ParticipantKind, ParticipantStatus, RegisterRequest
+from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, WorkerIndexOutOfRange
+from ps_protocol.shard import AppliedPush, WorkerPushes
 
 _MAX_HOST = 255
-
-
-class MemberState(enum.Enum):
-    """Where a participant is: its lease runs, has ended, or it said goodbye."""
-
-    LIVE = "live"
-    LAPSED = "lapsed"
-    LEFT = "left"
-
-
-@dataclass(slots=True, kw_only=True)
-class Member:
-    """The latest incarnation of one participant. Counters cover all incarnations of the index."""
-
-    kind: ParticipantKind
-    index: int
-    incarnation: int
-    host: str
-    pid: int
-    request_id: int
-    last_seen: float
-    lease_s: float
-    state: MemberState = MemberState.LIVE
-    ended_at: float = 0.0
-    failure: str = ""
-    outcomes: PushOutcomes = field(default_factory=PushOutcomes)
-    num_accepted: int = 0
-    num_stale: int = 0
-    num_late: int = 0
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the lease runs."""
-        return self.state is MemberState.LIVE
-
-    @property
-    def name(self) -> str:
-        """For example "worker 3"."""
-        return name_of(self.kind, self.index)
-
-    @property
-    def where(self) -> str:
-        """For example "on host-b pid 912"."""
-        return f"on {self.host or 'an unnamed host'} pid {self.pid}"
-
-    def count(self, outcome: PushOutcome) -> None:
-        """Counts one of its contributions."""
-        self.num_accepted += outcome is PushOutcome.ACCEPTED
-        self.num_stale += outcome is PushOutcome.STALE
-        self.num_late += outcome is PushOutcome.LATE
+# Incarnations of one index that one chief may give, as a power of two.
+_BITS_OF_A_CHIEF = 20
 
 
 class Membership:
-    """All participants there ever were, each as its latest incarnation. `config` may be replaced; who is in stays in."""
+    """All participants there ever were, each as its latest incarnation. `config` may be replaced; who is in stays in.
+
+    New incarnations that the chief of incarnation k gives are numbered from (k - 1) << 20 | 1, above all that earlier ones gave.
+    """
 
     def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
         self.config = config
         self._epoch = epoch
+        self._why_epoch, self._epoch_step = "", ""
+        self._chief_incarnation = 1
+        # What earlier chiefs' workers have had applied lately, by worker; and whom this chief took in before it knew that there were any.
+        self._pushes: dict[int, WorkerPushes] = {}
+        self._provisional: dict[tuple[ParticipantKind, int, int], tuple[str, int]] = {}
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
@@ -83,6 +44,11 @@ class Membership:
     def num_live_workers(self) -> int:
         """Workers whose lease runs."""
         return self._num_live[ParticipantKind.WORKER]
+
+    @property
+    def num_known_workers(self) -> int:
+        """Indices that some worker has had."""
+        return len(self._members[ParticipantKind.WORKER])
 
     def all(self) -> Iterator[Member]:
         """All participants: workers, then observers, by index."""
@@ -111,8 +77,7 @@ class Membership:
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
         if participant.epoch != self._epoch:
-            text = f"cluster epoch is {self._epoch}, you have {participant.epoch}. Connect again"
-            raise EpochMismatch(text, facts={"epoch": str(self._epoch)})
+            raise self.other_epoch(participant.epoch)
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
             name = f"{name_of(participant.kind, participant.index)} (incarnation {participant.incarnation})"
@@ -120,6 +85,40 @@ class Membership:
         if participant.incarnation < member.incarnation:
             raise superseded_error(participant.incarnation, by=member)
         return member
+
+    def look_up_leaver(self, participant: Participant) -> Member:
+        """As `look_up`, but whoever stems from an earlier epoch may say goodbye too."""
+        return self.look_up(replace(participant, epoch=self._epoch) if participant.epoch < self._epoch else participant)
+
+    def other_epoch(self, epoch: int) -> EpochMismatch:
+        """Returns the error that a caller of another epoch gets."""
+        why = f" ({self._why_epoch})" if self._why_epoch else ""
+        facts = {"epoch": str(self._epoch)} | ({"step": self._epoch_step} if self._epoch_step else {})
+        return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{why}. Connect again", facts=facts)
+
+    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
+        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told."""
+        self._epoch, self._why_epoch, self._epoch_step = epoch, why, "" if step is None else str(step)
+
+    def succeed(self, *, chief_incarnation: int) -> None:
+        """Forgets all who were taken in before it was known that there was another chief earlier: others may have their numbers."""
+        for member in self.all():
+            self._provisional[member.kind, member.index, member.incarnation] = (member.host, member.pid)
+            self._end(member)
+        for members in self._members.values():
+            members.clear()
+        self._chief_incarnation = chief_incarnation
+
+    def remember(self, pushes: Iterable[WorkerPushes]) -> None:
+        """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay."""
+        self._pushes = {pushed.worker: pushed for pushed in pushes}
+        for member in self.workers():
+            member.outcomes.restart(self._applied_of(member.index, member.incarnation))
+
+    @property
+    def remembered(self) -> Mapping[int, WorkerPushes]:
+        """What `remember` was told, by worker."""
+        return self._pushes
 
     def touch(self, member: Member, *, now: float) -> float:
         """Renews the lease; returns when it ends."""
@@ -131,6 +130,29 @@ class Membership:
         index = self._by_request.get((request.kind, request.request_id))
         return None if index is None else self._members[request.kind][index]
 
+    def returned(self, request: RegisterRequest, *, now: float) -> Member | None:
+        """Returns the member that registers again after the epoch rose or another chief took over: it stays the same incarnation.
+
+        None: it is to be admitted as a new one. Raises Superseded if another has taken its place.
+        """
+        former = request.former
+        if former is None or former.kind is not request.kind or not self._is_plausible(former):
+            return None
+        where = (printable(request.host[:_MAX_HOST]), request.pid)
+        if self._provisional.get((former.kind, former.index, former.incarnation)) == where:
+            return None
+        member = self._members[former.kind].get(former.index)
+        if member is None:
+            member = self._recognised(request, former, now=now)
+        elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
+            raise superseded_error(former.incarnation, by=member)
+        elif member.incarnation != former.incarnation or not member.is_live or (member.host, member.pid) != where:
+            return None
+        self._by_request.pop((member.kind, member.request_id), None)
+        member.request_id = request.request_id
+        self._by_request[member.kind, member.request_id] = member.index
+        return member
+
     def admit(self, request: RegisterRequest, *, now: float) -> tuple[Member, Member | None]:
         """Makes a new incarnation, live from now on; returns it and the one that it replaces.
 
@@ -140,10 +162,33 @@ class Membership:
         former = self._members[request.kind].get(index)
         if former is not None:
             self._end(former)
+        least = (self._chief_incarnation - 1) << _BITS_OF_A_CHIEF
+        taken = max((incarnation for kind, place, incarnation in self._provisional if (kind, place) == (request.kind, index)), default=0)
+        member = self._made(request, index, incarnation=max(former.incarnation if former else 0, taken, least) + 1, former=former, now=now)
+        return member, former
+
+    def _is_plausible(self, former: Participant) -> bool:
+        places = self._places(former.kind)
+        return former.index < places and 1 <= former.incarnation < self._chief_incarnation << _BITS_OF_A_CHIEF
+
+    def _places(self, kind: ParticipantKind) -> int:
+        return (self.config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
+
+    def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
+        member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
+        if member.kind is ParticipantKind.WORKER:
+            member.outcomes.restart(self._applied_of(member.index, member.incarnation))
+        return member
+
+    def _applied_of(self, worker: int, incarnation: int) -> Sequence[AppliedPush]:
+        pushed = self._pushes.get(worker)
+        return pushed.applied if pushed is not None and pushed.incarnation == incarnation else ()
+
+    def _made(self, request: RegisterRequest, index: int, *, incarnation: int, former: Member | None, now: float) -> Member:
         member = Member(
             kind=request.kind,
             index=index,
-            incarnation=former.incarnation + 1 if former else 1,
+            incarnation=incarnation,
             host=printable(request.host[:_MAX_HOST]),
             pid=request.pid,
             request_id=request.request_id,
@@ -157,7 +202,7 @@ class Membership:
         self._members[request.kind][index] = member
         self._by_request[request.kind, request.request_id] = index
         self._num_live[request.kind] += 1
-        return member, former
+        return member
 
     def lapse(self, member: Member, *, now: float) -> None:
         """The lease has ended."""
@@ -182,7 +227,7 @@ class Membership:
 
     def statuses(self, *, now: float, waiting: frozenset[int]) -> tuple[ParticipantStatus, ...]:
         """Returns all participants; `waiting` are the workers that block on a token."""
-        return tuple(_status(member, now, waiting) for member in self.all())
+        return tuple(status_of(member, now, waiting) for member in self.all())
 
     def _end(self, member: Member) -> None:
         self._num_live[member.kind] -= member.is_live
@@ -190,23 +235,26 @@ class Membership:
         self._by_request.pop((member.kind, member.request_id), None)
 
     def _wanted_index(self, request: RegisterRequest, *, now: float) -> int:
-        is_worker = request.kind is ParticipantKind.WORKER
-        places = (self.config.num_workers if is_worker else None) or MAX_PARTICIPANTS
+        is_worker, places = request.kind is ParticipantKind.WORKER, self._places(request.kind)
         if request.index is None:
+            former = request.former
+            holder = self._members[request.kind].get(former.index) if former is not None else None
+            if former is not None and former.index < places and (holder is None or is_free(holder, now)):
+                return former.index
             return self._free_index(request.kind, places, now)
         name = f"{request.kind.name.lower()} index {request.index}"
         if request.index >= places:
             why = f" (total_num_replicas is {places})" if is_worker and self.config.num_workers else ""
             raise WorkerIndexOutOfRange(f"{name}: want 0..{places - 1}{why}")
         holder = self._members[request.kind].get(request.index)
-        if holder is not None and not _is_free(holder, now) and not request.takeover:
-            raise _taken(holder, now)
+        if holder is not None and not is_free(holder, now) and not request.takeover:
+            raise taken_error(holder, now)
         return request.index
 
     def _free_index(self, kind: ParticipantKind, places: int, now: float) -> int:
         members = self._members[kind]
         for index in itertools.islice(itertools.count(), places):
-            if index not in members or _is_free(members[index], now):
+            if index not in members or is_free(members[index], now):
                 return index
         left_s = min(member.last_seen + member.lease_s for member in members.values()) - now
         text = f"{places} of {places} {kind.name.lower()} places taken"
@@ -215,51 +263,3 @@ class Membership:
         else:
             text += ". Close one of them first, or name an index and take it over"
         raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
-
-
-def superseded_error(incarnation: int, *, by: Member) -> Superseded:
-    """Returns the error that an older incarnation gets."""
-    text = f"{by.name} (incarnation {incarnation}) was replaced by incarnation {by.incarnation} {by.where}. End this process"
-    return Superseded(text, facts={"worker": str(by.index), "host": by.host, "pid": str(by.pid)})
-
-
-def gone_error(member: Member, *, now: float) -> LeaseExpired:
-    """Returns the error that a participant gets whose lease has ended or that has left."""
-    how = "it left" if member.state is MemberState.LEFT else "lease ended"
-    return LeaseExpired(f"{member.name}: {how} {seconds(now - member.ended_at)} ago. Register again", facts={"worker": str(member.index)})
-
-
-def _is_free(member: Member, now: float) -> bool:
-    return not member.is_live or now >= member.last_seen + member.lease_s
-
-
-def _taken(holder: Member, now: float) -> WorkerIndexTaken:
-    seen_ago_s, lease_left_s = now - holder.last_seen, holder.last_seen + holder.lease_s - now
-    return WorkerIndexTaken(
-        f"{holder.name} is already running {holder.where} (seen {seconds(seen_ago_s)} ago{lease_end(lease_left_s)});"
-        " use another index, or connect(takeover=True)",
-        facts={
-            "worker": str(holder.index),
-            "host": holder.host,
-            "pid": str(holder.pid),
-            "seen_ago_s": f"{seen_ago_s:.3f}",
-            "lease_left_s": f"{lease_left_s:.3f}",
-        },
-    )
-
-
-def _status(member: Member, now: float, waiting: frozenset[int]) -> ParticipantStatus:
-    return ParticipantStatus(
-        kind=member.kind,
-        index=member.index,
-        incarnation=member.incarnation,
-        host=member.host,
-        pid=member.pid,
-        state=member.state.value,
-        seen_ago_s=max(0.0, now - member.last_seen),
-        num_accepted=member.num_accepted,
-        num_stale=member.num_stale,
-        num_late=member.num_late,
-        is_waiting=member.kind is ParticipantKind.WORKER and member.index in waiting,
-        failure=member.failure,
-    )

@@ -48,9 +48,10 @@ class ModelCalls:
         """The shards hold their initial values and work as they shall: all who wait for that are told."""
         cluster = self._cluster
         cluster.registry.open()
+        cluster.has_opened = True
         cluster.ledger.open_step(cluster.policy.step, now=now)
         completions, self._completions = self._completions, []
-        return [*(Reply(call=call, value=None) for call in completions), *self.settle()]
+        return [*(Reply(call=call, value=None) for call in completions), *self.settle(), cluster.keep_record()]
 
     def refuse_completions(self, error: PsError) -> list[Instruction]:
         """The shards cannot be told how to work."""

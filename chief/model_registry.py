@@ -21,6 +21,8 @@ class ModelRegistry:
         self.is_created = False
         self.is_ready = False
         self.initializer: tuple[int, int] | None = None  # worker, incarnation
+        # Names of the layouts that shards hold values of, while the model itself is unknown.
+        self.held: tuple[str, ...] = ()
         self._num_shards = num_shards
 
     @property
@@ -34,6 +36,10 @@ class ModelRegistry:
         """Raises InvalidSpec if the model that stands cannot be trained so."""
         if self.model is not None:
             check_clip(self.model, policy)
+
+    def check_placeable(self, model: ModelSpec) -> None:
+        """Raises InvalidSpec if a model cannot lie on these shards."""
+        place(model, num_shards=self._num_shards)
 
     def check(self, model: ModelSpec) -> None:
         """Raises ModelMismatch if another model stands."""
@@ -52,9 +58,9 @@ class ModelRegistry:
         if self.is_ready:
             return ModelState.READY
         if self.model is None:
-            self.placement = place(model, num_shards=self._num_shards)
-            self.layouts = layouts(self.placement, num_shards=self._num_shards)
-            self.model = model
+            self._place(model)
+        if self.is_created:
+            return ModelState.WAIT  # the shards have its values; they are about to work on
         if self.initializer is None:
             self.initializer = (worker, incarnation)
             self.attempt += 1
@@ -69,6 +75,29 @@ class ModelRegistry:
             )
         was_created, self.is_created = self.is_created, True
         return not was_created
+
+    def restore(self, model: ModelSpec) -> None:
+        """The shards hold this model's values, or are about to."""
+        if self.model is None:
+            self._place(model)
+        self.is_created, self.is_ready = True, False
+
+    def restart(self) -> None:
+        """There is no model: the first worker that presents one initialises it."""
+        self.model, self.placement, self.layouts, self.held = None, (), (), ()
+        self.is_created = self.is_ready = False
+        self.initializer = None
+
+    def _place(self, model: ModelSpec) -> None:
+        placement = place(model, num_shards=self._num_shards)
+        found = layouts(placement, num_shards=self._num_shards)
+        if self.held and self.held != tuple(layout.hash for layout in found):
+            raise ModelMismatch(
+                "your model is not the one whose values the parameter servers hold; start all workers with the same model,"
+                " or restart the cluster"
+            )
+        self.placement, self.layouts, self.model = placement, found, model
+        self.is_created = bool(self.held)
 
     def open(self) -> None:
         """The shards work as they shall: training may begin."""

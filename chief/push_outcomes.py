@@ -1,8 +1,10 @@
 """What became of one incarnation's latest pushes, so that a repeated commit has its effect once. Bounded; knows no step state."""
 
-from ps_protocol.chief import CommitResult
+from collections.abc import Sequence
+
+from ps_protocol.chief import CommitResult, PushOutcome
 from ps_protocol.errors import PushIdReused
-from ps_protocol.shard import PushId
+from ps_protocol.shard import AppliedPush, PushId
 
 _WINDOW = 16
 
@@ -13,14 +15,15 @@ class PushOutcomes:
     def __init__(self, *, window: int = _WINDOW) -> None:
         self._window = max(window, _WINDOW)
         self._last_sequence = 0
-        self._recent: dict[int, tuple[int, CommitResult]] = {}
+        # By sequence: the step that it was computed from (None: unknown), and what became of it.
+        self._recent: dict[int, tuple[int | None, CommitResult]] = {}
 
     def is_repeated(self, push_id: PushId, *, step: int) -> bool:
         """Whether this push was counted before. Raises PushIdReused if it was for another step."""
         if push_id.sequence > self._last_sequence:
             return False
         known = self._recent.get(push_id.sequence)
-        if known is not None and known[0] != step:
+        if known is not None and known[0] not in (None, step):
             raise PushIdReused(
                 f"push {push_id.worker}/{push_id.incarnation}/{push_id.sequence} was for step {known[0]}, now for step {step};"
                 " use a new sequence number for each contribution"
@@ -36,6 +39,14 @@ class PushOutcomes:
         """Has whoever repeats this push told something else than the first time; forgotten ones stay so."""
         if push_id.sequence in self._recent:
             self._recent[push_id.sequence] = (self._recent[push_id.sequence][0], result)
+
+    def restart(self, applied: Sequence[AppliedPush]) -> None:
+        """Knows only of these from now on, all accepted; sequences that were used stay used."""
+        self._last_sequence = max([self._last_sequence, *(push.sequence for push in applied)])
+        self._recent = {
+            push.sequence: (None, CommitResult(outcome=PushOutcome.ACCEPTED, global_step=push.step, applied_step=push.step))
+            for push in applied[-self._window :]
+        }
 
     def record(self, push_id: PushId, *, step: int, result: CommitResult) -> None:
         """Remembers what became of a push that is not repeated."""

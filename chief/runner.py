@@ -1,7 +1,6 @@
-"""Runs a coordinator: tells it what happens, and does what it wants done. Owns its lock, timer, tasks and blocked callers; decides nothing.
+"""Runs a coordinator: tells it what happens, and hands out its answers. Owns its lock, timer and blocked callers; decides nothing.
 
-What happens may be told by any thread, one at a time; that thread also gives the answers. What takes time is a task of the event loop, but
-for the steps: these go to the shards' own threads, and become a task when that did not go well.
+What happens may be told by any thread, one at a time; that thread also gives the answers. What is to be done at shards is the shard side's.
 """
 
 import asyncio
@@ -10,28 +9,29 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from chief import events as ev
+from chief.checkpoint_store import CheckpointStore
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
-from chief.shard_caller import DirectLink
-from chief.shard_lanes import ShardLanes, Work
 from chief.shard_links import ShardLink
-from chief.shard_tasks import ShardTasks
+from chief.shard_side import ShardSide
 from ps_protocol.chief import ClusterState, ClusterStatus
 from ps_protocol.errors import PsError
+from ps_protocol.failpoints import failpoint
 from ps_protocol.status import defect
 
 log = logging.getLogger(__name__)
 
-_EPOCH = 1
 # How long participants may take to leave once the process was told to end, and the shards to be told so; together less than 2 s.
 _LEAVE_GRACE_S = 1.5
 _HASTY_SHUTDOWN_S = 0.4
+# What is being saved when the process is told to end may still become whole.
+_SAVE_GRACE_S = 7.0
+_LOOK_AGAIN_S = 0.05
 # How long shards may take to be told at the orderly end.
 _SHUTDOWN_S = 5.0
 # A timer this late means that the process itself stood still; what its callers sent meanwhile is heard first.
@@ -50,67 +50,61 @@ class Runner:
         *,
         config: CoordinationConfig,
         on_state: Callable[[ClusterState], None],
+        store: CheckpointStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
-        self._coordinator = Coordinator(config=config, shard_addresses=[link.address for link in links], epoch=_EPOCH, now=clock())
-        self._shards = ShardTasks(links, epoch=_EPOCH, report=self._report, clock=clock)
-        direct = [link for link in links if isinstance(link, DirectLink)]
-        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
-        # What the thread that has brought a step about does itself, once it has told of everything.
-        self._own_work: deque[Work] = deque()
-        self._is_working = False
-        self._num_shards = len(links)
+        self._coordinator = Coordinator(config=config, shard_addresses=[link.address for link in links], now=clock())
+        self._shards = ShardSide(
+            links, store=store, report=self._report, on_defect=self._broken_off, on_superseded=self._superseded, clock=clock
+        )
         self._on_state = on_state
         self._state = self._coordinator.state
         self._calls = itertools.count(1)
         self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
-        self._background: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
-        self._is_hasty = False
+        self._is_hasty = self._is_superseded = False
 
     @property
     def epoch(self) -> int:
         """Epoch of the cluster."""
-        return _EPOCH
+        return self._coordinator.epoch
 
-    async def run(self) -> int:
-        """Adopts the shards, and returns the exit code once nobody needs the cluster any more and the shards have been told to end.
+    async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
+        """Takes the shards, and returns the exit code once nobody needs the cluster any more and the shards have been told to end.
 
-        Raises PsError if the shards are not what they should be, or hold another model.
+        `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
+        PsError if the shards are not to be had.
         """
-        self._spawn(self._adopt_all)
+        self._shards.begin(chief_address=chief_address, is_takeover=is_takeover, on_failure=self._cannot_begin)
         try:
             end = await self._end
         finally:
-            for task in self._background:
-                task.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
+            await self._shards.cancel_all()
         log.info("ending reason=%s", end.reason)
-        await self._shards.shut_down_all(reason=end.reason, within_s=_HASTY_SHUTDOWN_S if self._is_hasty else _SHUTDOWN_S)
+        if not self._is_superseded:
+            await self._shards.shut_down_all(reason=end.reason, within_s=_HASTY_SHUTDOWN_S if self._is_hasty else _SHUTDOWN_S)
         return end.exit_code
 
     async def close(self) -> None:
         """Closes the connections to the shards, and stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._lanes is not None:
-            self._lanes.close()
         await self._shards.close()
 
     def stop(self, reason: str) -> None:
-        """Finishes training, gives participants a moment to leave, and ends. A second call ends at once."""
+        """Finishes training, gives participants time to leave and a checkpoint to become whole, and ends. A second call ends at once."""
         if self._is_hasty:
             self._end_now(reason)
             return
         self._is_hasty = True
         self._report(ev.FinishTraining(call=None, reason=reason))
-        self._loop.call_later(_LEAVE_GRACE_S, self._end_now, reason)
+        self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
 
     async def call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
         """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError. For the event loop."""
@@ -158,82 +152,44 @@ class Runner:
 
     def _report(self, event: ev.Event) -> None:
         with self._lock:
-            for instruction in self._coordinator.handle(event, self._clock()):
-                self._carry_out(instruction)
+            instructions = self._coordinator.handle(event, self._clock())
+            if type(event) is ev.StepApplied:
+                self._carry_out_failing(instructions)
+            else:
+                for instruction in instructions:
+                    self._carry_out(instruction)
             if self._coordinator.state is not self._state:
                 self._state = self._coordinator.state
                 log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
                 self._on_state(self._state)
             self._set_timer()
-        if self._own_work:
-            self._do_own_work()
+        if self._shards.own_work:
+            self._shards.do_own_work()
 
-    def _do_own_work(self) -> None:
-        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
-        while True:
-            with self._lock:
-                if self._is_working or not self._own_work:
-                    return
-                self._is_working, work = True, self._own_work.popleft()
-            try:
-                work()
-            finally:
-                with self._lock:
-                    self._is_working = False
+    def _carry_out_failing(self, instructions: Sequence[ev.Instruction]) -> None:
+        """Carries out what follows from a step; half of it, if a failpoint says so."""
+        half = len(instructions) // 2
+        for instruction in instructions[:half]:
+            self._carry_out(instruction)
+        failpoint("chief.tokens.half")
+        for instruction in instructions[half:]:
+            self._carry_out(instruction)
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Reply() | ev.Refuse():
                 self._answer(instruction)
-            case ev.ApplyStep():
-                self._apply(instruction)
-            case ev.PrepareStep():
-                self._in_loop(self._spawn, self._shards.prepare, instruction)
-            case ev.ConfigureShards():
-                self._in_loop(self._spawn, self._shards.configure, instruction)
-            case ev.AdoptShard():
-                self._in_loop(self._spawn, self._adopt_again, instruction.shard)
             case ev.EndProcesses():
                 self._in_loop(self._finish, instruction)
             case ev.Note():
                 log.log(logging.WARNING if instruction.is_warning else logging.INFO, "%s", instruction.text)
-
-    def _apply(self, step: ev.ApplyStep) -> None:
-        if self._lanes is None:
-            self._in_loop(self._spawn, self._shards.apply, step)
-        elif (work := self._lanes.apply(self._shards.requests_of(step), partial(self._left_lanes, step))) is not None:
-            self._own_work.append(work)
-
-    def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
-        if not is_applied:
-            self._in_loop(self._spawn, self._shards.apply, step)
-            return
-        self._shards.heard_all()
-        try:
-            self._report(ev.StepApplied(step=step.step))
-        except Exception as error:
-            self._in_loop(self._broken_off, error)
+            case _:
+                self._shards.carry_out(instruction)
 
     def _answer(self, instruction: ev.Reply | ev.Refuse) -> None:
         answer = self._blocked.pop(instruction.call, None)
         if answer is not None:
             answer(instruction)
-
-    async def _adopt_all(self) -> None:
-        try:
-            await self._shards.adopt_all()
-        except PsError as error:
-            if not self._end.done():
-                self._end.set_exception(error)
-            return
-        for index in range(self._num_shards):
-            self._spawn(self._shards.watch, index)
-
-    async def _adopt_again(self, shard: int) -> None:
-        try:
-            await self._shards.adopt(shard)
-        except PsError as error:
-            self._report(ev.ShardFailed(shard=shard, why=error.message))
 
     def _set_timer(self) -> None:
         due = self._coordinator.next_deadline()
@@ -260,6 +216,12 @@ class Runner:
             self._timer = self._timer_due = None
             self._report(ev.TimerFired())
 
+    def _end_when_saved(self, reason: str, until: float) -> None:
+        if self._shards.is_saving and self._clock() < until:
+            self._loop.call_later(_LOOK_AGAIN_S, self._end_when_saved, reason, until)
+        else:
+            self._end_now(reason)
+
     def _end_now(self, reason: str) -> None:
         self._finish(ev.EndProcesses(exit_code=1 if self._state is ClusterState.FAILED else 0, reason=reason))
 
@@ -275,15 +237,16 @@ class Runner:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
             self._loop.call_soon_threadsafe(do, *arguments)
 
-    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        task = self._loop.create_task(work(*arguments))
-        self._background.add(task)
-        task.add_done_callback(self._ended)
+    def _cannot_begin(self, error: PsError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken_off(error)
+    def _superseded(self, why: str) -> None:
+        """Another chief has the shards: this one ends, and leaves them alone."""
+        if not self._is_superseded:
+            self._is_superseded = True
+            log.error("superseded: this chief ends, and leaves the cluster to the other one cause=%s", why)
+            self._in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
 
     def _broken_off(self, error: BaseException) -> None:
         log.critical("a task of the chief broke off; it cannot go on", exc_info=error)

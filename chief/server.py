@@ -10,23 +10,30 @@ from concurrent import futures
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from chief.checkpoint_store import CheckpointStore
 from chief.config import ChiefConfig
 from chief.runner import Runner
 from chief.service import SERVICE, ChiefService, chief_service_handler
 from chief.shard_links import GrpcShardLink, ShardLink
+from ps_protocol.access import Access
 from ps_protocol.addresses import parse_address
+from ps_protocol.authorization import CallerRole
+from ps_protocol.authorization_handler import interceptors
 from ps_protocol.channel import server_options
+from ps_protocol.checkpoint_places import open_storage
 from ps_protocol.chief import ClusterState
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.handshake import Identity, Role
 from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
+from ps_protocol.serving_port import add_port
 
 log = logging.getLogger(__name__)
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
 # Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.
 _MAX_THREADS = 4_096
+_ANY_HOST = ("0.0.0.0", "::", "")
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5
 
@@ -41,13 +48,18 @@ class ChiefServer:
         self._config = config
         self._address = ""
         cluster = config.coordination.cluster
+        access = Access(config.security, role=CallerRole.CHIEF)
         if links is None:
-            links = [GrpcShardLink(address, index=index, cluster=cluster) for index, address in enumerate(config.ps)]
-        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state)
-        self._service = ChiefService(self._runner)
+            links = [GrpcShardLink(address, index=index, cluster=cluster, access=access) for index, address in enumerate(config.ps)]
+        store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
+        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store)
+        guards = interceptors(config.security, cluster=cluster, address=config.address)
+        self._service = ChiefService(
+            self._runner, may_work=lambda context: all(guard.may_act_as(CallerRole.WORKER, context) for guard in guards)
+        )
         self._health = health.HealthServicer()
         self._executor = futures.ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(self._executor, options=server_options())
+        self._server = grpc.server(self._executor, options=server_options(), interceptors=[*guards])
 
     @property
     def address(self) -> str:
@@ -72,7 +84,7 @@ class ChiefServer:
 
     async def wait(self) -> int:
         """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""
-        return await self._runner.run()
+        return await self._runner.run(chief_address=reachable(self._address), is_takeover=self._config.is_takeover)
 
     def request_stop(self, reason: str) -> None:
         """Finishes training and makes `wait` return within 2 s. To be called in the event loop."""
@@ -92,7 +104,7 @@ class ChiefServer:
         check_address_is_free(address)
         parsed = parse_address(address, is_bind=True)
         try:
-            port = self._server.add_insecure_port(str(parsed))
+            port = add_port(self._server, parsed, security=self._config.security)
         except RuntimeError as error:
             raise InvalidSpec(f"cannot listen at {address}: {error}") from None
         return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))
@@ -101,3 +113,9 @@ class ChiefServer:
         answers = health_pb2.HealthCheckResponse
         status = answers.SERVING if state in _READY_STATES else answers.NOT_SERVING
         self._health.set(SERVICE, status)
+
+
+def reachable(address: str) -> str:
+    """Returns an address as others may call it; empty if it is that of every network interface, which is nobody's name."""
+    parsed = parse_address(address)
+    return "" if not parsed.is_unix and parsed.host.strip("[]") in _ANY_HOST else address

@@ -5,6 +5,7 @@ handled in the thread that receives for the whole server, and the answer is sent
 """
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,14 +15,16 @@ from google.protobuf.message import Message
 from chief import events as ev
 from chief import worker_calls as calls
 from chief.conversation import Conversation
+from chief.recovery_events import LeaseRanges, SaveCheckpoint
 from chief.runner import Runner
 from chief.single_call import ImmediateCall, Method, SingleCall
 from ps_protocol import codec_chief as codec
-from ps_protocol import codec_model, codec_settings
+from ps_protocol import codec_data_ranges, codec_model, codec_settings
+from ps_protocol.chief import ParticipantKind
 from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_status import encode_cluster_status
 from ps_protocol.direct_serving import Handler, Peer, standing_method_handler
-from ps_protocol.errors import LimitExceeded
+from ps_protocol.errors import LimitExceeded, PermissionDenied
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name
@@ -30,10 +33,10 @@ _MAX_OPEN_CALLS = 20_000
 
 
 class ChiefService:
-    """Serves one runner. Thread-safe."""
+    """Serves one runner. Thread-safe. `may_work`: whether a caller may be a worker, and not only observe."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, *, may_work: Callable[[grpc.ServicerContext], bool] = lambda context: True) -> None:
+        self._runner, self._may_work = runner, may_work
         self._lock = threading.Lock()
         self._open: dict[Handler, Peer] = {}
 
@@ -52,7 +55,8 @@ class ChiefService:
         elif name == "GetClusterStatus":
             handler = ImmediateCall(peer, self._status, on_close=self._closed)
         else:
-            handler = SingleCall(self._runner, peer, METHODS[name], on_close=self._closed)
+            only_observes = name == "RegisterWorker" and not self._may_work(context)
+            handler = SingleCall(self._runner, peer, _OBSERVING if only_observes else METHODS[name], on_close=self._closed)
         with self._lock:
             if len(self._open) >= _MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{_MAX_OPEN_CALLS} calls are open at the chief; end some of them")
@@ -79,6 +83,13 @@ def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
 
 def _registration(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
     return ev.RegisterWorker(call=call, request=codec.decode_register_request(message))
+
+
+def _observation(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
+    request = codec.decode_register_request(message)
+    if request.kind is not ParticipantKind.OBSERVER:
+        raise PermissionDenied("RegisterWorker as a worker needs role worker, the caller may only observe")
+    return ev.RegisterWorker(call=call, request=request)
 
 
 def _departure(message: pb.DeregisterWorkerRequest, call: int) -> ev.Event:
@@ -114,10 +125,28 @@ def _hyperparameters(message: pb.SetHyperparametersRequest, call: int) -> ev.Eve
     return ev.SetHyperparameters(call=call, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
 
 
+def _checkpoint(message: pb.SaveCheckpointRequest, call: int) -> ev.Event:
+    return SaveCheckpoint(call=call, request_id=message.request_id, max_wait_s=codec.decode_max_wait(message))
+
+
+def _lease(message: pb.LeaseRangesRequest, call: int) -> ev.Event:
+    require(message, "data")
+    return LeaseRanges(
+        call=call,
+        participant=codec.decode_participant(message),
+        data=codec_data_ranges.decode_data(message.data),
+        max_ranges=message.max_ranges,
+        request_id=message.request_id,
+        max_wait_s=codec.decode_max_wait(message),
+        returned=tuple(message.returned),
+    )
+
+
 def _finish(message: pb.FinishTrainingRequest, call: int) -> ev.Event:
     return ev.FinishTraining(call=call, reason=message.reason)
 
 
+_OBSERVING = Method(pb.RegisterWorkerRequest, _observation, codec.encode_registration)
 METHODS: dict[str, Method] = {
     "RegisterWorker": Method(pb.RegisterWorkerRequest, _registration, codec.encode_registration),
     "Heartbeat": Method(pb.HeartbeatRequest, calls.heartbeat_event, calls.heartbeat_answer),
@@ -137,5 +166,7 @@ METHODS: dict[str, Method] = {
         _hyperparameters,
         lambda reply: pb.SetHyperparametersResponse(settings=codec_settings.encode_settings_reply(reply)),
     ),
+    "SaveCheckpoint": Method(pb.SaveCheckpointRequest, _checkpoint, codec_data_ranges.encode_saved),
+    "LeaseRanges": Method(pb.LeaseRangesRequest, _lease, codec_data_ranges.encode_lease_reply),
     "FinishTraining": Method(pb.FinishTrainingRequest, _finish, lambda step: pb.FinishTrainingResponse(global_step=step)),
 }

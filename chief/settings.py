@@ -6,6 +6,7 @@ A change waits until no step is being applied. Then all shards are told, if it c
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from chief.cluster import Cluster, UnderWay
 from chief.events import ConfigureShards, Instruction, Note, Refuse, Reply, SetHyperparameters, SetPolicy
@@ -14,10 +15,12 @@ from chief.policy import Counted, Grant
 from chief.token_replies import grant
 from chief.waiting_calls import slice_s
 from chief.wording import optimizers_words
+from ps_protocol.checkpoint import ChiefRecord
 from ps_protocol.chief import HyperparameterChange, ParticipantKind, SettingsReply
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, TrainingFailed, VariableNotFound
 from ps_protocol.optimizer_spec import INITIAL_HYPERPARAMETERS, OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.shard import ShardSettings
 
 # Changes whose requests are remembered, so that a repeated one has its effect once.
 _MAX_REMEMBERED = 1024
@@ -99,6 +102,39 @@ class Settings:
             self._cluster.deadlines.clear(("settings", call))
         return [Refuse(call=call, error=error) for call in calls]
 
+    def restore(self, record: ChiefRecord, *, version: int) -> None:
+        """Goes on with what an earlier chief has left; shards know of settings up to this version, perhaps others."""
+        self._optimizers = {original.key: (original, new) for original, new in record.optimizers}
+        self._cluster.optimizers = record.optimizers
+        self._cluster.optimizer = self._optimizer_words() if record.optimizers else ""
+        self._cluster.settings_version = record.settings_version
+        self.version = max(record.settings_version, version)
+        self._known = self._wanted(self._cluster.config.policy)
+
+    def for_shards(self, *, step: int) -> ShardSettings:
+        """Returns how shards that are brought back to this step are to work: as is right now, and then they know."""
+        cluster = self._cluster
+        self._known = self._wanted(cluster.config.policy)
+        return ShardSettings(
+            epoch=cluster.epoch,
+            chief_incarnation=cluster.chief_incarnation,
+            version=self.version,
+            step=step,
+            accepts_stale=self._known.accepts_stale,
+            applies_on_arrival=self._known.applies_on_arrival,
+            optimizers=self._known.optimizers,
+        )
+
+    def begin_anew(self, *, is_again: bool) -> None:
+        """The shards know of no settings; `is_again`: any more."""
+        self._known = _ForShards()
+        self.version += is_again
+
+    def tell_again(self) -> Instruction:
+        """Tells the shards what holds, since some may have heard of what does not."""
+        self.version += 1
+        return self._tell(self._wanted(self._cluster.config.policy))
+
     def open_model(self) -> list[Instruction]:
         """The shards hold their first values: tells them how to work, unless they know; returns nothing then."""
         wanted = self._wanted(self._cluster.config.policy)
@@ -136,6 +172,7 @@ class Settings:
         instructions: list[Instruction] = []
         if change.optimizers is not None:
             self._optimizers = change.optimizers
+            self._cluster.optimizers = tuple(change.optimizers.values())
             self._cluster.optimizer = self._optimizer_words()
         if change.policy is not None:
             instructions += self._install(change.policy)
@@ -148,8 +185,9 @@ class Settings:
         for call in change.calls:
             self._cluster.deadlines.clear(("settings", call))
             instructions.append(Reply(call=call, value=reply))
+        kept = [self._cluster.keep_record()] if self._cluster.registry.is_ready else []
         what = f"policy {self._cluster.policy.spec.text}" if change.policy is not None else f"optimizer {self._cluster.optimizer}"
-        return [Note(text=f"settings version {self.version} hold from step {reply.step} on: {what}"), *instructions]
+        return [Note(text=f"settings version {self.version} hold from step {reply.step} on: {what}"), *instructions, *kept]
 
     def _take_in(self, key: _Key, asked: PolicySpec | HyperparameterChange, call: int) -> list[Instruction]:
         if key in self._done:
@@ -197,6 +235,7 @@ class Settings:
         cluster.policy = new_policy(
             cluster.config, step=old.step, counted=old.counted(), workers=live, is_start=not cluster.registry.is_ready
         )
+        cluster.requota()
         granted = []
         for waiting in cluster.waiting.token_calls():
             local_step = min(waiting.local_step, old.step)
@@ -260,7 +299,9 @@ class Settings:
         variable = next((variable for variable in model.variables if variable.name == name), None)
         if variable is None:
             known = ", ".join(repr(variable.name) for variable in model.variables[:5])
-            raise VariableNotFound(f"the model has no variable {name!r}; it has {known}{', …' if len(model.variables) > 5 else ''}")
+            close = get_close_matches(name, [variable.name for variable in model.variables], n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise VariableNotFound(f"the model has no variable {name!r}; it has {known}{', …' if len(model.variables) > 5 else ''}{meant}")
         if variable.optimizer is None:
             raise InvalidSpec(f"variable {name!r} has no optimizer of its own; change the model's, by naming no variable")
         return variable.optimizer

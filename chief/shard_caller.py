@@ -4,6 +4,7 @@ import itertools
 from typing import Protocol, runtime_checkable
 
 from ps_protocol import codec_shard as codec
+from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.call_deadlines import CallDeadlines
 from ps_protocol.call_errors import decode_call_error
 from ps_protocol.codec import decode_message
@@ -43,8 +44,8 @@ class DirectLink(Protocol):
 class GrpcShardCaller:
     """Implements ShardCaller over a standing stream of its own."""
 
-    def __init__(self, address: str, *, name: str) -> None:
-        self._connection = Connection(address, name=name, service=_SERVICE)
+    def __init__(self, address: str, *, name: str, access: Access = DEFAULT_ACCESS) -> None:
+        self._connection = Connection(address, name=name, service=_SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._stream = StandingStream(self._connection, "CommandShard", deadlines=self._deadlines)
         self._numbers = itertools.count(1)

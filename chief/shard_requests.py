@@ -1,7 +1,9 @@
-"""What shards are sent for an instruction of the coordinator. Pure: makes requests; sends none."""
+"""What shards are sent for an instruction of the coordinator, and what it is told of them. Pure: makes requests; sends none."""
 
 from chief.events import ApplyStep, ConfigureShards, PrepareStep
-from ps_protocol.shard import ApplyRequest, ShardSettings
+from chief.recovery_events import RestoreFailed, RestoreShards, SaveFailed, ShardFinding
+from ps_protocol.errors import CheckpointNotFound, DataLoss, PsError, StorageFull
+from ps_protocol.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
 
 
 def prepare_request(step: PrepareStep, *, chief_incarnation: int) -> ApplyRequest:
@@ -38,3 +40,39 @@ def settings_of(change: ConfigureShards, *, chief_incarnation: int) -> ShardSett
         applies_on_arrival=change.applies_on_arrival,
         optimizers=change.optimizers,
     )
+
+
+def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
+    """Returns what each shard is sent to be brought back to a checkpoint."""
+    return tuple(
+        RestoreRequest(
+            chief_incarnation=work.chief_incarnation,
+            spec=spec,
+            tag=work.tag,
+            manifest_sha256=work.manifest_sha256,
+            settings=work.settings,
+        )
+        for spec in work.specs
+    )
+
+
+def finding(status: ShardStatus) -> ShardFinding:
+    """Returns what a shard says of itself before a chief has it."""
+    return ShardFinding(
+        process_incarnation=status.process_incarnation,
+        epoch=status.epoch,
+        chief_incarnation=status.chief_incarnation,
+        step=status.step,
+        settings_version=status.settings_version,
+    )
+
+
+def save_failure(tag: str, error: PsError, *, where: str = "") -> SaveFailed:
+    """Returns the event that a checkpoint has come to nothing; `where`: the name of the shard that says so."""
+    return SaveFailed(tag=tag, why=f"{where}: {error.message}" if where else error.message, is_full=isinstance(error, StorageFull))
+
+
+def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> RestoreFailed:
+    """Returns the event that a shard could not be brought back."""
+    why = f"{where}: {error.message}" if where else error.message
+    return RestoreFailed(epoch=work.epoch, tag=work.tag, why=why, is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)))

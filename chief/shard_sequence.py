@@ -3,6 +3,7 @@
 At most one thing is under way at all shards. When it is done everywhere, the next is begun.
 """
 
+from chief.checkpointing import Checkpointing
 from chief.cluster import Cluster, UnderWay
 from chief.ending import Ending
 from chief.events import ApplyStep, Instruction, PrepareStep, ShardsConfigured, StepApplied, StepPrepared
@@ -17,8 +18,9 @@ from ps_protocol.shard import PushId
 class ShardSequence:
     """Begins what is due as soon as nothing else is under way."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, models: ModelCalls, ending: Ending) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, models: ModelCalls, ending: Ending, checkpointing: Checkpointing) -> None:
         self._cluster = cluster
+        self._checkpointing = checkpointing
         self._settings = settings
         self._models = models
         self._ending = ending
@@ -26,9 +28,11 @@ class ShardSequence:
     def proceed(self, now: float) -> list[Instruction]:
         """Begins the next thing, if there is one and nothing is under way."""
         cluster = self._cluster
-        if cluster.failure:
+        if cluster.failure or cluster.recovering:
             return []
         instructions = self._settings.begin()
+        if cluster.is_save_due and cluster.under_way is None:
+            instructions += self._checkpointing.begin(now)
         if cluster.under_way is None and cluster.registry.is_ready and cluster.policy.is_complete:
             instructions.append(self._begin_step(now))
         return instructions
@@ -36,7 +40,7 @@ class ShardSequence:
     def configured(self, event: ShardsConfigured, now: float) -> list[Instruction]:
         """All shards work by new settings: what waited for that goes on."""
         cluster = self._cluster
-        if cluster.under_way is not UnderWay.CONFIGURE or event.version != self._settings.version or cluster.failure:
+        if cluster.under_way is not UnderWay.CONFIGURE or event.version != self._settings.version or not self._is_current(event.epoch):
             return []  # reported again, or too late to matter
         cluster.under_way = None
         done = self._settings.configured() if cluster.registry.is_ready else self._models.open(now)
@@ -45,7 +49,7 @@ class ShardSequence:
     def prepared(self, event: StepPrepared, now: float) -> list[Instruction]:
         """The size of the mean is known: it is applied, scaled down if it is too large."""
         cluster, registry = self._cluster, self._cluster.registry
-        if cluster.under_way is not UnderWay.PREPARE or event.step != cluster.policy.step or cluster.failure:
+        if cluster.under_way is not UnderWay.PREPARE or event.step != cluster.policy.step or not self._is_current(event.epoch):
             return []
         for index, (sums, layout) in enumerate(zip(event.sums, registry.layouts, strict=True)):
             num_slices = len(layout.slices) + len(layout.tables)
@@ -57,13 +61,26 @@ class ShardSequence:
     def applied(self, event: StepApplied, now: float) -> list[Instruction]:
         """All shards have applied the step: the next one is open."""
         cluster = self._cluster
-        if cluster.under_way is not UnderWay.APPLY or event.step != cluster.policy.step or cluster.failure:
+        if cluster.under_way is not UnderWay.APPLY or event.step != cluster.policy.step or not self._is_current(event.epoch):
             return []
+        contributors = cluster.policy.contributors if cluster.data.has_counted or self._checkpointing.holds_steps else ()
+        if cluster.data.has_counted:
+            cluster.data.applied(contributors)
+        if self._checkpointing.holds_steps and not cluster.is_finished:
+            return self._checkpointing.hold(contributors, now)
+        return self.tell(now)
+
+    def tell(self, now: float) -> list[Instruction]:
+        """The step that all shards have applied is made known: the next one is open."""
+        cluster = self._cluster
         cluster.under_way = None
         cluster.ledger.close_step(now=now)
         granted = cluster.policy.advance()
+        if cluster.is_quorum_lowered:
+            cluster.requota()
+        self._checkpointing.stepped()
         if cluster.pending_finish and not cluster.policy.is_complete:
-            return self._ending.finish(cluster.pending_finish)
+            return self._ending.finish(cluster.pending_finish, now)
         return self._end_or(granted, now)
 
     def counted(self, push_id: PushId, now: float) -> list[Instruction]:
@@ -71,13 +88,18 @@ class ShardSequence:
         ledger = self._cluster.ledger
         ledger.complete_step((push_id,), last_worker=push_id.worker, now=now)
         ledger.close_step(now=now)
+        self._cluster.data.applied((push_id,))
+        self._checkpointing.stepped()
         return self._end_or([], now)
+
+    def _is_current(self, epoch: int | None) -> bool:
+        return epoch in (None, self._cluster.epoch) and not self._cluster.failure
 
     def _end_or(self, granted: list[Grant], now: float) -> list[Instruction]:
         cluster = self._cluster
         max_steps = cluster.config.max_steps
         if max_steps is not None and cluster.policy.step >= max_steps and not cluster.is_finished:
-            return self._ending.finish(f"max_steps {max_steps} reached")
+            return self._ending.finish(f"max_steps {max_steps} reached", now)
         return [*grant(cluster, granted), *self.proceed(now)]
 
     def _begin_step(self, now: float) -> Instruction:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ps_protocol.access import Metadata
 from ps_protocol.call_errors import decode_call_error
 from ps_protocol.codec import decode_message
 from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable
@@ -20,9 +21,10 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 class ShardStream:
     """Opens a stream with the first command, and another one when it has broken. For one event loop."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, path: str, target: str) -> None:
-        self._open: Callable[[], Any] = channel.stream_stream(path)
+    def __init__(self, channel: grpc.aio.Channel, *, path: str, target: str, metadata: Callable[[], Metadata] = lambda: ()) -> None:
+        self._open: Callable[..., Any] = channel.stream_stream(path)
         self._target = target
+        self._metadata = metadata
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
         self._call: Any = None  # gRPC's type for it asks for the types of its messages, which are bytes
@@ -33,7 +35,7 @@ class ShardStream:
         async with self._turn:
             request.call = next(self._numbers)
             if self._call is None or self._call.done():
-                self._call = self._open()
+                self._call = self._open(metadata=self._metadata())
             is_whole = False
             self._deadline.begin(timeout_s, on_expiry=self._call.cancel)
             try:

@@ -1,7 +1,7 @@
 """The parameter servers as the chief knows them: adopted, reachable, restarted. Knows no connection; `now` is an argument."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chief.wording import listed, printable, seconds
 from ps_protocol.chief import ShardLink
@@ -19,6 +19,8 @@ class ShardRecord:
     is_reachable: bool = False
     unreachable_since: float = 0.0
     why: str = ""
+    # Processes that were there before this one, and will not come back; a late answer may still speak of them.
+    gone: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -51,14 +53,23 @@ class ShardTable:
         self._num_adopted += not record.is_adopted
         record.is_adopted, record.is_reachable, record.process_incarnation, record.why = True, True, process_incarnation, ""
 
+    def release_all(self) -> None:
+        """No shard is adopted any more: all are to be adopted anew."""
+        self._num_adopted = 0
+        for record in self._records:
+            record.is_adopted = False
+
     def seen(self, index: int, *, process_incarnation: int) -> bool:
-        """A shard answered; True if it is not the process that was adopted: then it is not adopted any more."""
+        """A shard answered; True if it is not the process that it was: then it is not adopted any more."""
         record = self._records[index]
         record.is_reachable, record.why = True, ""
-        if not record.is_adopted or record.process_incarnation == process_incarnation:
+        known = record.process_incarnation
+        if not known or known == process_incarnation or process_incarnation in record.gone:
             return False
+        record.gone.add(known)
+        record.process_incarnation = process_incarnation
+        self._num_adopted -= record.is_adopted
         record.is_adopted = False
-        self._num_adopted -= 1
         return True
 
     def unreachable(self, index: int, *, why: str, now: float) -> None:
@@ -82,6 +93,11 @@ class ShardTable:
     def unreachable_since(self) -> float | None:
         """Since when some shard has not answered; None if all do."""
         return min((record.unreachable_since for record in self._records if not record.is_reachable), default=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For example ("ps 0 at 10.0.0.4:5000", …)."""
+        return tuple(record.name for record in self._records)
 
     def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ShardLink, ...]:
         """Returns all shards; `step` is the step that all have applied, None before there are variables."""

@@ -61,6 +61,11 @@ class SyncPolicy:
         """Whether the open step has its R contributions."""
         return len(self._contributors) >= self.num_required
 
+    def require(self, num_required: int) -> None:
+        """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
+        if not self.is_complete or num_required <= self.num_contributions:
+            self.num_required = num_required
+
     def may_contribute(self, worker: int) -> bool:
         """Whether the step takes more, and the worker has not given its own contribution yet."""
         return not self.is_complete and worker not in self._contributed

@@ -2,7 +2,7 @@
 
 from chief.cluster import Cluster
 from chief.events import CommitPush, DequeueToken, Instruction, Reply
-from chief.membership import Member
+from chief.member import Member
 from chief.policy import Verdict
 from chief.shard_sequence import ShardSequence
 from chief.token_replies import finished, grant, token, wait
@@ -22,6 +22,7 @@ class TokenCalls:
     def commit_push(self, event: CommitPush, now: float) -> list[Instruction]:
         """Counts a contribution."""
         member = self._cluster.check_worker(event.participant, "contribute", now=now)
+        self._cluster.refuse_if_recovering(now)
         result, instructions = self._commit(member, event.commit, now)
         self._cluster.renew(member, now=now)
         return [Reply(call=event.call, value=result), *instructions]
@@ -32,6 +33,7 @@ class TokenCalls:
         if cluster.is_finished and not cluster.membership.look_up(event.participant).is_live:
             return [Reply(call=event.call, value=finished(cluster, None))]
         member = cluster.check_worker(event.participant, "take a token", now=now)
+        cluster.refuse_if_recovering(now)
         self._check_step(event.local_step)
         commit, instructions = self._commit(member, event.commit, now) if event.commit is not None else (None, [])
         cluster.renew(member, now=now)
@@ -104,10 +106,22 @@ class TokenCalls:
             cluster.turned_away.discard(member.index)
         elif policy.spec.accepts_stale or commit.is_applied or (not commit.staged and not is_complete):
             cluster.turned_away.add(member.index)  # it has met a change of policy
+        if commit.ranges or cluster.data.starved:
+            self._count_ranges(member, commit, verdict)
         granted = grant(cluster, policy.after_commit(member.index))
         if policy.step > open_step:
             return result, [*granted, *self._sequence.counted(push_id, now)]
         return result, [*granted, *self._sequence.proceed(now)]
+
+    def _count_ranges(self, member: Member, commit: PushCommit, verdict: Verdict) -> None:
+        """The training data that a contribution was made from is done once that is applied, or free again."""
+        leases = self._cluster.data
+        if verdict.outcome is PushOutcome.ACCEPTED:
+            leases.count(commit.push_id, commit.ranges)
+            if commit.is_applied:
+                leases.applied((commit.push_id,))
+        else:
+            leases.give_back(member.index, member.incarnation, commit.ranges)
 
     def _judge(self, commit: PushCommit) -> Verdict:
         cluster, policy = self._cluster, self._cluster.policy

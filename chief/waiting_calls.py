@@ -1,10 +1,11 @@
 """The callers that block: on a token, on the model, on the end of training. Knows whose call it is; decides nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chief.deadlines import Deadlines, Key
 from ps_protocol.chief import MAX_WAIT_SLICE_S, CommitResult, Participant
+from ps_protocol.data_ranges import DataSpec
 from ps_protocol.model import ModelSpec
 from ps_protocol.shard import PushId
 
@@ -31,6 +32,17 @@ class ModelCall:
     may_initialize: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCall:
+    """A worker waits for ranges of the training data."""
+
+    call: int
+    participant: Participant
+    data: DataSpec
+    max_ranges: int
+    request_id: int
+
+
 def slice_s(max_wait_s: float) -> float:
     """Returns how long a call may block: what it asked for, and 20 s at most."""
     return min(max_wait_s, MAX_WAIT_SLICE_S) if max_wait_s > 0 else 0.0
@@ -44,6 +56,7 @@ class WaitingCalls:
         self._token_calls: dict[int, TokenCall] = {}
         self._worker_of_call: dict[int, int] = {}
         self._model_calls: dict[int, ModelCall] = {}
+        self._data_calls: dict[int, DataCall] = {}
 
     @property
     def token_workers(self) -> frozenset[int]:
@@ -97,6 +110,29 @@ class WaitingCalls:
         """The calls for the model at this moment, the oldest first."""
         return iter([*self._model_calls.values()])
 
+    def add_data_call(self, waiting: DataCall, *, until: float) -> None:
+        """Blocks a worker until there are ranges."""
+        self._data_calls[waiting.call] = waiting
+        self._deadlines.set(_data_key(waiting.call), until)
+
+    def take_data_call(self, call: int) -> DataCall | None:
+        """Takes out a call for ranges."""
+        waiting = self._data_calls.pop(call, None)
+        if waiting is not None:
+            self._deadlines.clear(_data_key(call))
+        return waiting
+
+    def take_data_calls(self) -> list[int]:
+        """Takes out all calls for ranges."""
+        calls = [*self._data_calls]
+        for call in calls:
+            self.take_data_call(call)
+        return calls
+
+    def data_calls(self) -> Sequence[DataCall]:
+        """The calls for ranges at this moment, the oldest first."""
+        return [*self._data_calls.values()] if self._data_calls else ()
+
     def worker_of(self, call: int) -> int | None:
         """Returns the worker that blocks in this call on a token."""
         return self._worker_of_call.get(call)
@@ -104,6 +140,10 @@ class WaitingCalls:
 
 def _revised(told: CommitResult, result: CommitResult) -> CommitResult:
     return replace(told, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)
+
+
+def _data_key(call: int) -> Key:
+    return ("ranges", call)
 
 
 def _token_key(worker: int) -> Key:

@@ -1,0 +1,82 @@
+"""Workers that want ranges of the training data: methods of the coordinator. Knows the cluster; no clock, thread or wire."""
+
+from chief.cluster import Cluster
+from chief.events import Instruction, Reply
+from chief.member import Member
+from chief.recovery_events import LeaseRanges
+from chief.waiting_calls import DataCall, slice_s
+from ps_protocol.chief import LeaseReply, LeaseResult
+from ps_protocol.errors import InvalidSpec
+
+
+class DataCalls:
+    """Answers LeaseRanges, now or when there are ranges."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def lease(self, event: LeaseRanges, now: float) -> list[Instruction]:
+        """Leases ranges to a worker, or has it wait for what others hold. Raises InvalidSpec, DataMismatch and what every call may."""
+        cluster = self._cluster
+        member = cluster.check_worker(event.participant, "lease training data", now=now)
+        if event.max_ranges < 1:
+            raise InvalidSpec(f"max_ranges: got {event.max_ranges}, want >= 1")
+        cluster.refuse_if_recovering(now)
+        cluster.data.check(event.data)
+        cluster.renew(member, now=now)
+        if cluster.is_finished:
+            return [_reply(event.call, LeaseResult.EXHAUSTED)]
+        has_returned = cluster.data.give_back(member.index, member.incarnation, event.returned)
+        waiting = DataCall(
+            call=event.call,
+            participant=event.participant,
+            data=event.data,
+            max_ranges=event.max_ranges,
+            request_id=event.request_id,
+        )
+        instructions = self._forget_earlier(member)
+        reply = self._try(waiting)
+        if has_returned:
+            instructions += self.settle()
+        if reply is not None:
+            return [reply, *instructions]
+        cluster.requota()
+        if slice_s(event.max_wait_s):
+            cluster.waiting.add_data_call(waiting, until=now + slice_s(event.max_wait_s))
+            return instructions
+        return [_reply(event.call, LeaseResult.WAIT, cluster.data.explain()), *instructions]
+
+    def settle(self) -> list[Instruction]:
+        """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
+        instructions = []
+        for waiting in self._cluster.waiting.data_calls():
+            reply = self._try(waiting)
+            if reply is not None:
+                self._cluster.waiting.take_data_call(waiting.call)
+                instructions.append(reply)
+        return instructions
+
+    def expire(self, call: int) -> list[Instruction]:
+        """A call has blocked as long as it may: its caller is told what it waits for."""
+        waiting = self._cluster.waiting.take_data_call(call)
+        return [_reply(call, LeaseResult.WAIT, self._cluster.data.explain())] if waiting is not None else []
+
+    def _forget_earlier(self, member: Member) -> list[Instruction]:
+        """A worker waits in one call at a time: an earlier one was lost on its way, or is given up."""
+        cluster, who = self._cluster, (member.index, member.incarnation)
+        earlier = [w for w in cluster.waiting.data_calls() if (w.participant.index, w.participant.incarnation) == who]
+        for waiting in earlier:
+            cluster.waiting.take_data_call(waiting.call)
+        return [_reply(waiting.call, LeaseResult.WAIT, "another call of the same worker") for waiting in earlier]
+
+    def _try(self, waiting: DataCall) -> Instruction | None:
+        cluster, who = self._cluster, waiting.participant
+        granted = cluster.data.lease(who.index, who.incarnation, waiting.data, max_ranges=waiting.max_ranges, request_id=waiting.request_id)
+        if granted:
+            cluster.requota()
+            return Reply(call=waiting.call, value=LeaseReply(result=LeaseResult.GRANTED, ranges=granted))
+        return _reply(waiting.call, LeaseResult.EXHAUSTED) if cluster.data.is_exhausted else None
+
+
+def _reply(call: int, result: LeaseResult, waiting_for: str = "") -> Reply:
+    return Reply(call=call, value=LeaseReply(result=result, waiting_for=waiting_for))

@@ -1,0 +1,250 @@
+"""Carries out what the coordinator wants done at shards and with checkpoints. Owns tasks, lanes and authority; decides nothing.
+
+What takes time is a task of the event loop, but for the steps: these go to the shards' own threads, and become a task when that did not go
+well. Whatever is done under an epoch is given up, without a report, when another one begins.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from chief import events as ev
+from chief import recovery_events as rec
+from chief.authority import Authority
+from chief.checkpoint_store import CheckpointStore
+from chief.recovery_tasks import RecoveryTasks
+from chief.shard_caller import DirectLink
+from chief.shard_calls import ShardCalls
+from chief.shard_lanes import ShardLanes, Work
+from chief.shard_links import ShardLink
+from chief.shard_tasks import ShardTasks
+from ps_protocol.errors import PsError
+from ps_protocol.failpoints import failpoint
+
+log = logging.getLogger(__name__)
+
+Wish = ev.ShardWork | ev.AdoptShard | rec.RecoveryInstruction
+
+
+class ShardSide:
+    """The shards of one chief, and its place for checkpoints. To be made in the event loop; `carry_out` is for all threads.
+
+    `report` takes what happens; `on_defect` what must not, and `on_superseded` that another chief has the shards, in words.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        *,
+        store: CheckpointStore | None,
+        report: Callable[[ev.Event], None],
+        on_defect: Callable[[BaseException], None],
+        on_superseded: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._report, self._on_defect = report, on_defect
+        self.authority = Authority()
+        self._calls = ShardCalls(links, report=report, clock=clock)
+        self._steps = ShardTasks(self._calls, authority=self.authority, on_superseded=on_superseded)
+        self._recovery = RecoveryTasks(self._calls, authority=self.authority, store=store, on_superseded=on_superseded)
+        direct = [link for link in links if isinstance(link, DirectLink)]
+        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
+        # What the thread that has brought a step about does itself, once it has told of everything.
+        self.own_work: deque[Work] = deque()
+        self._working = threading.Lock()
+        self._is_working = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Those that another epoch ends.
+        self._of_epoch: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._num_saving = 0
+        self._is_watching = False
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being saved."""
+        return self._num_saving > 0
+
+    def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
+        """Begins to look at the shards and to watch them; `on_failure` is told if they are not to be had."""
+        self.authority.chief_address = chief_address
+        self._spawn(self._look_at_all(is_takeover, on_failure))
+
+    def carry_out(self, wish: Wish) -> None:
+        """Begins what is wanted. Never waits; to be called in the order of the wishes."""
+        match wish:
+            case ev.ApplyStep():
+                self._apply(wish)
+            case ev.PrepareStep():
+                self._in_loop(self._begin, self._steps.prepare, wish)
+            case ev.ConfigureShards():
+                self._in_loop(self._begin, self._steps.configure, wish)
+            case ev.AdoptShard():
+                self._in_loop(self._begin, self._adopt, wish)
+            case rec.AdoptShards():
+                self._begin_epoch(wish, self._adopt_all)
+            case rec.RestoreShards():
+                self._begin_epoch(wish, self._restore)
+            case rec.KeepRecord():
+                self._in_loop(self._keep, wish)
+            case rec.SaveStep():
+                self._in_loop(self._begin, self._save, wish)
+            case rec.FindCheckpoint():
+                self._in_loop(self._begin_lasting, self._recovery.find, wish)
+            case rec.CommitCheckpoint():
+                self._in_loop(self._begin_lasting, self._commit, wish)
+
+    def do_own_work(self) -> None:
+        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
+        while True:
+            with self._working:
+                if self._is_working or not self.own_work:
+                    return
+                self._is_working, work = True, self.own_work.popleft()
+            try:
+                work()
+            finally:
+                with self._working:
+                    self._is_working = False
+
+    async def cancel_all(self) -> None:
+        """Gives up everything that is under way."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def shut_down_all(self, *, reason: str, within_s: float) -> None:
+        """Ends the shards."""
+        await self._steps.shut_down_all(reason=reason, within_s=within_s)
+
+    async def close(self) -> None:
+        """Closes the connections to the shards."""
+        if self._lanes is not None:
+            self._lanes.close()
+        await self._steps.close()
+
+    # -- steps
+
+    def _apply(self, step: ev.ApplyStep) -> None:
+        failpoint("chief.apply.before")
+        if self._lanes is None:
+            self._in_loop(self._begin, self._insist_on, step)
+        elif (work := self._lanes.apply(self._steps.requests_of(step), partial(self._left_lanes, step))) is not None:
+            self.own_work.append(work)
+
+    def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
+        if is_applied:
+            self._calls.heard_all()
+            self._applied(step)
+        else:
+            self._in_loop(self._begin, self._insist_on, step)
+
+    async def _insist_on(self, step: ev.ApplyStep) -> None:
+        if await self._steps.apply(step):
+            self._applied(step)
+
+    def _applied(self, step: ev.ApplyStep) -> None:
+        failpoint("chief.apply.after")
+        try:
+            self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
+        except Exception as error:
+            self._in_loop(self._on_defect, error)
+
+    # -- shards that are taken over, saved and brought back
+
+    async def _look_at_all(self, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
+        try:
+            await self._recovery.look_at_all(is_takeover=is_takeover)
+        except PsError as error:
+            on_failure(error)
+
+    async def _adopt_all(self, wish: rec.AdoptShards) -> None:
+        await self._recovery.adopt_all(wish)
+        self._watch()
+
+    async def _restore(self, wish: rec.RestoreShards) -> None:
+        await self._recovery.restore(wish)
+        self._watch()
+
+    def _watch(self) -> None:
+        if not self._is_watching:
+            self._is_watching = True
+            for index in range(len(self._calls)):
+                self._spawn(self._steps.watch(index, is_paused=lambda: self._recovery.is_restoring))
+
+    async def _adopt(self, wish: ev.AdoptShard) -> None:
+        try:
+            await self._recovery.adopt(wish)
+        except PsError as error:
+            self._report(ev.ShardFailed(shard=wish.shard, why=error.message))
+
+    async def _save(self, wish: rec.SaveStep) -> None:
+        with self._saving():
+            await self._recovery.save(wish)
+
+    async def _commit(self, wish: rec.CommitCheckpoint) -> None:
+        with self._saving():
+            await self._recovery.commit(wish)
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        self._num_saving += 1
+        try:
+            yield
+        finally:
+            self._num_saving -= 1
+
+    def _keep(self, wish: rec.KeepRecord) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._keeping = self._begin(self._recovery.keep_record, wish)
+
+    # -- tasks
+
+    def _begin_epoch(self, wish: Any, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        self.authority.epoch, self.authority.chief_incarnation = wish.epoch, wish.chief_incarnation
+
+        def begin() -> None:
+            for task in [*self._of_epoch]:
+                task.cancel()
+            self._begin(work, wish)
+
+        self._in_loop(begin)
+
+    def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
+        """Begins what another epoch ends, unless it has begun already."""
+        if getattr(wish, "epoch", self.authority.epoch) != self.authority.epoch:
+            return None
+        task = self._spawn(work(wish))
+        self._of_epoch.add(task)
+        task.add_done_callback(self._of_epoch.discard)
+        return task
+
+    def _begin_lasting(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> None:
+        self._spawn(work(wish))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_defect(error)
+
+    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
+        """Does something in the loop's thread: at once if this is it."""
+        if threading.get_ident() == self._loop_thread:
+            do(*arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
+            self._loop.call_soon_threadsafe(do, *arguments)
