@@ -1,16 +1,19 @@
 """How a program reaches the named accumulators: through its session, or by a parameter server's address. Knows connections; no gradient."""
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from ps_protocol import retry
+from ps_protocol import access, retry
 from ps_protocol.accumulator_client import GrpcAccumulators
 from ps_protocol.accumulators import Accumulators, shard_of
+from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, Unimplemented
 from ps_protocol.silence import SilenceWatch
 from worker_client.observer import Observer
+from worker_client.proof import access_of
 from worker_client.session import Session
 
 log = logging.getLogger(__name__)
@@ -43,13 +46,13 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
     if isinstance(target, str):
-        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S)
+        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, proof=access_of(os.environ, role=CallerRole.WORKER))
     target.membership.check_open()
     link, addresses = target.membership.link, target.membership.registration.shard_addresses
     index = shard_of(name, num_shards=len(addresses))
     if link.is_in_process:
         return _in_process(link.open_shard(index, addresses[index]), index, timeout_s=timeout_s or link.timeout_s)
-    return _remote(addresses[index], index=index, timeout_s=timeout_s or link.timeout_s)
+    return _remote(addresses[index], index=index, timeout_s=timeout_s or link.timeout_s, proof=link.access)
 
 
 def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
@@ -65,8 +68,8 @@ def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
     )
 
 
-def _remote(address: str, *, index: int | None, timeout_s: float) -> Access:
-    client, watch = GrpcAccumulators(address, index=index), SilenceWatch()
+def _remote(address: str, *, index: int | None, timeout_s: float, proof: access.Access) -> Access:
+    client, watch = GrpcAccumulators(address, index=index, access=proof), SilenceWatch()
 
     def close() -> None:
         watch.close()

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ps_protocol import retry
-from ps_protocol.chief import Chief, Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol import history_events, retry
+from ps_protocol.access import DEFAULT_ACCESS, Access
+from ps_protocol.chief import Chief, CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome, RegisterRequest, Registration
 from ps_protocol.errors import WorkerIndexTaken
+from ps_protocol.history import HistoryWriter
 from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
 from ps_protocol.shard import PushHeader, PushReply, Shard
 from ps_protocol.silence import SilenceWatch
 from ps_protocol.tensors import Array
+from worker_client.chief_search import ChiefSearch
 from worker_client.wire_format import WireFormat
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,8 @@ class ClusterLink:
 
     `open_shard` returns once the shard has answered. `is_in_process`: nothing can be cut off or die alone, so no lease need be kept.
     `watch` speaks for calls that hang; None in process. `sharing` None: memory is never shared. `know_layout` tells a shard's client how
-    its variables lie. `wire`: how gradients travel.
+    its variables lie. `wire`: how gradients travel. `search` finds a chief that has moved; None: it stays where it is.
+    `access`: what clients prove with who they are. `history`: where contributions are noted, for `lockstep verify`; None: nowhere.
     """
 
     chief: Chief
@@ -68,6 +72,18 @@ class ClusterLink:
     sharing: MemorySharing | None = None
     know_layout: Callable[[Shard, Layout], None] | None = None
     wire: WireFormat = AS_IS
+    access: Access = DEFAULT_ACCESS
+    search: ChiefSearch | None = None
+    history: HistoryWriter | None = None
+
+    @property
+    def present_chief(self) -> Chief:
+        """The chief where it is now, as far as is known."""
+        return self.chief if self.search is None else self.search.chief
+
+    def ask_once(self, question: Callable[[Chief], Result]) -> Result:
+        """Returns the chief's answer to one attempt."""
+        return question(self.chief) if self.search is None else self.search.ask(question)
 
     def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None, expected_s: float = 0.0) -> Result:
         """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less.
@@ -76,7 +92,20 @@ class ClusterLink:
         """
         limit_s, subject = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s), f"the chief: {what}"
         with self.watching(subject, expected_s=expected_s):
-            return retry.call(lambda _: question(self.chief), what=subject, timeout_s=limit_s)
+            return retry.call(lambda _: self.ask_once(question), what=subject, timeout_s=limit_s)
+
+    def note_contribution(self, header: PushHeader, gradients: Segments, *, shard: int) -> None:
+        """Writes into the history, if there is one, what a shard is about to be sent."""
+        if self.history is not None:
+            history_events.note_contribution(self.history, header, gradients, shard=shard)
+
+    def note_outcome(self, commit: PushCommit, result: CommitResult, *, epoch: int) -> None:
+        """Writes into the history, if there is one, what the chief has said of a contribution."""
+        if self.history is not None:
+            outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
+            history_events.note_outcome(
+                self.history, commit.push_id, epoch=epoch, outcome=outcome.name, step=commit.step, applied_step=result.applied_step
+            )
 
     def watching(self, what: str, *, expected_s: float = 0.0) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs."""
@@ -94,12 +123,22 @@ def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, tak
     return _ask_for_place(link, kind=kind, index=index, takeover=True)
 
 
-def _ask_for_place(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
+def register_again(link: ClusterLink, former: Participant) -> Registration:
+    """Takes a participant in again: the same one, unless the epoch has risen or its lease had ended. Raises WorkerIndexTaken."""
+    return _ask_for_place(link, kind=former.kind, index=former.index, takeover=False, former=former)
+
+
+def _ask_for_place(
+    link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool, former: Participant | None = None
+) -> Registration:
     # The number is the same in repetitions, so that the chief gives one place for all of them.
     request = RegisterRequest(
-        kind=kind, index=index, host=machine_name(), pid=os.getpid(), request_id=secrets.randbits(63), takeover=takeover
+        kind=kind, index=index, host=machine_name(), pid=os.getpid(), request_id=secrets.randbits(63), takeover=takeover, former=former
     )
-    return link.ask(lambda chief: chief.register_worker(request), what="register")
+    registration = link.ask(lambda chief: chief.register_worker(request), what="register")
+    if link.search is not None:
+        link.search.begin(registration.shard_addresses)
+    return registration
 
 
 def machine_name() -> str:

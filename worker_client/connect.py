@@ -6,24 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ps_protocol import retry
-from ps_protocol.chief import ParticipantKind, Registration
+from ps_protocol.access import Access
+from ps_protocol.authorization import CallerRole
+from ps_protocol.chief import Chief, ParticipantKind, Registration
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.failpoints import enable_worker_failpoints
 from ps_protocol.handshake import HandshakeReply
+from ps_protocol.history import VARIABLE as HISTORY_VARIABLE
+from ps_protocol.history import HistoryWriter
 from ps_protocol.layout import Layout
-from ps_protocol.shard import Shard
+from ps_protocol.shard import Shard, ShardStatus
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.silence import SilenceWatch
 from ps_protocol.tf_config import parse_tf_config
+from worker_client.chief_search import ChiefSearch
 from worker_client.cluster_link import ClusterLink, MemorySharing, register
 from worker_client.memory_sharing import sharing_of
 from worker_client.observer import Observer
+from worker_client.proof import PathLike, access_of
 from worker_client.session import Session
 from worker_client.wire_format import WireFormat, wire_format
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
+SEARCH_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,12 @@ def connect(
     takeover: bool = False,
     transport: str | None = None,
     wire: str | WireFormat | None = None,
+    token: str | None = None,
+    token_file: PathLike | None = None,
+    tls: bool | None = None,
+    tls_ca: PathLike | None = None,
+    tls_cert: PathLike | None = None,
+    tls_key: PathLike | None = None,
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
 
@@ -58,26 +72,48 @@ def connect(
     LOCKSTEP_TRANSPORT, else "auto". If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared. `wire` is how they travel
     over gRPC: "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
 
-    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull.
+    `token` or `token_file` (lines `role token`, read again when it changes) and the `tls_` files prove who this is and to whom it talks;
+    what is not given comes from LOCKSTEP_TOKEN, LOCKSTEP_TOKEN_FILE, LOCKSTEP_TLS_CA, LOCKSTEP_TLS_CERT and LOCKSTEP_TLS_KEY. `tls=True`:
+    TLS with the system's authorities; False: none.
+
+    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; Unauthenticated and
+    PermissionDenied where a cluster asks for tokens or certificates.
     """
+    enable_worker_failpoints(os.environ)
+    files = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    access = access_of(os.environ, role=CallerRole.WORKER, token=token, tls=tls, **files)
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
     sharing = sharing_of(transport if transport is not None else os.environ.get("LOCKSTEP_TRANSPORT"))
     link, registration = _enter(
-        target, kind=ParticipantKind.WORKER, timeout_s=timeout_s, takeover=takeover, sharing=sharing, wire=_wire(wire)
+        target, kind=ParticipantKind.WORKER, timeout_s=timeout_s, takeover=takeover, sharing=sharing, wire=_wire(wire), access=access
     )
     return Session(link, registration)
 
 
 def observe(
-    chief: str | None = None, *, cluster: str | None = None, timeout_s: float = TIMEOUT_S, wire: str | WireFormat | None = None
+    chief: str | None = None,
+    *,
+    cluster: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    wire: str | WireFormat | None = None,
+    token: str | None = None,
+    token_file: PathLike | None = None,
+    tls: bool | None = None,
+    tls_ca: PathLike | None = None,
+    tls_cert: PathLike | None = None,
+    tls_key: PathLike | None = None,
 ) -> Observer:
     """Registers with the chief as one who only reads, and returns an observer; use it as a context manager.
 
     Arguments and errors are those of `connect()`. Any number may observe, also before there is a model. What an observer reads always comes
     over gRPC.
     """
+    files = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    access = access_of(os.environ, role=CallerRole.OBSERVER, token=token, tls=tls, **files)
     target = resolve(os.environ, chief=chief, worker_index=None, cluster=cluster)
-    link, registration = _enter(target, kind=ParticipantKind.OBSERVER, timeout_s=timeout_s, takeover=False, sharing=None, wire=_wire(wire))
+    link, registration = _enter(
+        target, kind=ParticipantKind.OBSERVER, timeout_s=timeout_s, takeover=False, sharing=None, wire=_wire(wire), access=access
+    )
     return Observer(link, registration)
 
 
@@ -113,11 +149,18 @@ def _wire(wire: str | WireFormat | None) -> WireFormat:
 
 
 def _enter(
-    target: Target, *, kind: ParticipantKind, timeout_s: float, takeover: bool, sharing: MemorySharing | None, wire: WireFormat
+    target: Target,
+    *,
+    kind: ParticipantKind,
+    timeout_s: float,
+    takeover: bool,
+    sharing: MemorySharing | None,
+    wire: WireFormat,
+    access: Access,
 ) -> tuple[ClusterLink, Registration]:
     if not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
-    client, watch = GrpcChief(target.chief, cluster=target.cluster), SilenceWatch()
+    client, watch = GrpcChief(target.chief, cluster=target.cluster, access=access), SilenceWatch()
     try:
         what = f"the chief at {target.chief}"
         with watch.expecting(what):
@@ -127,10 +170,27 @@ def _enter(
 
         def open_shard(index: int, address: str) -> Shard:
             with watch.expecting(f"ps {index} at {address}"):
-                return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s, wire=wire)
+                return _open_shard(index, address, cluster=cluster, timeout_s=timeout_s, wire=wire, access=access)
+
+        def open_chief(address: str) -> Chief:
+            found = GrpcChief(address, cluster=cluster, access=access)
+            try:
+                found.handshake(SEARCH_TIMEOUT_S)
+            except BaseException:
+                found.close()
+                raise
+            return found
+
+        def look(address: str) -> ShardStatus:
+            shard = GrpcShard(address, cluster=cluster, access=access)
+            try:
+                return shard.status()
+            finally:
+                shard.close()
 
         link = ClusterLink(
             chief=client,
+            search=ChiefSearch(client, address=target.chief, open_chief=open_chief, look=look),
             open_shard=open_shard,
             is_in_process=False,
             timeout_s=timeout_s,
@@ -138,6 +198,8 @@ def _enter(
             sharing=sharing,
             know_layout=_know_layout,
             wire=wire,
+            access=access,
+            history=_history(kind),
         )
         return link, register(link, kind=kind, index=target.worker_index, takeover=takeover)
     except BaseException:
@@ -146,13 +208,18 @@ def _enter(
         raise
 
 
+def _history(kind: ParticipantKind) -> HistoryWriter | None:
+    directory = os.environ.get(HISTORY_VARIABLE, "")
+    return HistoryWriter(directory, role="worker") if directory and kind is ParticipantKind.WORKER else None
+
+
 def _know_layout(shard: Shard, layout: Layout) -> None:
     if isinstance(shard, GrpcShard):
         shard.know_layout(layout)
 
 
-def _open_shard(index: int, address: str, *, cluster: str, timeout_s: float, wire: WireFormat) -> Shard:
-    shard = GrpcShard(address, index=index, cluster=cluster, variables_encoding=wire.variable_encoding)
+def _open_shard(index: int, address: str, *, cluster: str, timeout_s: float, wire: WireFormat, access: Access) -> Shard:
+    shard = GrpcShard(address, index=index, cluster=cluster, variables_encoding=wire.variable_encoding, access=access)
     try:
         _warn(address, retry.call(shard.handshake, what=f"ps {index} at {address}", timeout_s=timeout_s))
     except BaseException:

@@ -29,7 +29,7 @@ def leave(link: ClusterLink, participant: Participant, *, heartbeat: Heartbeat |
     """Stops the heartbeat, ends the lease, releases all connections. Takes 2 s at most; a silent chief only misses the news."""
 
     def deregister() -> None:
-        _deregister(link.chief, participant, failure)
+        _deregister(link.present_chief, participant, failure)
 
     if link.is_in_process:
         deregister()  # there is nothing else to release
@@ -44,7 +44,7 @@ def leave(link: ClusterLink, participant: Participant, *, heartbeat: Heartbeat |
             shards.close()
         if link.watch is not None:
             link.watch.close()
-        run_bounded([link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
+        run_bounded([link.present_chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
 
 def _deregister(chief: Chief, participant: Participant, failure: str) -> None:

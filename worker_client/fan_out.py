@@ -17,7 +17,7 @@ class FanOut:
     """
 
     def __init__(self, num_lanes: int, *, name: str, is_parallel: bool) -> None:
-        self._lanes = [_Lane(f"{name}-{index}") for index in range(1, num_lanes)] if is_parallel else []
+        self._lanes = [Lane(f"{name}-{index}") for index in range(1, num_lanes)] if is_parallel else []
 
     def run(self, calls: Sequence[Callable[[], Result] | None]) -> list[Result | None]:
         """Runs call i in lane i and returns all results in order, or raises the first error in order once all calls have ended.
@@ -50,7 +50,7 @@ class FanOut:
             lane.close()
 
 
-class _Job:
+class Job:
     """One call in a lane. Lighter than a Future, of which nothing else would be used."""
 
     __slots__ = ("_call", "_ended", "error", "result")
@@ -63,6 +63,7 @@ class _Job:
         self._ended.acquire()
 
     def run(self) -> None:
+        """Makes the call; whatever it raises is kept."""
         try:
             self.result = self._call()
         except BaseException as error:
@@ -71,22 +72,27 @@ class _Job:
             self._ended.release()
 
     def wait(self) -> None:
+        """Blocks until it has ended, with `result` or `error`."""
         with self._ended:
             pass
 
 
-class _Lane:
+class Lane:
+    """A daemon thread that makes calls one after the other."""
+
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], Any]) -> _Job:
-        job = _Job(call)
+    def submit(self, call: Callable[[], Any]) -> Job:
+        """Has the call made after those before it."""
+        job = Job(call)
         self._jobs.put(job)
         return job
 
     def close(self) -> None:
+        """Lets the thread end after the calls that were submitted; does not wait."""
         self._jobs.put(None)
 
     def _run(self) -> None:

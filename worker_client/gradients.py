@@ -69,6 +69,10 @@ class Staging:
             np.copyto(memory[name], array)
         return self._staged(rows, absent, updated)
 
+    def nothing(self) -> Staged:
+        """Returns a contribution that has no gradient for any variable, and so counts in no mean."""
+        return Staged(self.memory, tuple(self.memory.views), {})
+
     def is_own(self, gradients: Gradients) -> bool:
         """Whether they are the views themselves, for every variable, as most loops have it: then nothing is to be looked at one by one."""
         names, views = self._own

@@ -2,21 +2,21 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ps_protocol.chief import ModelReply, ModelState, Participant
-from ps_protocol.errors import NotInitializer
+from ps_protocol.chief import ClusterState, ModelReply, ModelState, Participant
+from ps_protocol.errors import NotInitializer, TrainingFailed
 from ps_protocol.model import ModelSpec
 from ps_protocol.placement import layouts
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.tensors import Array
 from worker_client.cluster_link import ClusterLink
 from worker_client.declarations import Declared
+from worker_client.membership import Membership
 from worker_client.model_memory import ModelMemory
 from worker_client.patience import Patience
-from worker_client.shard_group import ShardGroup
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +37,25 @@ class Joined:
     gives_several: bool
 
 
-def join_model(
-    declared: Declared, *, link: ClusterLink, participant: Participant, shards: ShardGroup, create: bool, timeout_s: float | None
-) -> Joined:
+def join_model(declared: Declared, *, member: Membership, create: bool, patience: Patience) -> Joined:
     """Agrees with the chief on the model and returns once its variables stand; creates them if that is this worker's task.
 
     Blocks while another worker creates them, says so after 2 s, and takes over if that one is lost; without `create` never does so.
     Raises ModelMismatch, DeadlineExceeded.
     """
-    model = declared.model
-    patience = Patience(f"worker {participant.index} joins the model", timeout_s=timeout_s)
+    model, participant, link = declared.model, member.participant, member.link
+    shards = member.shards()
     variables: ModelMemory | None = None
     has_initialized = False
     while True:
-        reply = agree(model, link=link, participant=participant, max_wait_s=patience.slice_s(), create=create)
+        reply = agree(model, member=member, participant=participant, max_wait_s=patience.slice_s(), create=create)
         if variables is None and reply.placement:
             variables = ModelMemory(model, layouts=layouts(reply.placement, num_shards=len(shards)), is_writable=False)
         if variables is not None and reply.state is ModelState.READY:
             break
         if variables is not None and reply.state is ModelState.INITIALIZE:
             shards.create(_filled(variables, declared.values), tables=declared.values, model=model, reply=reply)
-            has_initialized = _is_accepted(reply, link=link, participant=participant)
+            has_initialized = _is_accepted(reply, member=member, participant=participant)
         else:
             patience.explain(reply.waiting_for)
     shards.share(variables.layouts)
@@ -76,13 +74,47 @@ def join_model(
     )
 
 
-def agree(model: ModelSpec, *, link: ClusterLink, participant: Participant, max_wait_s: float, create: bool) -> ModelReply:
+def join_again(joined: Joined, *, member: Membership, patience: Patience) -> Joined:
+    """Returns once the model stands again for a member who is another participant now, in memory that is the same where that can be.
+
+    Blocks while servers are brought back, and says so after 2 s. Raises TrainingFailed if the cluster has begun anew, without a model;
+    DeadlineExceeded.
+    """
+    model, participant = joined.model, member.participant
+    while True:
+        reply = agree(model, member=member, participant=participant, max_wait_s=patience.slice_s(), create=False)
+        if reply.state is ModelState.READY and reply.placement:
+            break
+        if reply.state is ModelState.ABSENT:
+            _check_not_anew(member)
+        patience.explain(reply.waiting_for)
+    # Only now: a server that is away is the chief's affair, which has the words for it.
+    shards = member.shards()
+    arrangement = layouts(reply.placement, num_shards=len(shards))
+    shards.share(arrangement)
+    variables, gradients = joined.variables, joined.gradients
+    if tuple(layout.hash for layout in arrangement) != tuple(layout.hash for layout in variables.layouts):
+        variables = ModelMemory(model, layouts=arrangement, is_writable=False)
+        gradients = ModelMemory(model, layouts=arrangement, is_writable=True)
+    return replace(joined, variables=variables, gradients=gradients, global_step=reply.global_step, policy=reply.policy)
+
+
+def agree(model: ModelSpec, *, member: Membership, participant: Participant, max_wait_s: float, create: bool) -> ModelReply:
     """Presents the model to the chief and returns its answer; blocks at most `max_wait_s`. Raises ModelMismatch."""
-    return link.ask(
+    return member.ask(
         lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s, may_initialize=create),
+        participant=participant,
         what="agree on the model",
         expected_s=max_wait_s,
     )
+
+
+def _check_not_anew(member: Membership) -> None:
+    status = member.status(max_ledger_entries=0)
+    if status.state is ClusterState.WAITING_FOR_MODEL:
+        raise TrainingFailed(
+            "the cluster has begun anew, and its model is lost: there was no checkpoint to go back to; start the workers again"
+        )
 
 
 def _gives_several(link: ClusterLink) -> bool:
@@ -97,9 +129,13 @@ def _filled(variables: ModelMemory, values: Mapping[str, Array]) -> ModelMemory:
     return variables
 
 
-def _is_accepted(reply: ModelReply, *, link: ClusterLink, participant: Participant) -> bool:
+def _is_accepted(reply: ModelReply, *, member: Membership, participant: Participant) -> bool:
     try:
-        link.ask(lambda chief: chief.complete_initialization(participant, attempt=reply.attempt), what="complete the initialization")
+        member.ask(
+            lambda chief: chief.complete_initialization(participant, attempt=reply.attempt),
+            participant=participant,
+            what="complete the initialization",
+        )
     except NotInitializer as error:
         log.warning("the first values came too late, another worker gives them: %s", error)
         return False

@@ -1,11 +1,12 @@
 """Looks at a cluster without taking part: evaluation, progress, status. Knows the seams to chief and shards; no transport."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ps_protocol.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration
-from ps_protocol.errors import NotInitialized, StepGone
+from ps_protocol.errors import Cancelled, NotInitialized, StepGone
 from ps_protocol.model import ModelSpec
 from ps_protocol.optimizer_spec import Schedule
 from ps_protocol.placement import layouts
@@ -19,13 +20,19 @@ from worker_client.model_memory import ModelMemory
 from worker_client.model_reader import ModelReader
 from worker_client.outcomes import MetricReport
 from worker_client.patience import Patience
+from worker_client.rejoining import LOST
 from worker_client.variable_memory import VariableMemory
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Observer:
     """A reader of a cluster; made by `observe()`, used as a context manager. The cluster's processes stay until its observers have left.
 
-    Belongs to one thread. Every method may raise Unavailable (a server did not answer within the observer's `timeout_s`) and LeaseExpired.
+    Belongs to one thread. Every method may raise Unavailable (a server did not answer within the observer's `timeout_s`). An observer
+    registers again by itself when the cluster is brought back to an earlier step, or has another chief, and reads on.
     What needs a model blocks until there is one and says so after 2 s; `timeout_s` (None: no limit) bounds that, then DeadlineExceeded.
     """
 
@@ -33,6 +40,7 @@ class Observer:
         self._member = Membership(link, registration, what="the observer", renewal="observe()")
         self._variables: VariableMemory | None = None
         self._reader: ModelReader | None = None
+        self._participant = self._member.participant  # whose connections the two have
         self._step: int | None = None
 
     def __enter__(self) -> Self:
@@ -58,12 +66,15 @@ class Observer:
         they are until the next `read()`. Raises StepGone or StepNotReady for a step that is not kept (only the last two are).
         """
         patience = Patience("observer reads the variables", timeout_s=timeout_s)
-        variables, _ = self._model(patience)
-        if step is None:
-            self._read_newest(variables, patience)
-        else:
-            self._fetch(variables, step)
-        return dict(variables.views)
+
+        def read(variables: VariableMemory, _: ModelReader) -> dict[str, Array]:
+            if step is None:
+                self._read_newest(variables, patience)
+            else:
+                self._fetch(variables, step)
+            return dict(variables.views)
+
+        return self._do(read, patience)
 
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
@@ -71,30 +82,30 @@ class Observer:
         All are of one step (but under async without locking). Moves these rows only. Raises VariableNotFound, DtypeMismatch,
         IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
         """
-        return self._look(timeout_s).rows(name, indices, step=None).values
+        return self._look(timeout_s, lambda reader: reader.rows(name, indices, step=None).values)
 
     def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
 
         Raises SlotNotFound if there is none, VariableNotFound.
         """
-        return self._look(timeout_s).averages(names)
+        return self._look(timeout_s, lambda reader: reader.averages(names))
 
     def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
         """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
-        return self._look(timeout_s).metrics()
+        return self._look(timeout_s, lambda reader: reader.metrics())
 
     def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return self._look(timeout_s).slot_names()
+        return self._look(timeout_s, lambda reader: reader.slot_names())
 
     def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
         """Returns a copy of one variable's slot of the newest step. Raises VariableNotFound, SlotNotFound."""
-        return self._look(timeout_s).slot(variable, slot)
+        return self._look(timeout_s, lambda reader: reader.slot(variable, slot))
 
     def model(self, *, timeout_s: float | None = None) -> ModelSpec:
         """Returns the agreed model: its variables with their options, its optimizer, placement, averages and limits."""
-        return self._look(timeout_s).model
+        return self._look(timeout_s, lambda reader: reader.model)
 
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
         """Has the whole cluster coordinated by `policy`; see `Session.set_policy`. Needs no model."""
@@ -124,11 +135,28 @@ class Observer:
         """Leaves the cluster, in at most 2 s. Idempotent."""
         self._member.leave("")
 
-    def _look(self, timeout_s: float | None) -> ModelReader:
-        return self._model(Patience("observer looks at the model", timeout_s=timeout_s))[1]
+    def _look(self, timeout_s: float | None, look: Callable[[ModelReader], Result]) -> Result:
+        return self._do(lambda _, reader: look(reader), Patience("observer looks at the model", timeout_s=timeout_s))
+
+    def _do(self, act: Callable[[VariableMemory, ModelReader], Result], patience: Patience) -> Result:
+        """Returns what `act` returns; once the cluster was brought back to an earlier step, does it again there."""
+        while True:
+            variables, reader = self._model(patience)
+            participant = self._participant
+            try:
+                return act(variables, reader)
+            except LOST as error:
+                if self._member.participant is participant:
+                    if isinstance(error, Cancelled):
+                        raise
+                    self._member.await_new_place(participant, error)
+                log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.epoch, error.message)
+                self._step = None
 
     def _model(self, patience: Patience) -> tuple[VariableMemory, ModelReader]:
         self._member.check_open()
+        if self._member.participant is not self._participant:
+            self._variables = self._reader = None
         while self._variables is None or self._reader is None:
             agreed = self._agreed_model(patience.slice_s())
             if agreed.state is ModelState.READY and agreed.model is not None:
@@ -140,7 +168,8 @@ class Observer:
         return self._variables, self._reader
 
     def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
-        link, shards = self._member.link, self._member.shards()
+        self._participant, link = self._member.participant, self._member.link
+        shards = self._member.shards()
         arrangement = layouts(agreed.placement, num_shards=len(shards))
         self._reader = ModelReader(
             model,

@@ -1,28 +1,28 @@
 """A worker's part in the training, from joining the model to leaving. Knows the seams to chief and shards; no transport."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from ps_protocol.averages import AverageSpec
 from ps_protocol.chief import ClusterStatus, Registration
 from ps_protocol.clipping import ClipSpec
+from ps_protocol.data_ranges import DataRange, DataSpec
 from ps_protocol.errors import NotInitialized
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.tensors import Array
 from worker_client import steering
 from worker_client.cluster_link import ClusterLink
+from worker_client.course import Course
+from worker_client.data_batches import DataBatches
 from worker_client.declarations import declare
 from worker_client.departure import failure_text
 from worker_client.gradients import Gradients, Updates
-from worker_client.joining import join_model
 from worker_client.membership import Membership
-from worker_client.model_reader import ModelReader
-from worker_client.outcomes import MetricReport, Push, StepResult, push_of
+from worker_client.outcomes import MetricReport, Push, StepResult
 from worker_client.outgoing import Metrics
 from worker_client.placements import Placement, placement_of
-from worker_client.progress import Progress
 from worker_client.training import Training
 
 
@@ -32,22 +32,23 @@ class Session:
     Belongs to one thread; several sessions, each in its own thread, may live in one process. It does not survive a fork: the child must
     connect anew, and leaves the parent's session alone. A heartbeat in a thread of its own keeps the worker's lease meanwhile.
 
-    Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), LeaseExpired or Superseded (the cluster
-    has given this worker up, or another one has taken its index), and TrainingFailed; all of them are PsError.
+    When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself: see docs/sdk.md.
+    Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
+    index) and TrainingFailed; all of them are PsError.
     """
 
     def __init__(self, link: ClusterLink, registration: Registration) -> None:
         index = registration.participant.index
         self._who = f"worker {index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
-        self._progress = Progress(self._member)
-        self._joined: Training | None = None
+        self._course = Course(self._member)
+        self._batches: DataBatches | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._member.leave(failure_text(error))
+        self._leave(failure_text(error))
 
     @property
     def membership(self) -> Membership:
@@ -62,17 +63,27 @@ class Session:
     @property
     def local_step(self) -> int:
         """The step of the variables that `read()` gives and that the next gradients are for; with fifo tokens, that of the token."""
-        return self._progress.local_step
+        return self._course.progress.local_step
+
+    @property
+    def epoch(self) -> int:
+        """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
+        return self._course.progress.participant.epoch
+
+    @property
+    def num_rollbacks(self) -> int:
+        """How often this session has been taken back to an earlier step with the cluster."""
+        return self._course.num_rollbacks
 
     @property
     def global_step(self) -> int:
         """The newest step that this session has heard of; asks nobody."""
-        return max(self._progress.global_step, self._progress.local_step)
+        return max(self._course.progress.global_step, self._course.progress.local_step)
 
     @property
     def is_finished(self) -> bool:
         """Whether training is finished, as far as this session has heard; asks nobody."""
-        return self._progress.is_finished or self._member.is_finished
+        return self._course.progress.is_finished or self._member.is_finished
 
     @property
     def transport(self) -> tuple[str, ...]:
@@ -85,7 +96,7 @@ class Session:
     @property
     def policy(self) -> PolicySpec:
         """How the workers are coordinated, as far as this session has heard: when it joined, or since; asks nobody."""
-        return self._progress.policy
+        return self._course.progress.policy
 
     def create_or_join(
         self,
@@ -114,16 +125,12 @@ class Session:
         InvalidSpec, DeadlineExceeded.
         """
         self._member.check_open()
-        if self._joined is not None:
+        if self._course.training is not None:
             raise RuntimeError("this session has its model already; open another session for another model")
         clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
         where = placement_of(placement, split_bytes=split_bytes)
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
-        link, participant, shards = self._member.link, self._member.participant, self._member.shards()
-        joined = join_model(declared, link=link, participant=participant, shards=shards, create=create, timeout_s=timeout_s)
-        self._progress.begin(joined, timeout_s=timeout_s)
-        self._joined = Training(joined, member=self._member, progress=self._progress)
-        return joined.has_initialized
+        return self._course.join(declared, create=create, timeout_s=timeout_s)
 
     def read(self, *, copy: bool = False) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
@@ -137,7 +144,7 @@ class Session:
         Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
         anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
         """
-        return self._training().read(copy=copy)
+        return self._at_work().do(lambda training: training.read(copy=copy))
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
@@ -146,7 +153,7 @@ class Session:
         is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
         variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
         """
-        return self._training().read_rows(name, indices)
+        return self._at_work().do(lambda training: training.read_rows(name, indices))
 
     def gradients(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
@@ -157,7 +164,7 @@ class Session:
         DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
         it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
         """
-        return self._training().gradients()
+        return self._at_work().do(Training.gradients)
 
     def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
@@ -167,12 +174,10 @@ class Session:
         variables declared as `State`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
 
         Does not wait for other workers. A call that fails half-way has no effect on any step (but under async without locking); what is
-        repeated on the way is counted once. Stale and late contributions are outcomes, not errors. Raises VariableNotFound, IncompletePush,
-        ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
+        repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
+        IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
-        training = self._training()
-        commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=False)
-        return push_of(self._progress.commit(commit), step=commit.step)
+        return self._at_work().push(gradients, updates=updates, metrics=metrics)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
@@ -181,8 +186,8 @@ class Session:
         wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
         after `timeout_s` seconds (None: never); waiting can then be taken up again.
         """
-        self._training().wait(timeout_s=timeout_s)
-        return not self._progress.is_finished
+        self._at_work().wait(timeout_s=timeout_s)
+        return not self._course.progress.is_finished
 
     def step(
         self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
@@ -191,32 +196,60 @@ class Session:
 
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
         """
-        training = self._training()
-        commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=True)
-        push = training.step(commit, timeout_s=timeout_s)
+        push = self._at_work().step(gradients, updates=updates, metrics=metrics, timeout_s=timeout_s)
         return StepResult(
             outcome=push.outcome,
             step=push.step,
-            is_finished=self._progress.is_finished,
+            is_finished=self._course.progress.is_finished,
             applied_step=push.applied_step,
             staleness=push.staleness,
             weight=push.weight,
         )
+
+    def batches(
+        self,
+        name: str,
+        *,
+        num_samples: int,
+        batch_size: int,
+        num_epochs: int = 1,
+        shuffle_seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[DataRange]:
+        """Yields ranges of the training data for this worker to compute gradients from, each `start` to `stop` - 1 of the samples.
+
+        All workers together get each range of each pass once: a range counts as done when a contribution made from it is applied, and the
+        next `push()` or `step()` names those yielded since the last. What is dropped, rolled back, or held by a worker that is lost, is
+        yielded again, here or elsewhere. All give the same arguments; `num_epochs` 0: without end. `shuffle_seed` gives each pass another
+        order of the ranges (None: ascending). Ends when all passes are done, or training is finished; until then blocks while the rest is
+        with others (`timeout_s`, None: no limit), and says so; in that time it gives contributions without gradients if others wait for
+        it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/data.md.
+        """
+        spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
+        course, last = self._at_work(), self._batches
+        if last is None or last.spec != spec:
+            first = 1
+            if last is not None:
+                first = last.request_id + 1
+                last.close()
+            self._batches = last = DataBatches(spec, member=self._member, course=course, first_request=first)
+        last.timeout_s = timeout_s
+        return last
 
     def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
 
         Raises SlotNotFound if there is none, VariableNotFound.
         """
-        return self._reader().averages(names)
+        return self._at_work().do(lambda training: training.reader.averages(names))
 
     def read_metrics(self) -> dict[str, MetricReport]:
         """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
-        return self._reader().metrics()
+        return self._at_work().do(lambda training: training.reader.metrics())
 
     def get_slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return self._reader().slot_names()
+        return self._at_work().do(lambda training: training.reader.slot_names())
 
     def get_slot(self, variable: str, slot: str) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
@@ -224,7 +257,7 @@ class Session:
         Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. What changes
         while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
         """
-        return self._reader().slot(variable, slot)
+        return self._at_work().do(lambda training: training.reader.slot(variable, slot))
 
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
         """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.
@@ -235,7 +268,7 @@ class Session:
         """
         self._member.check_open()
         step = steering.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
-        self._progress.policy = policy
+        self._course.progress.policy = policy
         return step
 
     def set_hyperparameters(
@@ -264,17 +297,19 @@ class Session:
     def finish(self, reason: str = "") -> int:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
         self._member.check_open()
-        return self._progress.finish(reason or f"{self._who} finished it")
+        return self._course.progress.finish(reason or f"{self._who} finished it")
 
     def close(self) -> None:
         """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
-        self._member.leave("")
+        self._leave("")
 
-    def _reader(self) -> ModelReader:
-        return self._training().reader
+    def _leave(self, failure: str) -> None:
+        if self._batches is not None:
+            self._batches.close()
+        self._member.leave(failure)
 
-    def _training(self) -> Training:
+    def _at_work(self) -> Course:
         self._member.check_open()
-        if self._joined is None:
+        if self._course.training is None:
             raise NotInitialized("this session has no model yet; call create_or_join() first")
-        return self._joined
+        return self._course

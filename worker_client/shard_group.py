@@ -11,6 +11,7 @@ import numpy as np
 from ps_protocol import retry
 from ps_protocol.chief import ModelReply, Registration
 from ps_protocol.errors import StepGone, StepNotReady, Unavailable
+from ps_protocol.failpoints import failpoint
 from ps_protocol.layout import Layout
 from ps_protocol.model import ModelSpec
 from ps_protocol.segments import Segments
@@ -44,7 +45,7 @@ class ShardGroup:
         self._link = link
         self._timeout_s = link.timeout_s
         self.epoch = registration.participant.epoch
-        self._participant = registration.participant
+        self.participant = registration.participant
         self._addresses = registration.shard_addresses
         name = f"lockstep-{registration.participant.index}-ps"
         self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not link.is_in_process)
@@ -88,7 +89,7 @@ class ShardGroup:
 
         def shared(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
             where = f"ps {index} at {self._addresses[index]}"
-            return sharing(shard, where=where, participant=self._participant, layout=layouts[index], timeout_s=timeout_s)
+            return sharing(shard, where=where, participant=self.participant, layout=layouts[index], timeout_s=timeout_s)
 
         wanted = [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables]
         found = self._each("share memory", shared, wanted)
@@ -181,12 +182,20 @@ class ShardGroup:
                 encoded_bytes=part.encoded_bytes,
             )
 
+        if self._link.history is not None:
+            for index, part in enumerate(parts):
+                self._link.note_contribution(header(index), part.segments, shard=index)
+
         def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
+            if index:
+                failpoint("worker.push.mid")
             return shard.push_gradients(header(index), parts[index].segments, timeout_s=timeout_s).result
 
         results: dict[int, PushResult] = {}
         for index, shard in self.memories.shards.items():
             # What lies in shared memory needs nobody else, so a thread of its own would cost more than it.
+            if index:
+                failpoint("worker.push.mid")
             reply = shard.push_locally(header(index), parts[index].segments)
             if reply is not None:
                 results[index] = reply.result
@@ -220,6 +229,10 @@ class ShardGroup:
     def metrics(self) -> Sequence[MetricCell]:
         """Returns what workers have reported."""
         return self._call(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
+
+    def give_up(self) -> None:
+        """Has calls that are being repeated end as Cancelled. May come from any thread."""
+        self._closed.set()
 
     def close(self) -> None:
         """Releases the connections, which ends calls under way. Takes a quarter of a second at most."""

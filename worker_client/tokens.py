@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ps_protocol.chief import CommitResult, Participant, PushCommit, TokenReply, TokenResult
-from worker_client.cluster_link import ClusterLink
+from worker_client.membership import Membership
 from worker_client.patience import Patience
 
 
@@ -26,21 +26,26 @@ class Grant:
 class TokenWaiter:
     """One worker's wishes for a token. A wish that timed out is taken up again by the next wait, so that none is granted twice."""
 
-    def __init__(self, link: ClusterLink, participant: Participant) -> None:
-        self._link = link
-        self._participant = participant
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._commits = member.commits
         self._request_id = 1
 
-    def wait(self, *, local_step: int, commit: PushCommit | None, timeout_s: float | None) -> Grant:
+    def wait(self, participant: Participant, *, local_step: int, commit: PushCommit | None, timeout_s: float | None) -> Grant:
         """Counts the commit, then blocks until there is a token or the end of training; after 2 s it logs what it waits for.
 
         Raises DeadlineExceeded with the same words; the commit has been counted nevertheless.
         """
-        patience = Patience(f"worker {self._participant.index} wants a token after step {local_step}", timeout_s=timeout_s)
+        patience = Patience(f"worker {participant.index} wants a token after step {local_step}", timeout_s=timeout_s)
         committed: CommitResult | None = None
+        if commit is not None:
+            self._commits.sent(commit)
         while True:
-            reply = self._ask(local_step, commit if committed is None else None, patience)
-            committed = committed or reply.commit
+            reply = self._ask(participant, local_step, commit if committed is None else None, patience)
+            if committed is None and reply.commit is not None and commit is not None:
+                committed = reply.commit
+                self._commits.answered(commit, committed, global_step=reply.global_step)
+                self._member.link.note_outcome(commit, committed, epoch=participant.epoch)
             if reply.result is not TokenResult.WAIT:
                 self._request_id += 1
                 return Grant(
@@ -53,12 +58,17 @@ class TokenWaiter:
                 )
             patience.explain(reply.waiting_for)
 
-    def _ask(self, local_step: int, commit: PushCommit | None, patience: Patience) -> TokenReply:
+    def forget(self) -> None:
+        """A wish that was under way is of an epoch that is over."""
+        self._request_id += 1
+
+    def _ask(self, participant: Participant, local_step: int, commit: PushCommit | None, patience: Patience) -> TokenReply:
         max_wait_s, request_id = patience.slice_s(), self._request_id
-        return self._link.ask(
+        return self._member.ask(
             lambda chief: chief.dequeue_token(
-                self._participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
+                participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
             ),
+            participant=participant,
             what=f"a token after step {local_step}",
             timeout_s=patience.left_s(),
             expected_s=max_wait_s,

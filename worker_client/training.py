@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ps_protocol.chief import CommitResult, PushCommit
-from ps_protocol.errors import InternalError, StepGone, TooManyPushes
+from ps_protocol.errors import EpochMismatch, InternalError, StepGone, TooManyPushes
 from ps_protocol.shard import Metric, PushId, PushResult
 from ps_protocol.tensors import Array
 from worker_client.gradient_memory import GradientMemory
@@ -22,10 +22,16 @@ _LOOK_AGAIN_S = 0.001
 
 
 class Training:
-    """Reads the variables of the worker's steps and gives contributions to them. For one thread."""
+    """Reads the variables of the worker's steps and gives contributions to them. For one thread.
 
-    def __init__(self, joined: Joined, *, member: Membership, progress: Progress) -> None:
+    It is the training of one participant: once that one's epoch is over, every call raises what servers and chief raise then.
+    `num_pushes`: how many contributions had their numbers before.
+    """
+
+    def __init__(self, joined: Joined, *, member: Membership, progress: Progress, num_pushes: int = 0) -> None:
         self._member = member
+        self.joined = joined
+        self.participant = progress.participant
         self._progress = progress
         self._shards = member.shards()
         self._who = f"worker {member.participant.index}"
@@ -44,7 +50,7 @@ class Training:
             timeout_s=self._timeout_s,
             applies_on_arrival=member.applies_on_arrival,
         )
-        self._sequence = 0
+        self.num_pushes = num_pushes
         self._lent: PushCommit | None = None  # what was sent last from memory of shards that the user has
 
     def read(self, *, copy: bool) -> dict[str, Array]:
@@ -81,21 +87,41 @@ class Training:
             self._progress.local_step = rows.step
         return rows.values
 
-    def stage(self, gradients: Gradients, *, updates: Updates | None, metrics: Metrics | None, is_waited_for: bool) -> PushCommit:
+    def check_place(self) -> None:
+        """Raises EpochMismatch if the worker has become another participant; asks nobody."""
+        if self._member.participant is not self.participant:
+            raise EpochMismatch(f"{self._who} has registered again since it read its variables")
+
+    def release(self) -> None:
+        """Whatever was under way is over: the user may write again into all memory that he has."""
+        self._gradients.settle(is_over=True)
+        self._lent = None
+
+    def stage(
+        self,
+        gradients: Gradients | None,
+        *,
+        updates: Updates | None,
+        metrics: Metrics | None,
+        is_waited_for: bool,
+        ranges: tuple[int, ...] = (),
+    ) -> PushCommit:
         """Gives all shards their parts of a contribution; it counts with the commit that is returned.
 
-        `is_waited_for`: the user gets no word before there is a token; so in strict sync what he has of the shards' memory is not copied.
+        `gradients` None: for no variable. `is_waited_for`: the user gets no word before there is a token; so in strict sync what he has of
+        the shards' memory is not copied. `ranges`: what it was made from.
         """
+        participant = self.participant
+        self.check_place()
         self._settle()
         step = self._progress.local_step
         numbers = as_metrics(metrics) if metrics else {}
-        staging = self._gradients.staging_for(gradients, may_lend=is_waited_for and not self._may_overlap)
-        staged = staging.stage(gradients, step=step, updates=updates)
-        parts = self._outgoing.parts(staged, is_last_counted=self._sequence not in self._progress.refused)
+        staging = self._gradients.staging_for(gradients or {}, may_lend=is_waited_for and not self._may_overlap)
+        staged = staging.nothing() if gradients is None else staging.stage(gradients, step=step, updates=updates)
+        parts = self._outgoing.parts(staged, is_last_counted=self.num_pushes not in self._progress.refused)
         # A new number even if the last push failed: what that one left on some shards is never counted.
-        self._sequence += 1
-        participant = self._member.participant
-        push_id = PushId(worker=participant.index, incarnation=participant.incarnation, sequence=self._sequence)
+        self.num_pushes += 1
+        push_id = PushId(worker=participant.index, incarnation=participant.incarnation, sequence=self.num_pushes)
         try:
             results = self._push(parts, push_id=push_id, step=step, metrics=numbers)
         except BaseException:
@@ -105,7 +131,7 @@ class Training:
         if (PushResult.STAGED if applies_on_arrival else PushResult.APPLIED) in results:
             self._progress.hear_policy()
         is_whole, is_applied = _fate(results, applies_on_arrival=applies_on_arrival)
-        commit = PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied)
+        commit = PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges)
         if self._gradients.note_push(staging):
             self._lent = commit
         return commit
@@ -143,9 +169,13 @@ class Training:
         if result is None:
             raise InternalError("the chief gave a token and did not say what became of the contribution that rode along")
         push = push_of(result, step=commit.step)
-        if not progress.is_finished:
-            self._fetch()
+        self.look()
         return push
+
+    def look(self) -> None:
+        """Holds the variables of the worker's step, as a step leaves them; nothing once training is finished."""
+        if not self._progress.is_finished:
+            self._fetch()
 
     def wait(self, *, timeout_s: float | None) -> None:
         """Waits for a token, or the end of training."""

@@ -1,0 +1,186 @@
+"""A session's way through the training, on which it goes on where the cluster goes on. Knows the place, the training and its results.
+
+A training belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the worker had been taken for
+gone, its place is taken again, and a new training begins at the step that stands then. What was pushed before that is rolled back.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
+from ps_protocol.errors import Cancelled, PsError
+from worker_client.declarations import Declared
+from worker_client.gradients import Gradients, Updates
+from worker_client.joining import join_again, join_model
+from worker_client.membership import Membership
+from worker_client.outcomes import Push, push_of
+from worker_client.outgoing import Metrics
+from worker_client.patience import Patience
+from worker_client.progress import Progress
+from worker_client.rejoining import LOST
+from worker_client.training import Training
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Course:
+    """Does what a user asks of the training, at the worker's present place. For one thread.
+
+    `num_rollbacks`: how often it has begun again in a later epoch. `ranges`: ids of the ranges of the training data that the next
+    contribution is made from.
+    """
+
+    def __init__(self, member: Membership) -> None:
+        self.progress = Progress(member)
+        self.num_rollbacks = 0
+        self.ranges: tuple[int, ...] = ()
+        self._member = member
+        self._who = f"worker {member.participant.index}"
+        self._training: Training | None = None
+
+    @property
+    def training(self) -> Training | None:
+        """The training at the present place; None before there is a model."""
+        return self._training
+
+    def join(self, declared: Declared, *, create: bool, timeout_s: float | None) -> bool:
+        """Creates or joins the model; returns whether it created it."""
+        member, patience = self._member, Patience(f"{self._who} joins the model", timeout_s=timeout_s)
+        while True:
+            registration = member.registration
+            try:
+                joined = join_model(declared, member=member, create=create, patience=patience)
+                self.progress.begin(joined, may_contribute=registration.may_contribute, timeout_s=timeout_s)
+                break
+            except LOST as error:
+                self._leave_place_of(registration.participant, error)
+                self.progress = Progress(member)
+        self._training = Training(joined, member=member, progress=self.progress)
+        member.note_model(joined.model)
+        return joined.has_initialized
+
+    def do(self, act: Callable[[Training], Result]) -> Result:
+        """Returns what `act` returns; does it again where the worker has come back elsewhere."""
+        while True:
+            training = self._present()
+            try:
+                return act(training)
+            except LOST as error:
+                self._come_back(training, error, timeout_s=None)
+
+    def wait(self, *, timeout_s: float | None) -> None:
+        """Waits for a token; after a rollback there is one for the step that stands."""
+        training = self._present()
+        try:
+            training.wait(timeout_s=timeout_s)
+        except LOST as error:
+            self._come_back(training, error, timeout_s=timeout_s)
+
+    def push(self, gradients: Gradients, *, updates: Updates | None, metrics: Metrics | None) -> Push:
+        """Gives one contribution and has it counted."""
+
+        def give(training: Training, commit: PushCommit) -> Push:
+            return push_of(self.progress.commit(commit), step=commit.step)
+
+        return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=False, timeout_s=None)
+
+    def step(
+        self, gradients: Gradients | None, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
+    ) -> Push:
+        """Gives one contribution (None: for no variable), has it counted, waits for a token and reads."""
+
+        def give(training: Training, commit: PushCommit) -> Push:
+            return training.step(commit, timeout_s=timeout_s)
+
+        return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
+
+    def _contribute(
+        self,
+        give: Callable[[Training, PushCommit], Push],
+        gradients: Gradients | None,
+        *,
+        updates: Updates | None,
+        metrics: Metrics | None,
+        is_waited_for: bool,
+        timeout_s: float | None,
+    ) -> Push:
+        training, step = self._present(), self.progress.local_step
+        commit: PushCommit | None = None
+        try:
+            ranges = self.ranges if gradients is not None else ()
+            commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=is_waited_for, ranges=ranges)
+            if ranges:
+                self.ranges = ()
+            return give(training, commit)
+        except LOST as error:
+            known = commit is not None and self._member.commits.is_accepted(commit)
+            self._come_back(training, error, timeout_s=timeout_s)
+            push = self._fate(commit, step=step, epoch=training.participant.epoch, is_known=known)
+        if is_waited_for:
+            self.do(Training.look)
+        return push
+
+    def _fate(self, commit: PushCommit | None, *, step: int, epoch: int, is_known: bool) -> Push:
+        """What became of a contribution whose participant is no more."""
+        progress = self.progress
+        result: CommitResult | None = None
+        if commit is not None and commit.staged and epoch == progress.participant.epoch and is_known:
+            # The chief has said so, and no epoch has risen since.
+            result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=progress.global_step, applied_step=commit.step)
+        elif commit is not None and commit.staged and step < progress.local_step and not progress.reads_latest:
+            result = self._asked_fate(commit)
+        if result is not None:
+            push = push_of(result, step=step)
+            if push.is_accepted:
+                return push
+        return Push(outcome=PushOutcome.ROLLED_BACK, step=step, global_step=progress.global_step)
+
+    def _asked_fate(self, commit: PushCommit) -> CommitResult | None:
+        """The checkpoint may be of a step that has it, whose answer was on its way."""
+        participant = self.progress.participant
+        if commit.push_id.incarnation != participant.incarnation:
+            return None
+        try:
+            return self.progress.fate(commit)
+        except LOST:
+            return None
+
+    def _present(self) -> Training:
+        training = self._training
+        assert training is not None
+        return training
+
+    def _come_back(self, training: Training, cause: PsError, *, timeout_s: float | None) -> None:
+        """Takes the training up at the worker's new place; raises the cause if it has none. May be called again after an error."""
+        cause = self._leave_place_of(training.participant, cause)
+        member, former = self._member, training.participant
+        patience = Patience(f"{self._who} comes back to the model", timeout_s=timeout_s)
+        while True:
+            registration = member.registration
+            try:
+                joined = join_again(training.joined, member=member, patience=patience)
+                self.progress.begin_again(joined, registration, timeout_s=patience.left_s())
+                break
+            except LOST as error:
+                self._leave_place_of(registration.participant, error)
+        training.release()
+        self.ranges = ()
+        self._training = Training(joined, member=member, progress=self.progress, num_pushes=training.num_pushes)
+        step, participant = self.progress.local_step, registration.participant
+        if participant.epoch != former.epoch:
+            self.num_rollbacks += 1
+            log.warning("%s: rolled back to step %d (epoch %d): %s", self._who, step, participant.epoch, cause.message)
+        else:
+            log.warning("%s: goes on at step %d as incarnation %d: %s", self._who, step, participant.incarnation, cause.message)
+
+    def _leave_place_of(self, participant: Participant, cause: PsError) -> PsError:
+        """Returns, with the best words for why, once the member is another participant; raises the cause if it stays this one."""
+        member = self._member
+        if member.participant is not participant:
+            return cause
+        if isinstance(cause, Cancelled):
+            raise cause
+        return member.await_new_place(participant, cause)
