@@ -13,13 +13,14 @@ BIN := .venv/bin
 DEMO := .venv/.demo-installed
 DEV := .venv/.dev-installed
 BENCH := .venv/.bench-installed
+FUZZ := .venv/.fuzz-installed
 PROTO := .venv-proto/.installed
 PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
-  bench-policies bench-sparse check fix proto clean \
+.PHONY: help install demo test simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
+  bench-policies bench-sparse fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
@@ -32,6 +33,26 @@ demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritte
 
 test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
+
+# The second line is the soak, which needs the machine for itself. SOAK=0 leaves it out.
+SOAK ?= 600
+chaos: $(DEV)  ## real processes killed, stopped, cut off and sent wrong clocks, then 10 minutes of random faults; under 20 minutes
+	@rm -f lockstep-runs/chaos/recovery.jsonl
+	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py $(ARGS); found=$$?; \
+	  $(BIN)/python -m tests.chaos.recovery_table; \
+	  if [ "$(SOAK)" != 0 ]; then CHAOS_SOAK_S=$(SOAK) $(PYTEST) tests/chaos/test_soak.py -m chaos -n 0 $(ARGS) || found=1; fi; exit $$found
+
+# What it finds stays in lockstep-runs/fuzz/, and the next run begins with it. `make test` runs the same targets without the fuzzer.
+fuzz: $(FUZZ)  ## damaged messages and checkpoint files, SECONDS=10 for each target
+	@set -o pipefail; mkdir -p lockstep-runs/fuzz/found; for target in frames tensor_file manifest; do echo "fuzzing $$target"; \
+	  $(BIN)/python -m tests.fuzz $$target lockstep-runs/fuzz/$$target -max_total_time=$(or $(SECONDS),10) -max_len=4096 -timeout=10 \
+	  -verbosity=0 -artifact_prefix=lockstep-runs/fuzz/found/ $(ARGS) 2>&1 \
+	  | { grep -vE '^INFO:|^WARNING: Failed to find|ictionary\.|# Uses' || true; } || exit 1; done; echo "nothing found"
+
+# Chief, servers and workers under faults, in simulated time. What breaks a promise is printed with its seed, and shrunk by --seed N.
+SEEDS ?= 20000
+simulate: $(DEV)  ## the promises of docs/reliability.md on 20,000 simulated clusters; SEEDS=1000, ARGS="--seed 17" shows one
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 # `make bench` and `make bench-peers` keep their figures in lockstep-runs/ as JSON, and draw them there.
 bench: $(BENCH)  ## a step's time, CPU and memory at six sizes over every transport, 7 minutes; ARGS="--sizes 4KiB/4 64MiB/16 --ps 1"
@@ -135,6 +156,10 @@ $(DEV): $(DEMO)
 $(BENCH): $(DEV)
 	@echo "installing what draws plots into .venv"
 	@$(BIN)/python $(PIP) --editable '.[demo,dev,bench]' && touch $@
+
+$(FUZZ): $(DEV)
+	@echo "installing the fuzzer into .venv"
+	@$(BIN)/python $(PIP) --editable '.[demo,dev,fuzz]' && touch $@
 
 $(PROTO): Makefile
 	$(call make_venv,.venv-proto)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 ROLES = {"ps": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
@@ -32,10 +33,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="A parameter server for any training loop.")
     parser.add_argument("--version", action="version", version=_version() if command == "--version" else "", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (words, prepare) in _COMMANDS.items():
+    for name, (words, module, add_arguments, run) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         if name == command:
-            prepare(subparser)
+            functions = import_module(f"lockstep.{module}")
+            getattr(functions, add_arguments)(subparser)
+            subparser.set_defaults(run=getattr(functions, run))
     for name, (_, words) in ROLES.items():
         commands.add_parser(name, help=words, add_help=False)
     return parser
@@ -50,72 +53,39 @@ def _version() -> str:
         return "lockstep-ps, a source tree that is not installed"
 
 
-def _prepare_demo(parser: argparse.ArgumentParser) -> None:
-    from lockstep.demo import add_arguments, run
-
-    add_arguments(parser)
-    parser.set_defaults(run=run)
-
-
-def _prepare_up(parser: argparse.ArgumentParser) -> None:
-    from lockstep.up import add_arguments, run
-
-    add_arguments(parser)
-    parser.set_defaults(run=run)
-
-
-def _prepare_status(parser: argparse.ArgumentParser) -> None:
-    from lockstep.status import add_status_arguments, run_status
-
-    add_status_arguments(parser)
-    parser.set_defaults(run=run_status)
-
-
-def _prepare_finish(parser: argparse.ArgumentParser) -> None:
-    from lockstep.status import add_finish_arguments, run_finish
-
-    add_finish_arguments(parser)
-    parser.set_defaults(run=run_finish)
-
-
-def _prepare_policy(parser: argparse.ArgumentParser) -> None:
-    from lockstep.policy import add_policy_arguments, run_policy
-
-    add_policy_arguments(parser)
-    parser.set_defaults(run=run_policy)
-
-
-def _prepare_set(parser: argparse.ArgumentParser) -> None:
-    from lockstep.policy import add_set_arguments, run_set
-
-    add_set_arguments(parser)
-    parser.set_defaults(run=run_set)
-
-
-def _prepare_plan(parser: argparse.ArgumentParser) -> None:
-    from lockstep.plan import add_plan_arguments, run_plan
-
-    add_plan_arguments(parser)
-    parser.set_defaults(run=run_plan)
-
-
-def _prepare_health(parser: argparse.ArgumentParser) -> None:
-    from lockstep.health import add_health_arguments, run_health
-
-    add_health_arguments(parser)
-    parser.set_defaults(run=run_health)
-
-
-# Only the module of the subcommand that is wanted is imported: a health check runs every two seconds.
-_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", _prepare_demo),
-    "up": ("start a cluster on this machine, with your program as its workers", _prepare_up),
-    "status": ("show a cluster's step, workers and parameter servers, and what it waits for", _prepare_status),
-    "policy": ("show how a cluster coordinates its workers, or change it between two steps", _prepare_policy),
-    "set": ("change the learning rate or another number of a running cluster's optimizer", _prepare_set),
-    "plan": ("say how many backup workers pay, from measured or assumed computing times", _prepare_plan),
-    "finish": ("end training: every worker is released, and the processes end", _prepare_finish),
-    "health": ("ask a parameter server or chief whether it is alive, or ready", _prepare_health),
+# Words for the help, and the module with its two functions: what adds the arguments, what runs it. Only the module of the subcommand that
+# is wanted is imported: a health check runs every two seconds.
+_COMMANDS: dict[str, tuple[str, str, str, str]] = {
+    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "demo", "add_arguments", "run"),
+    "up": ("start a cluster on this machine, with your program as its workers", "up", "add_arguments", "run"),
+    "status": (
+        "show a cluster's step, workers and parameter servers, and what it waits for",
+        *("status", "add_status_arguments", "run_status"),
+    ),
+    "why": (
+        "say why a cluster waits: the step, what is missing, who was last seen when, what happens next",
+        *("why", "add_why_arguments", "run_why"),
+    ),
+    "policy": (
+        "show how a cluster coordinates its workers, or change it between two steps",
+        *("policy", "add_policy_arguments", "run_policy"),
+    ),
+    "set": (
+        "change the learning rate or another number of a running cluster's optimizer",
+        *("policy", "add_set_arguments", "run_set"),
+    ),
+    "plan": ("say how many backup workers pay, from measured or assumed computing times", "plan", "add_plan_arguments", "run_plan"),
+    "finish": (
+        "end training: every worker is released, and the processes end",
+        *("status", "add_finish_arguments", "run_finish"),
+    ),
+    "checkpoint": (
+        "have a running cluster save a checkpoint; list, verify or export those of a directory",
+        *("checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
+    ),
+    "certs": ("make certificates and tokens for the processes of a cluster", "certs", "add_certs_arguments", "run_certs"),
+    "health": ("ask a parameter server or chief whether it is alive, or ready", "health", "add_health_arguments", "run_health"),
+    "verify": ("check what a cluster has written with --history, and compute its values again", "verify", "add_arguments", "run"),
 }
 
 

@@ -4,10 +4,14 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from ps_protocol.access import Access
+from ps_protocol.authorization import CallerRole
 from ps_protocol.chief import ClusterState
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, Unavailable
+from ps_protocol.security_options import Security, add_security_flags, security_of
 
 # A person waits for the answer: an absent chief must be told within two seconds.
 CONNECT_TIMEOUT_S = 1.5
@@ -27,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", default=os.environ.get("LOCKSTEP_CLUSTER", ""), metavar="NAME", help="(or LOCKSTEP_CLUSTER) default: any"
     )
+    add_security_flags(parser, is_server=False)
 
 
 @contextmanager
@@ -36,7 +41,8 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
         text = "which chief? give --chief ADDRESS or set LOCKSTEP_CHIEF; `lockstep up` prints the address when it starts a cluster"
         raise ChiefAbsent(text, exit_code=2)
     try:
-        chief = GrpcChief(arguments.chief, cluster=arguments.cluster)
+        access = Access(security_of(arguments, os.environ), role=CallerRole.ADMIN)
+        chief = GrpcChief(arguments.chief, cluster=arguments.cluster, access=access)
     except InvalidSpec as error:
         raise ChiefAbsent(error.message, exit_code=2) from error
     try:
@@ -49,9 +55,14 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
         chief.close()
 
 
-def finish(address: str, *, cluster: str, reason: str, timeout_s: float) -> bool:
+def launcher_access(token_file: Path | None) -> Access:
+    """Returns how a launcher reaches the chief of its own cluster, whatever the shell says about others."""
+    return Access(Security(token_file=token_file), role=CallerRole.ADMIN)
+
+
+def finish(address: str, *, cluster: str, reason: str, timeout_s: float, token_file: Path | None = None) -> bool:
     """Has the chief finish training if it still can; a chief that is gone needs no telling. Returns False if no training had begun."""
-    chief = GrpcChief(address, cluster=cluster)
+    chief = GrpcChief(address, cluster=cluster, access=launcher_access(token_file))
     has_begun = True
     try:
         with suppress(PsError):

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from lockstep.policy_options import policy_flags
 from lockstep.process import Process, ProcessSpec, describe_end, shell_code
+from lockstep.recovery_options import NO_RECOVERY, Recovery
 from lockstep.supervision import LaunchFailed, Supervisor
+from ps_protocol.credentials import BESIDE_SOCKET, new_token_lines, write_secret
 from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
+from ps_protocol.security_options import SECURITY_VARIABLES
 
 # A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
 START_TIMEOUT_S = 60.0
@@ -23,6 +26,16 @@ _FOREIGN = {
     for name in (
         *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX"),
         *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX"),
+        *(
+            "CHECKPOINT_DIR",
+            "DURABILITY",
+            "CHECKPOINT_INTERVAL",
+            "CHECKPOINT_STEPS",
+            "KEEP_CHECKPOINTS",
+            "RESTORE",
+            "MIN_REPLICAS",
+            "HISTORY",
+        ),
         *("POLICY", "TOKENS", "NUM_TOKENS", "STALENESS", "NO_LOCKING", "MAX_STALENESS", "TOO_STALE"),
     )
 } | {"TF_CONFIG": None}
@@ -45,6 +58,7 @@ class ClusterSpec:
     is_tcp: bool = False
     chief_in_ps: bool = False
     policy: PolicySpec = DEFAULT_POLICY
+    recovery: Recovery = NO_RECOVERY
 
     def __post_init__(self) -> None:
         counts = {"--ps": self.num_ps, "--workers": self.num_workers, "--max-steps": self.max_steps}
@@ -59,6 +73,9 @@ class ClusterSpec:
         if not self.is_sync and (self.num_backups or self.num_required is not None):
             flag = "--backup-workers" if self.num_backups else "--replicas-to-aggregate"
             raise LaunchFailed(f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=2)
+        if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
+            want = f"1 to {self.replicas_to_aggregate}, which a step needs when nobody is gone" if self.is_sync else "the policy sync"
+            raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
         if self.lease_s is not None and not self.lease_s > 0:
             raise LaunchFailed(f"--lease: got {self.lease_s}, want more than 0 seconds", exit_code=2)
 
@@ -77,6 +94,8 @@ class ClusterSpec:
         """Workers without whom training cannot go on."""
         if not self.is_sync or self.policy.tokens is TokenMode.FIFO:
             return 1
+        if self.recovery.min_replicas is not None:
+            return self.recovery.min_replicas
         return min(self.replicas_to_aggregate, self.num_workers)
 
     @property
@@ -89,54 +108,129 @@ class ClusterSpec:
 
 
 class LocalCluster:
-    """The processes of one cluster. Unix sockets in the supervisor's private directory, or ports that the system chooses."""
+    """The processes of one cluster. Unix sockets in the supervisor's private directory, or ports that the system chooses.
 
-    def __init__(self, spec: ClusterSpec, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:
+    `security`: what the environments say of it, in place of tokens of the cluster's own.
+    """
+
+    def __init__(
+        self, spec: ClusterSpec, *, supervisor: Supervisor, note: Callable[[str], None], security: Mapping[str, str] | None = None
+    ) -> None:
+        self._given_security = security
         self.spec = spec
-        self.name = f"up-{supervisor.token[:6]}"
+        # The next run goes on from the checkpoints of this one, and only a cluster's own are taken: it must have the same name.
+        self.name = "up-local" if spec.recovery.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = ""
+        self.token_file: Path | None = None  # for whoever may talk to the cluster; once started
         self.roles: list[Process] = []  # the parameter servers by index, then the chief, unless that is in ps 0
         self.workers: list[Process] = []
         self._supervisor = supervisor
         self._note = note
+        self._addresses: dict[str, str] = {}  # where roles serve, and shall serve again
+        self._role_environment: Mapping[str, str | None] = {}
+        self._worker_command: Sequence[str] = ()
+        self._worker_environment: Mapping[str, str | None] = {}
 
     @property
     def chief(self) -> Process:
         """The process of the chief, once started."""
         return self.roles[0 if self.spec.chief_in_ps else -1]
 
+    @property
+    def token_words(self) -> str:
+        """What a command outside needs besides the chief's address: beside a Unix socket it finds the tokens by itself."""
+        return f" --token-file {self.token_file}" if self.spec.is_tcp else ""
+
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief and returns once they serve; LaunchFailed with a role's last words if one doesn't come up."""
-        common = {**_FOREIGN, **with_checkout(), **(environment or {})}
+        if self._given_security is None:
+            self.token_file = self._supervisor.directory / BESIDE_SOCKET
+            write_secret(self.token_file, new_token_lines())
+        self._role_environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **self._own_security}
         # The process with the chief must be told where the others are.
-        first = 1 if self.spec.chief_in_ps else 0
-        for index in range(first, self.spec.num_ps):
-            self._start_role(f"ps {index}", "ps_server", self._role_flags(f"ps {index}", "--index", str(index)), environment=common)
-        addresses = [self._await_address(process, process.name) for process in self.roles]
+        for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
+            self.roles.append(self._start_role(f"ps {index}"))
+        for process in self.roles:
+            self._addresses[process.name] = self._await_address(process, process.name)
         if self.spec.chief_in_ps:
-            flags = [*self._role_flags("ps 0", "--index", "0"), "--with-chief"]
-            flags += self._role_flags("chief", *self._chief_flags(["self", *addresses]))
-            self._start_role("ps 0", "lockstep.combined", flags, environment=common)
-            self.roles.insert(0, self.roles.pop())
+            self.roles.insert(0, self._start_role("ps 0"))
+            self._addresses["ps 0"] = self._await_address(self.chief, "ps 0")
         else:
-            self._start_role("chief", "chief", self._role_flags("chief", *self._chief_flags(addresses)), environment=common)
-        self.chief_address = self._await_address(self.chief, "chief")
+            self.roles.append(self._start_role("chief"))
+        self.chief_address = self._addresses["chief"] = self._await_address(self.chief, "chief")
+
+    @property
+    def _own_security(self) -> dict[str, str | None]:
+        """Tokens that nobody needs to know of; whatever the shell says about another cluster's must not reach the children."""
+        given = {"LOCKSTEP_TOKEN_FILE": str(self.token_file)} if self._given_security is None else self._given_security
+        return {**dict.fromkeys(SECURITY_VARIABLES), **given}
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
+        history = self.spec.recovery.history
+        self._worker_command = command
+        self._worker_environment = {**({} if history is None else {"LOCKSTEP_HISTORY": str(history)}), **(environment or {})}
         for index in range(self.spec.num_workers):
-            place = {
-                "LOCKSTEP_CHIEF": self.chief_address,
-                "LOCKSTEP_CLUSTER": self.name,
-                "LOCKSTEP_WORKER_INDEX": str(index),
-                "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
-            }
-            full = {**with_checkout(), **(environment or {}), **place}
-            self.workers.append(self._supervisor.start(ProcessSpec(name=f"worker {index}", command=command, environment=full)))
+            self.workers.append(self._start_worker(index))
 
-    def _chief_flags(self, ps_addresses: Sequence[str]) -> list[str]:
+    def may_restart(self, role: Process) -> bool:
+        """Whether training can go on with a new process in the place of this one, which has ended.
+
+        What a parameter server held is lost with it, and only a checkpoint brings it back; the chief's knowledge is with the servers too.
+        A chief that ended by itself has said why, and another one would say the same.
+        """
+        has_chief = role is self.chief
+        if role.returncode is None or (has_chief and role.returncode >= 0):
+            return False
+        return self.spec.recovery.has_checkpoints or (has_chief and not self.spec.chief_in_ps)
+
+    def restart_role(self, role: Process) -> Process:
+        """Starts a role that has ended again, at its old address; does not wait until it serves."""
+        self._announce(role.name).unlink(missing_ok=True)
+        process = self._start_role(role.name, is_again=True)
+        self.roles[self.roles.index(role)] = process
+        return process
+
+    def restart_worker(self, worker: Process) -> Process:
+        """Starts a worker that has ended again, in its old place."""
+        index = self.workers.index(worker)
+        self.workers[index] = self._start_worker(index)
+        return self.workers[index]
+
+    def _start_worker(self, index: int) -> Process:
+        place = {
+            "LOCKSTEP_CHIEF": self.chief_address,
+            "LOCKSTEP_CLUSTER": self.name,
+            "LOCKSTEP_WORKER_INDEX": str(index),
+            "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
+        }
+        full = {**with_checkout(), **self._worker_environment, **place, **self._own_security}
+        return self._supervisor.start(ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full))
+
+    def _start_role(self, name: str, *, is_again: bool = False) -> Process:
+        if name == "chief":
+            module, flags = "chief", self._chief_flags(is_again=is_again)
+        else:
+            module, flags = "ps_server", self._ps_flags(name)
+            if name == "ps 0" and self.spec.chief_in_ps:
+                module, flags = "lockstep.combined", [*flags, "--with-chief", *self._chief_flags(is_again=is_again)]
+        # -P: a chief.py in the user's directory must not be taken for ours.
+        command = [sys.executable, "-P", "-m", self._program_of(module), *flags]
+        return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment))
+
+    def _program_of(self, module: str) -> str:
+        """The module that is run for a role."""
+        return module
+
+    def _ps_flags(self, name: str) -> list[str]:
+        return [*self._common_flags(name), "--index", name.removeprefix("ps "), *self.spec.recovery.ps_flags]
+
+    def _chief_flags(self, *, is_again: bool) -> list[str]:
         spec = self.spec
-        flags = ["--ps", ",".join(ps_addresses)]
+        servers = [self._addresses.get(f"ps {index}", "") for index in range(spec.num_ps)]
+        if spec.chief_in_ps:
+            servers[0] = "self"
+        flags = [*self._common_flags("chief"), "--ps", ",".join(servers)]
         flags += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
         if spec.policy != DEFAULT_POLICY:
             flags += policy_flags(spec.policy)
@@ -144,17 +238,13 @@ class LocalCluster:
             flags += ["--max-steps", str(spec.max_steps)]
         if spec.lease_s is not None:
             flags += ["--lease", str(spec.lease_s)]
-        return flags
+        # The launcher knows that the former chief is dead; nobody else may take it for granted.
+        return [*flags, *spec.recovery.chief_flags, *(["--takeover"] if is_again else [])]
 
-    def _role_flags(self, name: str, *more: str) -> list[str]:
+    def _common_flags(self, name: str) -> list[str]:
         socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"
-        address = "127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}"
-        return ["--address", address, "--cluster", self.name, "--announce", str(self._announce(name)), *more]
-
-    def _start_role(self, name: str, module: str, flags: list[str], *, environment: Mapping[str, str | None]) -> None:
-        # -P: a chief.py in the user's directory must not be taken for ours.
-        command = [sys.executable, "-P", "-m", module, *flags]
-        self.roles.append(self._supervisor.start(ProcessSpec(name=name, command=command, environment=environment)))
+        address = self._addresses.get(name) or ("127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}")
+        return ["--address", address, "--cluster", self.name, "--announce", str(self._announce(name))]
 
     def _announce(self, name: str) -> Path:
         return self._supervisor.directory / f"{name.replace(' ', '')}.address"

@@ -18,8 +18,11 @@ from chief.config import parse_config as parse_chief_config
 from chief.server import ChiefServer
 from chief.shard_links import GrpcShardLink, ShardLink
 from lockstep.store_link import StoreLink
+from ps_protocol.access import Access
 from ps_protocol.allocator import keep_freed_memory
+from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, PsError
+from ps_protocol.failpoints import enable_failpoints
 from ps_protocol.handshake import Identity, Role
 from ps_server.config import ParameterServerConfig
 from ps_server.config import parse_config as parse_ps_config
@@ -43,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         split = words.index(WITH_CHIEF) if WITH_CHIEF in words else len(words)
         config = parse_ps_config(words[:split], environment=os.environ)
         chief_words = words[split + 1 :]
-        chief_config(chief_words, ps=config, address=_NOWHERE, environment=os.environ)  # or it would only be found out when half of it runs
+        # Now, or it would only be found out when half of it runs.
+        its_chief = chief_config(chief_words, ps=config, address=_NOWHERE, environment=os.environ)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
         return asyncio.run(_serve(config, chief_words))
     except PsError as error:
         sys.stderr.write(f"lockstep ps {WITH_CHIEF}: {error.message}\n")
@@ -110,7 +115,8 @@ def _links(settings: ChiefConfig, config: ParameterServerConfig, server: Paramet
             identity = Identity(cluster=cluster, role=Role.PARAMETER_SERVER, index=index, process_incarnation=incarnation)
             links.append(StoreLink(server, identity=identity))
         else:
-            links.append(GrpcShardLink(address, index=index, cluster=cluster))
+            access = Access(settings.security, role=CallerRole.CHIEF)
+            links.append(GrpcShardLink(address, index=index, cluster=cluster, access=access))
     return links
 
 

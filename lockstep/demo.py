@@ -16,8 +16,9 @@ from lockstep.digits_examples import ExamplesMissing
 from lockstep.digits_optimizers import DEFAULT, NAMES, optimizer_of
 from lockstep.policy_options import POLICIES, add_policy_options
 from lockstep.process import describe_end
+from lockstep.recovery_options import add_recovery_options, recovery_of
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
-from lockstep.up import chosen_policy, end_roles
+from lockstep.up import chosen_policy, end_roles, end_with_checkpoint, make_kept_directories
 from lockstep.watch import ClusterWatch
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
     parser.add_argument("--wire", metavar="FORMAT", help="over gRPC, and so encoded: bfloat16, float16, int8 or, for example, top_k:0.05")
+    add_recovery_options(parser)
     parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(
@@ -126,6 +128,7 @@ def _setting(arguments: argparse.Namespace) -> _Setting:
         lease_s=_LEASE_S,
         chief_in_ps=arguments.chief_in_ps,
         policy=policy,
+        recovery=recovery_of(arguments),
     )
     return _Setting(
         spec=spec,
@@ -141,10 +144,12 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     start, spec = time.monotonic(), setting.spec
     needs = f"{spec.needs_text} contributions" if spec.is_sync else spec.needs_text
     needs += f", {spec.num_backups} in reserve" if spec.num_backups else ""
+    make_kept_directories(spec.recovery)
     with Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_workers > spec.num_workers_needed:
-            display.say("try it: kill -9 the process of a worker, from another terminal; training goes on")
+            whose = "any process but this one" if spec.recovery.has_checkpoints else "the process of a worker"
+            display.say(f"try it: kill -9 {whose}, from another terminal; training goes on")
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
         watch = ClusterWatch(cluster, say=display.say)
         observer = DemoObserver(num_workers=spec.num_workers, digits_path=supervisor.directory / "digits")
@@ -152,6 +157,9 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
         try:
             _start(cluster, setting.worker_flags, supervisor=supervisor, observer=observer, watch=watch, files=files)
             trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
+        except Interrupted:
+            end_with_checkpoint(cluster, supervisor=supervisor, note=display.say)
+            raise
         finally:
             observer.stop(timeout_s=0.2)
         end_roles(cluster, supervisor=supervisor, watch=watch)
@@ -171,7 +179,7 @@ def _start(
         _check(observer, files=files)
     command = [sys.executable, "-P", "-m", "lockstep.digits_worker", *worker_flags, "--digits", str(observer.digits_path)]
     cluster.start_workers(command, environment=_ONE_THREAD)
-    observer.connect(cluster.chief_address, cluster=cluster.name)
+    observer.connect(cluster.chief_address, cluster=cluster.name, token_file=cluster.token_file)
 
 
 def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:
@@ -179,7 +187,7 @@ def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatc
     seen: Progress | None = None
     last_look_ends_at: float | None = None
     while True:
-        watch.see(supervisor.poll(timeout_s=_POLL_S))
+        watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
         if observer.progress is not seen and observer.progress is not None:
             seen = observer.progress
             files.add_metrics(seen)

@@ -37,7 +37,7 @@ class DemoObserver:
         self.error: PsError | ExamplesMissing | None = None
         self.has_examples = False
         self.digits_path = digits_path
-        self._target: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._target: queue.SimpleQueue[tuple[str, str, Path | None] | None] = queue.SimpleQueue()
         self._meter = ProgressMeter(num_workers=num_workers)
         self._has_to_stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
@@ -46,9 +46,9 @@ class DemoObserver:
         """Begins to load the examples, which takes a second, and to write them to `digits_path` for the workers; then `has_examples`."""
         self._thread.start()
 
-    def connect(self, chief_address: str, *, cluster: str) -> None:
+    def connect(self, chief_address: str, *, cluster: str, token_file: Path | None = None) -> None:
         """Begins to watch a cluster."""
-        self._target.put((chief_address, cluster))
+        self._target.put((chief_address, cluster, token_file))
 
     def stop(self, *, timeout_s: float) -> None:
         """Leaves the cluster; waits for that at most `timeout_s`."""
@@ -64,8 +64,8 @@ class DemoObserver:
             self.has_examples = True
             target = self._target.get()
             if target is not None:
-                address, cluster = target
-                with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S) as observer:
+                address, cluster, token_file = target
+                with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, token_file=token_file) as observer:
                     self._watch(observer, train=train, test=test)
         except (PsError, ExamplesMissing) as error:
             self.error = error

@@ -10,10 +10,13 @@ _ROLES = ("ps_protocol.v1.ParameterService", "ps_protocol.v1.ChiefService")
 
 def add_health_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `health`."""
+    from ps_protocol.security_options import add_security_flags
+
     parser.add_argument(
         "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="of a parameter server or chief"
     )
     parser.add_argument("--ready", action="store_true", help="ask whether it can take traffic, not only whether it is alive")
+    add_security_flags(parser, is_server=False)
 
 
 def run_health(arguments: argparse.Namespace) -> int:
@@ -24,17 +27,19 @@ def run_health(arguments: argparse.Namespace) -> int:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    from ps_protocol.access import Access
     from ps_protocol.addresses import parse_address
-    from ps_protocol.channel import open_channel
     from ps_protocol.errors import InvalidSpec
+    from ps_protocol.security_options import security_of
 
     try:
         parse_address(arguments.address)
+        access = Access(security_of(arguments, os.environ))
     except InvalidSpec as error:
         print(f"lockstep health: {error.message}", file=sys.stderr)
         return 2
     answers = health_pb2.HealthCheckResponse
-    with open_channel(arguments.address) as channel:
+    with access.open_channel(arguments.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in _ROLES if arguments.ready else ("",):
             try:

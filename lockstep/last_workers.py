@@ -75,10 +75,11 @@ class LastWorkers:
                 self._say(f"{self._cluster.workers[index].name} ended with exit code 0 while {self._count()}")
 
     def _ask(self) -> None:
+        from lockstep.chief_access import launcher_access
         from ps_protocol.chief_client import GrpcChief  # grpc takes its time to import, and is needed only here
 
         standstill = Standstill()
-        chief = GrpcChief(self._cluster.chief_address, cluster=self._cluster.name)
+        chief = GrpcChief(self._cluster.chief_address, cluster=self._cluster.name, access=launcher_access(self._cluster.token_file))
         try:
             while self._last_step is None and self._state not in _OVER and self._num_running:
                 with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again

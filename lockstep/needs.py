@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep.cluster import ClusterSpec
 from ps_protocol.chief import ClusterState, ClusterStatus
@@ -42,8 +43,8 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
 class Inquiry:
     """Asks the chief again and again, in a thread of its own: once training is over, and the chief gone, nobody can tell any more."""
 
-    def __init__(self, address: str, *, cluster: str) -> None:
-        self._address = address
+    def __init__(self, address: str, *, cluster: str, token_file: Path | None = None) -> None:
+        self._address, self._token_file = address, token_file
         self._cluster = cluster
         self._changed = threading.Condition()
         self._wanted = threading.Event()
@@ -74,9 +75,10 @@ class Inquiry:
         return self._is_over or (self._asked_at >= since and has_policy) or time.monotonic() >= since + _PATIENCE_S
 
     def _ask(self) -> None:
+        from lockstep.chief_access import launcher_access
         from ps_protocol.chief_client import GrpcChief  # grpc takes its time to import, and is needed only here
 
-        chief = GrpcChief(self._address, cluster=self._cluster)
+        chief = GrpcChief(self._address, cluster=self._cluster, access=launcher_access(self._token_file))
         try:
             while not self._is_over:
                 self._wanted.clear()

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,20 +30,26 @@ class ProcessSpec:
 
 
 class Process:
-    """A child that leads a process group. `returncode` is None until its end has been seen, and negative if a signal ended it."""
+    """A child that leads a process group. `returncode` is None until its end has been seen, and negative if a signal ended it.
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, show_line: ShowLine) -> None:
+    `keeps_log`: what is in the log already stays there.
+    """
+
+    def __init__(
+        self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, show_line: ShowLine, keeps_log: bool = False
+    ) -> None:
         assert popen.stdout is not None
         self.name = name
         self.pid = popen.pid
         self.log_path = log_path
+        self.started_at = time.monotonic()
         self.returncode: int | None = None
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.pipe: IO[bytes] = popen.stdout
         self._popen = popen
         self._show_line = show_line
         self._splitter = LineSplitter()
-        self._log: IO[bytes] | None = log_path.open("wb", buffering=0)
+        self._log: IO[bytes] | None = log_path.open("ab" if keeps_log else "wb", buffering=0)
         os.set_blocking(self.pipe.fileno(), False)
 
     @property

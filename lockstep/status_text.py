@@ -5,6 +5,7 @@ import enum
 import json
 from collections.abc import Iterator, Sequence
 
+from lockstep.recovery_text import recovery_lines
 from ps_protocol.chief import ClusterState, ClusterStatus, LedgerEntry, ParticipantKind, ParticipantStatus, ShardLink
 from ps_protocol.model import PlacedSlice, Placement
 
@@ -14,6 +15,7 @@ _STATES = {
     ClusterState.TRAINING: "training",
     ClusterState.FINISHED: "finished",
     ClusterState.FAILED: "FAILED",
+    ClusterState.RECOVERING: "RECOVERING",
 }
 
 
@@ -69,6 +71,8 @@ def policy_text(status: ClusterStatus) -> str:
     """Says how the cluster's workers are coordinated, with the numbers."""
     expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
     needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
+    if status.min_replicas and status.min_replicas < status.replicas_to_aggregate:
+        needs += f" (when workers are gone as many as are left, {status.min_replicas} at least)"
     return f"policy {status.policy}: {needs if _is_sync(status) else 'every contribution is a step'}, {expected}"
 
 
@@ -92,6 +96,7 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
         yield f"this step: {count} after {duration_text(status.step_age_s)}"
     if status.waiting_for:
         yield f"waiting: {status.waiting_for}"
+    yield from (printable(line) for line in recovery_lines(status))
 
 
 def _participants(participants: Sequence[ParticipantStatus]) -> str:

@@ -11,7 +11,17 @@ from functools import partial
 from typing import TypeVar
 
 from ps_protocol.handshake import HandshakeReply, Identity
-from ps_protocol.shard import Adoption, ApplyReply, ApplyRequest, ShardSettings, ShardStatus
+from ps_protocol.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    ShardSettings,
+    ShardStatus,
+)
 from ps_protocol.version import PROTOCOL_VERSION
 from ps_server.server import ParameterServer
 
@@ -29,6 +39,8 @@ class StoreLink:
         self._store = server.store
         self._identity = identity
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chief-shard")
+        # For what waits until a checkpoint is written or read: steps go on meanwhile.
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="chief-checkpoint")
 
     @property
     def address(self) -> str:
@@ -43,13 +55,26 @@ class StoreLink:
         """Returns who is there."""
         return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
 
-    async def status(self, *, timeout_s: float) -> ShardStatus:
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
         """Returns step, memory and counters."""
+        self._store.hear_chief(chief_incarnation)
         return await self._run(self._store.status)
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
-        return await self._run(partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation))
+        return await self._run(partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address))
+
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        """Keeps a record for the chief's successor."""
+        await self._run(partial(self._store.keep_record, epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record))
+
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        """Copies the values of a step and writes them."""
+        return await self._run(partial(self._store.save, request, max_wait_s=max_wait_s), is_long=True)
+
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        """Replaces what is there by a checkpoint's values."""
+        return await self._run(partial(self._store.restore, request, max_wait_s=max_wait_s), is_long=True)
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
@@ -70,10 +95,11 @@ class StoreLink:
     async def close(self) -> None:
         """Ends the threads; the server goes on."""
         self._threads.shutdown(wait=False)
+        self._waiting.shutdown(wait=False)
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
+    async def _run(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
         self._server.hear_chief()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._waiting if is_long else self._threads, work)
 
 
 class StoreCaller:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -74,7 +75,7 @@ class Supervisor:
         self._stack.close()
 
     def start(self, spec: ProcessSpec) -> Process:
-        """Starts a process; its output is shown line by line, and kept in the log directory."""
+        """Starts a process; its output is shown line by line, and kept in the log directory: after that of one of the same name."""
         environment = {**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
         shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), str(self._guardian_pipe.fileno()), str(os.getpid())]
         popen = subprocess.Popen(
@@ -88,8 +89,9 @@ class Supervisor:
             bufsize=0,
         )
         log_path = self._log_directory / f"{spec.name.replace(' ', '-')}.log"
-        process = Process(popen, name=spec.name, log_path=log_path, show_line=self._show)
-        self.processes.append(process)
+        earlier = [process for process in self.processes if process.name == spec.name and not process.is_running]
+        process = Process(popen, name=spec.name, log_path=log_path, show_line=self._show, keeps_log=bool(earlier))
+        self.processes = [*(one for one in self.processes if one not in earlier), process]
         self._selector.register(process.pipe, selectors.EVENT_READ, process)
         return process
 
@@ -116,12 +118,17 @@ class Supervisor:
         """Ends all processes: SIGTERM, after `grace_s` (or a second Ctrl-C) SIGKILL."""
         self._is_stopping = True
         self._signal_all(signal.SIGTERM)
-        deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
-        while self._has_running() and len(self._interrupts) == num_interrupts and (left_s := deadline - time.monotonic()) > 0:
-            self.poll(timeout_s=left_s)
+        self._await_end(lambda: not self._has_running(), grace_s=grace_s)
         self._signal_all(signal.SIGKILL)
         while self._has_running():  # SIGKILL cannot be refused
             self.poll(timeout_s=0.1)
+
+    def end_in_order(self, first: Process, *, awaited: Sequence[Process], grace_s: float) -> None:
+        """SIGTERM to `first` alone, then waits until all `awaited` have ended by themselves, or for `grace_s`, or a further Ctrl-C."""
+        self._is_stopping = True
+        if first.is_running:
+            first.signal_group(signal.SIGTERM)
+        self._await_end(lambda: not any(one.is_running for one in awaited), grace_s=grace_s)
 
     def _reap(self, process: Process) -> None:
         with suppress(KeyError, ValueError):
@@ -130,6 +137,11 @@ class Supervisor:
         with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal is left
             self._guardian_pipe.write(f"forget {process.pid}\n".encode())  # while the number cannot be another's yet
         process.reap()
+
+    def _await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> None:
+        deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
+        while not has_ended() and len(self._interrupts) == num_interrupts and (left_s := deadline - time.monotonic()) > 0:
+            self.poll(timeout_s=left_s)
 
     def _carried_token(self) -> str:
         # Appended to the token of an outer launcher, which must find its grandchildren too.

@@ -7,12 +7,15 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.cluster import ClusterSpec, LocalCluster
 from lockstep.output import PrefixedOutput
 from lockstep.policy_options import POLICIES, add_policy_options, policy_of
 from lockstep.process import describe_end
+from lockstep.recovery_options import Recovery, add_recovery_options, recovery_of
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor, make_directory
 from lockstep.watch import ClusterWatch
 from ps_protocol.errors import InvalidSpec
@@ -23,6 +26,8 @@ _POLL_S = 1.0
 # All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
 _ROLES_END_S = 1.5
 _FINISH_TIMEOUT_S = 2.0
+# An end that was asked for waits so long for the last checkpoint, and says so.
+_LAST_CHECKPOINT_S = 10.0
 # A busy machine may take a while to ask the chief.
 _ANSWER_S = 5.0
 
@@ -50,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
     parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
     parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
+    add_recovery_options(parser)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
@@ -77,13 +83,19 @@ def run(arguments: argparse.Namespace) -> int:
             is_tcp=arguments.tcp,
             chief_in_ps=arguments.chief_in_ps,
             policy=chosen_policy(arguments),
+            recovery=recovery_of(arguments),
         )
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
             make_directory(path, flag="--run-dir")
+        make_kept_directories(spec.recovery)
         with Supervisor(log_directory=run_dir / "logs", show_line=output.line) as supervisor:
             cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
-            return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=run_dir / "logs")
+            try:
+                return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=run_dir / "logs")
+            except Interrupted:
+                end_with_checkpoint(cluster, supervisor=supervisor, note=output.note)
+                raise
     except Interrupted as interrupted:
         output.failure(f"{interrupted}: all processes have been ended")
         return interrupted.exit_code
@@ -118,7 +130,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to look at it: lockstep status --chief {cluster.chief_address}"
+        f"to look at it: lockstep status --chief {cluster.chief_address}{cluster.token_words}"
     )
     cluster.start_workers(command)
     watch = ClusterWatch(cluster, say=output.failure)
@@ -126,7 +138,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
 
     last = LastWorkers(cluster, say=output.failure)
     while watch.has_running_workers and not last.is_patience_over:
-        watch.see(supervisor.poll(timeout_s=_POLL_S))
+        watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
         last.see()
     has_trained = end_roles(cluster, supervisor=supervisor, watch=watch)
     if last.failure:
@@ -135,6 +147,22 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     output.note(end + (f"; failed on the way, within the backups: {failed}" if failed else ""))
     return 0
+
+
+def make_kept_directories(recovery: Recovery) -> None:
+    """Makes the directories of checkpoints and history, where they are of this machine; LaunchFailed if they cannot be written to."""
+    if recovery.is_local:
+        make_directory(Path(recovery.checkpoint_dir), flag="--checkpoint-dir")
+    if recovery.history is not None:
+        make_directory(recovery.history, flag="--history")
+
+
+def end_with_checkpoint(cluster: LocalCluster, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:
+    """Somebody wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
+    if cluster.spec.recovery.has_checkpoints and cluster.chief_address and cluster.chief.is_running:
+        with suppress(OSError):  # nobody may read any more
+            note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
+        supervisor.end_in_order(cluster.chief, awaited=cluster.roles, grace_s=_LAST_CHECKPOINT_S)
 
 
 def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> bool:
@@ -159,4 +187,10 @@ def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWa
 def _finish(cluster: LocalCluster) -> bool:
     from lockstep.chief_access import finish  # grpc takes its time to import, and is needed only here
 
-    return finish(cluster.chief_address, cluster=cluster.name, reason="all workers have ended", timeout_s=_FINISH_TIMEOUT_S)
+    return finish(
+        cluster.chief_address,
+        cluster=cluster.name,
+        reason="all workers have ended",
+        timeout_s=_FINISH_TIMEOUT_S,
+        token_file=cluster.token_file,
+    )

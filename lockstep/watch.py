@@ -1,11 +1,13 @@
-"""Judges what the end of a process means for a cluster: go on, or give up. Knows processes by their role; starts and ends none."""
+"""Judges what the end of a process means for a cluster: go on, start it again, or give up. Knows processes by their role; no step."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from lockstep.cluster import LocalCluster, last_lines
 from lockstep.process import Process, describe_end, shell_code
+from lockstep.restarts import RestartLimit
 from lockstep.supervision import LaunchFailed
 
 if TYPE_CHECKING:
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 # The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
 _ROLES_END_TOGETHER_S = 5.0
+# A role that was ended by itself, and that can be brought back, is missed sooner.
+_ALONE_S = 1.5
 # How long a look at the chief may hold up the output of the others.
 _GLANCE_S = 0.2
 
@@ -32,6 +36,10 @@ class ClusterWatch:
         self._told = 0  # of the failed ones, those of which it is said what their failure means
         self._inquiry: Inquiry | None = None
         self._role_ended_at: float | None = None
+        self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
+        self._worker_restarts: Counter[str] = Counter()
+        self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
+        self._is_closed = False
 
     @property
     def failed_workers(self) -> list[Process]:
@@ -49,34 +57,91 @@ class ClusterWatch:
         if self._inquiry is None and self.has_running_workers:
             from lockstep.needs import Inquiry  # NumPy takes its time to import, and a broken one is the roles' to tell of
 
-            self._inquiry = Inquiry(self._cluster.chief_address, cluster=self._cluster.name)
+            self._inquiry = Inquiry(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
         for process in ended:
             if process in self._cluster.roles:
                 self._see_role(process)
+        self._restart_what_is_due()
         for process in ended:
-            if process in self._cluster.workers and process.returncode:
+            if process in self._cluster.workers and process.returncode and not self._restart_worker(process):
                 self._failed.append(process)
                 self._failed_at = time.monotonic()
         if len(self._failed) > self._told:
             self._judge()
-        if self._role_ended_at is not None and time.monotonic() > self._role_ended_at + _ROLES_END_TOGETHER_S:
-            self._check_roles_ended_together()
+        if self._role_ended_at is not None:
+            self._check_roles_ended_together(time.monotonic() - self._role_ended_at)
+
+    def pause_s(self, longest_s: float) -> float:
+        """How long one may wait for something to happen before `see` is called again, if only with nothing."""
+        now = time.monotonic()
+        return max(0.0, min([longest_s, *(due - now for _, due in self._due.values())]))
 
     def close(self) -> None:
-        """Watches no more."""
+        """Watches no more: what ends now is not started again."""
+        self._is_closed = True
+        self._due.clear()
         if self._inquiry is not None:
             self._inquiry.close()
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0
-        if returncode:
-            self._fail(process, f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {last_lines(process)}")
-        self._role_ended_at = self._role_ended_at or time.monotonic()
+        if not returncode:
+            self._role_ended_at = self._role_ended_at or time.monotonic()
+            return
+        words = f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {last_lines(process)}"
+        if not self._plan_restart(process, words):
+            count = self._role_restarts.num_in_a_row(process.name)
+            often = f"\nit has ended {count} times in quick succession, and is not started again" if count > 1 else ""
+            self._fail(process, words + often)
 
-    def _check_roles_ended_together(self) -> None:
+    def _plan_restart(self, role: Process, words: str) -> bool:
+        """Has a role started again, at once or after a pause; False if that is of no use any more."""
+        if self._is_closed or not self.has_running_workers or not self._cluster.may_restart(role):
+            return False
+        now = time.monotonic()
+        pause_s = self._role_restarts.pause_s(role.name, lived_s=now - role.started_at)
+        if pause_s is None:
+            return False
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        self._say(f"{words}\nstarting {role.name} again {when}; {self._what_a_restart_costs(role)}")
+        self._due[role.name] = (role, now + pause_s)
+        self._restart_what_is_due()
+        return True
+
+    def _what_a_restart_costs(self, role: Process) -> str:
+        if role is self._cluster.chief and not self._cluster.spec.chief_in_ps:
+            return "the parameter servers keep the model, and training goes on at its step"
+        return "the cluster goes back to its newest checkpoint, and training goes on from there"
+
+    def _restart_what_is_due(self) -> None:
+        for name, (role, due) in [*self._due.items()]:
+            if time.monotonic() >= due:
+                del self._due[name]
+                self._say(f"{name} is started again, as pid {self._cluster.restart_role(role).pid}")
+
+    def _restart_worker(self, worker: Process) -> bool:
+        """Starts a worker that failed again, if it may be; False if not."""
+        recovery, is_of_use = self._cluster.spec.recovery, self._cluster.chief.is_running or self._due
+        if self._is_closed or not is_of_use or self._worker_restarts[worker.name] >= recovery.restart_workers:
+            return False
+        self._worker_restarts[worker.name] += 1
+        process = self._cluster.restart_worker(worker)
+        count = f"start {self._worker_restarts[worker.name]} of {recovery.restart_workers}"
+        words = f"{worker.name} (pid {worker.pid}) failed: {describe_end(worker.returncode or 0)}. {last_lines(worker)}"
+        self._say(f"{words}\n{worker.name} is started again, as pid {process.pid} ({count})")
+        return True
+
+    def _check_roles_ended_together(self, ended_ago_s: float) -> None:
+        """A role that has ended without a failure: all end, or it was ended by itself, and is missed."""
         running = [process.name for process in self._cluster.roles if process.is_running]
-        gone = [process for process in self._cluster.roles if not process.is_running]
-        if running and self.has_running_workers:
+        gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
+        if not (running and gone and self.has_running_workers):
+            return
+        if ended_ago_s > _ALONE_S and self._cluster.chief.is_running and all(self._cluster.may_restart(process) for process in gone):
+            self._role_ended_at = None
+            for process in gone:
+                self._plan_restart(process, f"{process.name} (pid {process.pid}) was ended by itself")
+        elif ended_ago_s > _ROLES_END_TOGETHER_S:
             names = ", ".join(process.name for process in gone)
             self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")
 

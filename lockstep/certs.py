@@ -1,0 +1,197 @@
+"""`lockstep certs create`: an authority, certificates and tokens for one cluster, as files. Knows cryptography; no cluster.
+
+For development and for clusters that have no authority of their own: whoever has `ca.key` can make certificates for every role.
+"""
+
+import argparse
+import datetime
+import ipaddress
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.supervision import LaunchFailed, make_directory
+from ps_protocol.authorization import CallerRole
+from ps_protocol.credentials import new_token_lines, write_secret
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.tensors import check_name
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_SERVERS = (CallerRole.CHIEF, CallerRole.PS)
+_EXIT_USAGE = 2
+# Clocks differ; a certificate is good from a little before it was made.
+_CLOCK_SKEW = datetime.timedelta(minutes=10)
+
+
+def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `certs`."""
+    parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where to; made if it is not there, must not have such files yet")
+    parser.add_argument("--cluster", default="lockstep", metavar="NAME", help="name of the cluster (default lockstep)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="name or IP address by which servers are called, also *.NAME; may be repeated (always: localhost, 127.0.0.1, ::1)",
+    )
+    parser.add_argument("--days", type=int, default=365, metavar="N", help="how long the certificates are good (default 365)")
+
+
+def run_certs(arguments: argparse.Namespace) -> int:
+    """Makes the files and returns the exit code."""
+    directory: Path = arguments.directory
+    try:
+        names = create(directory, cluster=arguments.cluster, hosts=arguments.host, days=arguments.days)
+    except (InvalidSpec, LaunchFailed, OSError) as error:
+        print(f"lockstep certs: {getattr(error, 'message', error)}", file=sys.stderr)
+        return _EXIT_USAGE
+    print(f"made in {directory}: {', '.join(names)}")
+    print("a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]")
+    print("a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]")
+    print("keep ca.key to yourself: with it anybody can make certificates for this cluster")
+    return 0
+
+
+def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: int = 365) -> list[str]:
+    """Makes the files, keys and tokens readable for their owner only, and returns their names; overwrites none.
+
+    Raises InvalidSpec, LaunchFailed if the directory cannot be written to, OSError.
+    """
+    try:
+        check_name(cluster)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"--cluster: {error.message}") from None
+    if not 1 <= days <= 36_500:
+        raise InvalidSpec(f"--days: got {days}, want 1 to 36500")
+    make_directory(directory, flag="DIR")
+    files = _files(cluster, hosts=[*_LOCAL_HOSTS, *hosts], days=days)
+    if taken := [name for name in files if (directory / name).exists()]:
+        raise InvalidSpec(f"{directory / taken[0]} is there already; choose another directory, or remove what is in it")
+    for name, content in files.items():
+        if name.endswith(".pem"):
+            (directory / name).write_bytes(content)
+        else:
+            write_secret(directory / name, content)
+    return list(files)
+
+
+def _files(cluster: str, *, hosts: Sequence[str], days: int) -> dict[str, bytes]:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise InvalidSpec("making certificates needs the package cryptography: pip install 'lockstep-ps[certs]'") from None
+    from ps_protocol.tls import identity_uri
+
+    issuer_key = ec.generate_private_key(ec.SECP256R1())
+    issuer = _authority(cluster, issuer_key, days=days)
+    files = {"ca.pem": _pem(issuer), "ca.key": _pem(issuer_key)}
+    for role in CallerRole:
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = hosts if role in _SERVERS else ()
+        certificate = _certificate(role, key, uri=identity_uri(cluster, role), hosts=names, issuer=issuer, issuer_key=issuer_key, days=days)
+        files |= {f"{role.value}.pem": _pem(certificate), f"{role.value}.key": _pem(key)}
+    tokens = new_token_lines()
+    files["tokens"] = tokens.encode()
+    return files | {f"{line.split()[0]}.token": f"{line}\n".encode() for line in tokens.splitlines()}
+
+
+def _authority(cluster: str, key: "ec.EllipticCurvePrivateKey", *, days: int) -> "x509.Certificate":
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    name = _name(f"Lockstep authority of {cluster}")
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _builder(name, issuer=name, key=key, days=days)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _certificate(
+    role: CallerRole,
+    key: "ec.EllipticCurvePrivateKey",
+    *,
+    uri: str,
+    hosts: Sequence[str],
+    issuer: "x509.Certificate",
+    issuer_key: "ec.EllipticCurvePrivateKey",
+    days: int,
+) -> "x509.Certificate":
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    # The chief calls parameter servers, and is called: both uses.
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if role in _SERVERS else [])]
+    names = [x509.UniformResourceIdentifier(uri), *map(_host_name, dict.fromkeys(hosts))]
+    return (
+        _builder(_name(f"Lockstep {role.value}"), issuer=issuer.subject, key=key, days=days)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(issuer_key, hashes.SHA256())
+    )
+
+
+def _builder(subject: "x509.Name", *, issuer: "x509.Name", key: "ec.EllipticCurvePrivateKey", days: int) -> "x509.CertificateBuilder":
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(common: str) -> "x509.Name":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _host_name(host: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host.isascii() or any(character.isspace() or character in "/:@" for character in host):
+        raise InvalidSpec(f"--host: got {host[:80]!r}, want a name or an IP address, without a port")
+    return x509.DNSName(host)
+
+
+def _pem(what: "x509.Certificate | ec.EllipticCurvePrivateKey") -> bytes:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    if isinstance(what, x509.Certificate):
+        return what.public_bytes(serialization.Encoding.PEM)
+    form = serialization.PrivateFormat.PKCS8
+    return what.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,0 +1,155 @@
+"""Whole variables out of a checkpoint, into one file that other programs read. Knows files and the format; no cluster."""
+
+import math
+import os
+import secrets
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.checkpoint import Checkpoint
+from ps_protocol.checkpoint_files import TensorFileReader, open_file
+from ps_protocol.checkpoint_format import SavedTensor, TensorEntry, encode_header, tensor_name
+from ps_protocol.checkpoint_search import max_tensors_of
+from ps_protocol.checkpoint_storage import CheckpointStorage
+from ps_protocol.errors import DataLoss, InvalidSpec
+from ps_protocol.layout import VariableSlice
+from ps_protocol.model import Placement
+from ps_protocol.tensors import Array, DataType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What a tensor of a file is a part of: a variable, or (with `part`) one of its slots or its average."""
+
+    piece: VariableSlice
+    part: str
+
+    @property
+    def whole_name(self) -> str:
+        """The name that all of it has in the exported file: a variable's own, or for example "w@velocity"."""
+        variable = self.piece.variable
+        whole = VariableSlice(variable=variable, start=0, stop=variable.shape[0] if variable.shape else 1)
+        return tensor_name(whole, self.part) if self.part else variable.name
+
+
+def export(storage: CheckpointStorage, checkpoint: Checkpoint, path: Path, *, has_slots: bool = False) -> tuple[str, ...]:
+    """Writes all variables of a checkpoint, each whole, to a file ending in .npz or .safetensors, and returns their names.
+
+    `has_slots`: also the optimizers' slots and the averages, as "w@velocity". In memory there is never more than one slice; a .npz takes
+    its size twice on the disk while it is written, and has bfloat16 as float32, which NumPy has a type for. An existing file is
+    replaced, once the new one is whole. Raises InvalidSpec, DataLoss if the checkpoint is damaged, and OSError.
+    """
+    write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
+    if write is None:
+        raise InvalidSpec(f"{path}: want a name that ends in .npz or .safetensors")
+    wholes = _wholes(storage, checkpoint, has_slots=has_slots)
+    if not wholes:
+        raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
+    with _joined(storage, checkpoint, wholes, directory=path.parent) as (joined, arrays):
+        write(joined, arrays, path)
+    return tuple(wholes)
+
+
+@contextmanager
+def _joined(
+    storage: CheckpointStorage, checkpoint: Checkpoint, wholes: Mapping[str, TensorEntry], *, directory: Path
+) -> Iterator[tuple[Path, Mapping[str, Array]]]:
+    """Yields a temporary safetensors file of whole tensors, and each of them as an array that lies in the file."""
+    shapes = [SavedTensor(name=name, array=np.broadcast_to(np.zeros((), whole.dtype), whole.shape)) for name, whole in wholes.items()]
+    header, ordered = encode_header(shapes, {"tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster})
+    with _temporary(directory / f"{checkpoint.tag}.joined") as path:
+        path.write_bytes(header)
+        os.truncate(path, len(header) + sum(tensor.array.nbytes for tensor in ordered))
+        # One map for all: each would hold a descriptor.
+        memory, arrays, offset = np.memmap(path, np.uint8, mode="r+"), {}, len(header)
+        for tensor in ordered:
+            end = offset + tensor.array.nbytes
+            arrays[tensor.name] = memory[offset:end].view(tensor.array.dtype).reshape(tensor.array.shape)
+            offset = end
+        parts = _parts(checkpoint.placement)
+        for file in checkpoint.files:
+            with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
+                for entry in reader:
+                    part = parts(entry.name)
+                    if part is not None and part.whole_name in arrays:
+                        _copy(reader, entry, part.piece, arrays[part.whole_name])
+        memory.flush()
+        yield path, arrays
+
+
+def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bool) -> dict[str, TensorEntry]:
+    """Returns each tensor to export by its name, of the shape that it has when all slices are joined."""
+    wholes: dict[str, TensorEntry] = {}
+    parts = _parts(checkpoint.placement)
+    for file in checkpoint.files:
+        with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
+            for entry in reader.tensors:
+                part = parts(entry.name)
+                if part is None or (part.part and not has_slots):
+                    continue
+                if entry.shape != part.piece.shape:
+                    raise DataLoss(f"{checkpoint.tag}/{file.name}: tensor {entry.name!r} has shape {entry.shape}, want {part.piece.shape}")
+                shape = part.piece.variable.shape
+                stop = math.prod(shape) * entry.dtype.itemsize
+                whole = TensorEntry(name=part.whole_name, code=entry.code, shape=shape, start=0, stop=stop)
+                if wholes.setdefault(part.whole_name, whole) != whole:
+                    raise InvalidSpec(f"tensor {part.whole_name!r} has two types, or two variables have this name with its slots")
+    return wholes
+
+
+def _parts(placement: Placement) -> Callable[[str], _Part | None]:
+    """Returns what says of a tensor's name what it is a part of; None: of no variable."""
+    pieces = {tensor_name(placed.slice): placed.slice for placed in placement}
+
+    def part_of(name: str) -> _Part | None:
+        if name in pieces:
+            return _Part(piece=pieces[name], part="")
+        base, _, part = name.rpartition("@")
+        return _Part(piece=pieces[base], part=part) if base in pieces and part else None
+
+    return part_of
+
+
+def _copy(reader: TensorFileReader, entry: TensorEntry, piece: VariableSlice, whole: Array) -> None:
+    if not piece.variable.shape:
+        reader.read_into(whole)
+        return
+    box = whole[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
+    if box.flags.c_contiguous:
+        reader.read_into(box)
+    else:
+        values = np.empty(entry.shape, entry.dtype)
+        reader.read_into(values)
+        box[...] = values
+
+
+def _write_safetensors(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
+    joined.replace(path)
+
+
+def _write_npz(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
+    with _temporary(path) as temporary:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    plain: Any = array.astype(np.float32) if array.dtype.name == DataType.BFLOAT16.value else array
+                    np.lib.format.write_array(member, np.asarray(plain), allow_pickle=False)
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary(beside: Path) -> Iterator[Path]:
+    """Yields the path of a new file in the same directory; it is gone afterwards, unless it was given another name."""
+    path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}.partial")
+    path.open("xb").close()
+    try:
+        yield path
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
