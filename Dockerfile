@@ -14,7 +14,7 @@ COPY lockstep lockstep
 RUN pip install '.[demo]'
 
 # Nothing that a role does needs more than an ordinary user, and no file of its own.
-RUN useradd --create-home --uid 10001 lockstep
+RUN useradd --create-home --uid 10001 lockstep && install --directory --owner lockstep /checkpoints
 USER lockstep
 WORKDIR /home/lockstep
 

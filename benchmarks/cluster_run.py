@@ -19,14 +19,15 @@ from lockstep.supervision import Supervisor
 _START_TIMEOUT_S = 120.0
 
 
-def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float) -> RunFigures:
-    """Starts the cluster, runs the workload once, ends the cluster.
+def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float, security: Mapping[str, str] | None = None) -> RunFigures:
+    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster.
 
     Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
     """
     watcher = Watcher()
     with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
-        cluster = LocalCluster(cluster_spec(workload, setting), supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
+        spec = cluster_spec(workload, setting)
+        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr), security=security)
         cluster.start_roles()
         watcher.servers = cluster.roles
         start_workers(cluster, workload, setting=setting, directory=supervisor.directory)
@@ -47,7 +48,7 @@ def cluster_spec(workload: Workload, setting: Setting) -> ClusterSpec:
         num_workers=workload.num_workers,
         is_tcp=not setting.is_unix,
         policy=setting.policy_spec,
-        **({"chief_in_ps": True} if setting.chief_in_ps else {}),
+        chief_in_ps=setting.chief_in_ps,
     )
 
 

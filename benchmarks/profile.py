@@ -33,8 +33,8 @@ _TIMEOUT_S = 300.0
 class _ProfiledCluster(LocalCluster):
     """A cluster whose parameter servers are started with clocks around their seams."""
 
-    def _start_role(self, name: str, module: str, *arguments: Any, **options: Any) -> None:
-        super()._start_role(name, "benchmarks.profile_role" if module == "ps_server" else module, *arguments, **options)
+    def _program_of(self, module: str) -> str:
+        return "benchmarks.profile_role" if module == "ps_server" else module
 
 
 @dataclass(slots=True)

@@ -19,13 +19,17 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "yaml.u
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 FILES = [*source_files(), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+# What is not installed, but is read as an example, or run on what others sent.
+OTHER_FILES = [path for name in ("examples", "tests") for path in sorted((ROOT / name).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
+@pytest.mark.parametrize("path", [*FILES, *OTHER_FILES], ids=module_name)
 def test_nothing_runs_what_somebody_sent(path: Path) -> None:
+    # A test may read the arrays that it wrote; pickles it may not read either.
+    may = {"np.load"} if path in OTHER_FILES else set()
     wrong = [f"imports {i.module} at line {i.line}" for i in imports(path) if i.top in FORBIDDEN_MODULES]
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS - may:
             wrong.append(f"calls {ast.unparse(node.func)} at line {node.lineno}")
         if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell") and not _is_false(node.value):
             wrong.append(f"passes {node.arg} at line {node.value.lineno}")

@@ -17,22 +17,26 @@ PURE = {
     *("averages", "clipping", "policy_spec", "variable_options", "accumulators", "partitioners"),
     *("encodings", "encodings_halves", "encodings_int8", "encodings_top_k", "encodings_frames", "encodings_gradients"),
     *("shared_memory", "worker_slots"),
+    *("shard_values", "chief_values", "checkpoint", "checkpoint_format", "data_ranges", "authorization"),
 }
 # The shells of the servers, innermost first; whatever is not named here is core. A module imports only from its own row or earlier ones.
 SHELLS: dict[str, list[set[str]]] = {
     "ps_server": [
-        {"config", "idle_streams", "index_stream", "apply_threads"},
-        {"store", "sharing", "transactions", "readings", "creations", "turns", "named_accumulator", "accumulator_registry"},
+        {"config", "idle_streams", "index_stream", "apply_threads", "background", "checkpoint_reading", "shard_history"},
+        {"sharing", "transactions", "readings", "creations", "turns", "listeners", "shard_saves", "shard_restores"},
+        {"adoptable_store", "store", "named_accumulator", "accumulator_registry"},
         {"arena_stream"},
         {"push_streams", "variables_streams"},
-        {"in_process_shard", "service", "accumulator_service", "stream_service", "memory_service", "command_service"},
+        {"in_process_shard", "service", "accumulator_service", "stream_service", "memory_service", "command_service", "recovery_service"},
         {"server"},
         {"__main__"},
     ],
     "chief": [
         {"config", "shard_stream", "shard_caller"},
-        {"shard_links"},
-        {"shard_tasks", "shard_lanes"},
+        {"shard_links", "checkpoint_store", "found_record"},
+        {"shard_calls", "shard_lanes", "at_shards"},
+        {"shard_tasks", "recovery_tasks"},
+        {"shard_side"},
         {"runner"},
         {"in_process_chief", "worker_calls"},
         {"conversation", "single_call"},
@@ -47,14 +51,18 @@ FORBIDDEN_IN_PURE = {
     *("concurrent", "signal", "sched", "select", "selectors", "warnings", "datetime", "queue", "secrets"),
 }
 THIRD_PARTY = {
-    "ps_protocol": {"grpc", "google", "numpy", "ml_dtypes"},
+    "ps_protocol": {"grpc", "google", "numpy", "ml_dtypes", "fsspec"},  # fsspec: checkpoints at a URL, which nothing else imports
     "worker_client": {"grpc", "google", "numpy", "sklearn"},  # sklearn: the estimator, which nothing else imports
     "ps_server": {"grpc", "google", "numpy", "grpc_health"},
     "chief": {"grpc", "google", "grpc_health"},
-    "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn"},
+    # cryptography: `lockstep certs`, which nothing else imports.
+    "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography"},
 }
 # What simulates a cluster is as pure as the cores, though it lives beside the command; it may import the chief's core.
-SIMULATION = ("latencies", "planning", "shared_link", "simulation", "simulation_result", "trace", "trace_recorder", "status_text")
+SIMULATION = (
+    *("latencies", "planning", "shared_link", "simulation", "simulation_result", "trace", "trace_recorder"),
+    *("status_text", "recovery_text", "why_text"),
+)
 # The one exception: local() composes all roles in one process.
 EXCEPTION = ("worker_client", "local", "lockstep.in_process")
 

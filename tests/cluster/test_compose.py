@@ -1,5 +1,6 @@
 """docker-compose.yml and Dockerfile: what they promise, and a whole run of the file's own commands as local processes."""
 
+import json
 import os
 import re
 import shutil
@@ -55,6 +56,8 @@ class LocalCompose:
 
     def environment(self, name: str) -> dict[str, str]:
         own = {key: self.here(str(value), service=name) for key, value in self.services[name]["environment"].items()}
+        if "LOCKSTEP_CHECKPOINT_DIR" in own:
+            own["LOCKSTEP_CHECKPOINT_DIR"] = str(self.log_dir / "volume")
         return {**os.environ, **own}
 
     def is_healthy(self, name: str) -> bool:
@@ -76,7 +79,7 @@ class LocalCompose:
             self.running.setdefault(name, []).append(process)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.log_dir.iterdir()))
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.log_dir.glob("*.log")))
 
 
 @contextmanager
@@ -138,6 +141,36 @@ def test_the_network_without_tls_is_internal_and_publishes_no_port() -> None:
     for service in whole["services"].values():
         assert service["networks"] == ["cluster"]
         assert not {"ports", "expose", "network_mode", "privileged", "secrets"} & service.keys()
+
+
+def test_roles_that_are_lost_come_back_and_share_a_volume_for_checkpoints() -> None:
+    whole = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for name in ("ps0", "ps1", "chief"):
+        service = whole["services"][name]
+        assert service["restart"] == "on-failure"
+        assert service["volumes"] == ["checkpoints:/checkpoints"]
+        assert service["environment"]["LOCKSTEP_CHECKPOINT_DIR"] == "/checkpoints"
+    assert whole["services"]["worker"]["restart"] == "no"
+    assert list(whole["volumes"]) == ["checkpoints"]
+
+
+def test_the_kubernetes_manifests_name_what_the_roles_know() -> None:
+    documents = [*yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "lockstep.yaml").read_text())]
+    text = json.dumps(documents)
+    known = set(re.findall(r"LOCKSTEP_[A-Z_]+", "".join(path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests")))
+    assert set(re.findall(r"LOCKSTEP_[A-Z_]+", text)) <= known
+    kinds = [document["kind"] for document in documents]
+    assert kinds.count("StatefulSet") == 2
+    assert "NetworkPolicy" in kinds
+    assert "ALLOW_INSECURE" not in text
+    mounts = {mount["name"] for document in documents for mount in _pod(document).get("containers", [{}])[0].get("volumeMounts", [])}
+    volumes = {volume["name"] for document in documents for volume in _pod(document).get("volumes", [])}
+    assert mounts == volumes == {"checkpoints", "tls", "tokens", "tmp"}
+
+
+def _pod(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = document.get("spec", {}).get("template", {}).get("spec", {})
+    return found
 
 
 def test_every_variable_of_a_service_is_one_that_its_command_knows() -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -270,11 +271,12 @@ def test_every_command_explains_itself() -> None:
 
     overview = lockstep("--help")
     assert overview.returncode == 0
-    for name, (_, prepare) in _COMMANDS.items():
+    for name, (_, module, add_arguments, run) in _COMMANDS.items():
         assert f"    {name} " in overview.stdout
-        parser = argparse.ArgumentParser()
-        prepare(parser)
-        assert "default" in parser.format_help() or name in ("status", "finish", "health")
+        parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.{module}")
+        getattr(functions, add_arguments)(parser)
+        assert callable(getattr(functions, run))
+        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health")
     assert lockstep("--version").stdout.startswith("lockstep-ps")
     assert lockstep("nonsense").returncode == 2
     assert lockstep().returncode == 2

@@ -178,11 +178,11 @@ class Worker:
         self.sequence += 1
         return PushId(worker=self.index, incarnation=self.participant.incarnation, sequence=self.sequence)
 
-    def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: bool) -> PushCommit:
+    def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> PushCommit:
         step = self.local_step if step is None else step
-        return PushCommit(push_id=push_id or self.next_push(), step=step, **{"staged": True, **fields})
+        return PushCommit(push_id=push_id or self.next_push(), step=step, **({"staged": True} | fields))
 
-    def commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: bool) -> CommitResult:
+    def commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> CommitResult:
         commit = self.next_commit(step, push_id=push_id, **fields)
         call = self.driver.call()
         self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))

@@ -1,8 +1,12 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from chief.config import ChiefConfig, parse_config
+from chief.coordination import CheckpointConfig
+from ps_protocol.checkpoint import Durability
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
 
@@ -151,3 +155,39 @@ def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
 def test_a_policy_that_cannot_be_is_refused(flags: tuple[str, ...], text: str) -> None:
     with pytest.raises(InvalidSpec, match=text):
         parse("--ps", "a:1", *flags)
+
+
+def test_checkpoints_have_a_place_and_a_time() -> None:
+    flags = ["--ps", "a:1", "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
+    config = parse_config([*flags, "--keep-checkpoints", "2", "--restore", "step-000000003", "--min-replicas", "2"], environment={})
+    expected = CheckpointConfig(durability=Durability.STEP, interval_s=2.5, every_steps=7, keep=2, restore="step-000000003")
+    assert (config.checkpoint_dir, config.coordination.checkpoints, config.coordination.min_replicas) == ("/ckpt", expected, 2)
+
+
+def test_variables_say_of_checkpoints_what_flags_do() -> None:
+    named = {"DIR": "/ckpt", "INTERVAL": "2.5", "STEPS": "7"}
+    environment = {f"LOCKSTEP_CHECKPOINT_{name}": value for name, value in named.items()}
+    others = {"LOCKSTEP_DURABILITY": "none", "LOCKSTEP_KEEP_CHECKPOINTS": "2", "LOCKSTEP_RESTORE": "none", "LOCKSTEP_HISTORY": "/h"}
+    config = parse_config(["--ps", "a:1"], environment={**environment, **others})
+    expected = CheckpointConfig(durability=Durability.NONE, interval_s=2.5, every_steps=7, keep=2, restore="none")
+    assert (config.checkpoint_dir, config.coordination.checkpoints, config.history) == ("/ckpt", expected, Path("/h"))
+
+
+def test_without_a_place_there_are_no_checkpoints() -> None:
+    config = parse_config(["--ps", "a:1", "--durability", "none"], environment={"LOCKSTEP_CHECKPOINT_STEPS": "7"})
+    assert (config.checkpoint_dir, config.coordination.checkpoints) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--durability", "step"], "--durability: where do checkpoints lie"),
+        (["--restore", "latest"], "--restore: where do checkpoints lie"),
+        (["--checkpoint-dir", "/c", "--durability", "often"], "--durability: got 'often', want none or interval or step"),
+        (["--checkpoint-dir", "/c", "--restore", "../x"], "checkpoint tag '../x'"),
+        (["--checkpoint-dir", "/c", "--checkpoint-steps", "0"], "--checkpoint-steps: got '0'"),
+    ],
+)
+def test_checkpoints_that_cannot_be_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=re.escape(words)):
+        parse_config(["--ps", "a:1", *flags], environment={})

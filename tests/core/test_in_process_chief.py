@@ -129,10 +129,12 @@ def test_a_lease_ends_by_the_clock_that_was_given() -> None:
     assert scene.chief.status().participants[0].state == "lapsed"
 
 
-def test_shards_that_hold_a_model_are_not_taken_over() -> None:
+def test_a_chief_that_follows_another_goes_on_with_its_model() -> None:
     scene = Scene()
-    with pytest.raises(TrainingFailed, match="in-process:0 holds variables at step 0 already"):
-        InProcessChief(scene.shards, config=CoordinationConfig(), clock=lambda: 0.0)
+    scene.chief.commit_push(scene.worker, scene.push(0))
+    follower = InProcessChief(scene.shards, config=CoordinationConfig(), clock=lambda: 0.0)
+    status = follower.status()
+    assert (status.state, status.global_step, status.chief_incarnation) == (ClusterState.TRAINING, 1, 2)
 
 
 def test_a_change_of_policy_reaches_the_shards_and_each_contribution_is_then_a_step() -> None:

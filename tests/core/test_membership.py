@@ -1,7 +1,8 @@
 import pytest
 
 from chief.coordination import CoordinationConfig
-from chief.membership import Membership, MemberState
+from chief.member import MemberState
+from chief.membership import Membership
 from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest
 from ps_protocol.errors import (
     ClusterFull,

@@ -96,8 +96,9 @@ class Participant:
         else:
             found, push_id = set(self.results), self.push_id
             assert push_id is not None
-            fate = {"staged": found == {PushResult.STAGED} or found == {PushResult.APPLIED}, "is_applied": found == {PushResult.APPLIED}}
-            self.call = worker.ask(commit=PushCommit(push_id=push_id, step=worker.local_step, **fate))
+            is_applied = found == {PushResult.APPLIED}
+            is_staged = is_applied or found == {PushResult.STAGED}
+            self.call = worker.ask(commit=PushCommit(push_id=push_id, step=worker.local_step, staged=is_staged, is_applied=is_applied))
 
     def hear(self, reply: object) -> None:
         if reply is None:

@@ -16,6 +16,7 @@ from ps_protocol.layout import aligned_bytes
 from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import layouts
+from ps_protocol.security_options import OPEN, Security
 from ps_protocol.segments import Segments
 from ps_protocol.shard import PushHeader, PushId, PushResult, ShardSpec
 from ps_protocol.shard_client import GrpcShard
@@ -35,8 +36,23 @@ MODEL = ModelSpec(
 class RunningChief:
     """A chief that serves until the block ends. `ended` tells its exit code, or the error that kept it from starting."""
 
-    def __init__(self, *ps: str, address: str = "127.0.0.1:0", **coordination: Any) -> None:
-        self._config = ChiefConfig(ps=ps, address=address, coordination=CoordinationConfig(**coordination))
+    def __init__(
+        self,
+        *ps: str,
+        address: str = "127.0.0.1:0",
+        security: Security = OPEN,
+        checkpoint_dir: str = "",
+        is_takeover: bool = False,
+        **coordination: Any,
+    ) -> None:
+        self._config = ChiefConfig(
+            ps=ps,
+            address=address,
+            security=security,
+            coordination=CoordinationConfig(**coordination),
+            checkpoint_dir=checkpoint_dir,
+            is_takeover=is_takeover,
+        )
         self._started, self._over = threading.Event(), threading.Event()
         self._outcome: int | PsError | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="chief")
@@ -59,6 +75,12 @@ class RunningChief:
         with contextlib.suppress(RuntimeError):  # it ended meanwhile
             self._loop.call_soon_threadsafe(self._server.request_stop, "the test")
 
+    def kill(self) -> None:
+        """Ends it as nearly as a part of a process can be killed: it says nothing to anybody."""
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
     def ended(self, timeout_s: float = 20.0) -> int | PsError | None:
         """Waits for the end."""
         assert self._over.wait(timeout_s), "the chief does not end"
@@ -73,10 +95,13 @@ class RunningChief:
         try:
             await self._server.start()
             self.address = self._server.address
+            self._serving = asyncio.ensure_future(self._server.wait())
             self._started.set()
-            self._outcome = await self._server.wait()
+            self._outcome = await self._serving
         except PsError as error:
             self._outcome = error
+        except asyncio.CancelledError:
+            self._outcome = None
         finally:
             await self._server.stop()
             self._over.set()
@@ -84,8 +109,10 @@ class RunningChief:
 
 
 @contextlib.contextmanager
-def parameter_server(index: int = 0, *, address: str = "127.0.0.1:0", cluster: str = "lockstep") -> Iterator[ParameterServer]:
-    server = ParameterServer(ParameterServerConfig(index=index, address=address, cluster=cluster))
+def parameter_server(
+    index: int = 0, *, address: str = "127.0.0.1:0", cluster: str = "lockstep", checkpoint_dir: str = ""
+) -> Iterator[ParameterServer]:
+    server = ParameterServer(ParameterServerConfig(index=index, address=address, cluster=cluster, checkpoint_dir=checkpoint_dir))
     server.start()
     try:
         yield server
@@ -129,7 +156,7 @@ class Worker:
         self._layouts = layouts(reply.placement, num_shards=len(self.shards))
         if reply.state is ModelState.INITIALIZE:
             for index, (shard, layout) in enumerate(zip(self.shards, self._layouts, strict=True)):
-                spec = ShardSpec(epoch=1, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt)
+                spec = ShardSpec(epoch=self.participant.epoch, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt)
                 shard.create_variables(spec, Segments([aligned_bytes(layout.nbytes)]))
             self.chief.complete_initialization(self.participant, attempt=reply.attempt)
         return reply
@@ -141,7 +168,7 @@ class Worker:
         results = set()
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             if is_sent:
-                header = PushHeader(epoch=1, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
+                header = PushHeader(epoch=self.participant.epoch, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
                 arena = aligned_bytes(layout.nbytes)
                 for index in range(len(layout.slices)):
                     layout.view(arena, index)[...] = value
@@ -153,7 +180,7 @@ class Worker:
         values = {}
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             arena = aligned_bytes(layout.nbytes)
-            shard.read_variables(Segments([arena]), epoch=1, step=None, layout_hash=layout.hash)
+            shard.read_variables(Segments([arena]), epoch=self.participant.epoch, step=None, layout_hash=layout.hash)
             values.update({piece.variable.name: layout.view(arena, index).tolist() for index, piece in enumerate(layout.slices)})
         return values
 

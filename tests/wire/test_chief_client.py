@@ -9,9 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from ps_protocol import chief, chief_client, codec_chief, codec_model, codec_settings, codec_status, codec_variables
+from ps_protocol import chief, chief_client, codec_chief, codec_data_ranges, codec_model, codec_settings, codec_status, codec_variables
 from ps_protocol.call_errors import encode_call_error
 from ps_protocol.chief_client import SERVICE, TIMEOUT_S, GrpcChief
+from ps_protocol.data_ranges import DataSpec
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from ps_protocol.v1 import chief_service_pb2 as pb
 from tests.wire.servers import serving_aio, unary
@@ -27,6 +28,9 @@ TOKEN = chief.TokenReply(result=chief.TokenResult.TOKEN, step=5, commit=RESULT)
 CHANGE = chief.HyperparameterChange(variable="w", learning_rate=PIECEWISE, hyperparameters={"momentum": 0.5})
 
 Call = Callable[[GrpcChief], object]
+DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuffle_seed=0)
+LEASE = chief.LeaseReply(result=chief.LeaseResult.GRANTED, ranges=(DATA.range(0), DATA.range(7)))
+
 # Method, call, what the server receives, what it answers, what the caller gets, the wait that the call asks for.
 CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
     ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec_chief.encode_register_request(REGISTER),
@@ -66,6 +70,16 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
      pb.SetHyperparametersRequest(variable="w", learning_rate=codec_variables.encode_schedule(PIECEWISE), hyperparameters={"momentum": 0.5},
                                   request_id=(1 << 64) - 1, max_wait=codec_chief.encode_max_wait(2.0)),
      pb.SetHyperparametersResponse(), None, 2.0),
+    ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=2.0),
+     pb.SaveCheckpointRequest(request_id=7, max_wait=codec_chief.encode_max_wait(2.0)),
+     pb.SaveCheckpointResponse(tag="step-000000009", step=9), chief.SavedCheckpoint(tag="step-000000009", step=9), 2.0),
+    ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=0.0),
+     pb.SaveCheckpointRequest(request_id=7, max_wait=codec_chief.encode_max_wait(0.0)), pb.SaveCheckpointResponse(waiting_for="ps 1"),
+     chief.SavedCheckpoint(tag="", step=0, waiting_for="ps 1"), 0.0),
+    ("LeaseRanges", lambda c: c.lease_ranges(WORKER, DATA, max_ranges=2, request_id=5, max_wait_s=1.0, returned=(3,)),
+     pb.LeaseRangesRequest(participant=codec_chief.encode_participant(WORKER), data=codec_data_ranges.encode_data(DATA), max_ranges=2,
+                           request_id=5, max_wait=codec_chief.encode_max_wait(1.0), returned=[3]),
+     codec_data_ranges.encode_lease_reply(LEASE), LEASE, 1.0),
     ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
      pb.FinishTrainingResponse(global_step=12), 12, 0.0),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ps_protocol.chief import ClusterState
 from ps_protocol.chief_client import GrpcChief
 from tests.waiting import wait_until
 from tests.wire.running_chief import Worker, parameter_server
@@ -87,18 +88,24 @@ def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
     assert f"chief: cannot listen at {address}: another process listens there" in words.splitlines()[-1]
 
 
-def test_servers_that_hold_another_model_are_refused_with_exit_code_two(tmp_path: Path) -> None:
+def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) -> None:
     with parameter_server() as server:
         with chief("--ps", server.address, "--announce", str(tmp_path / "a")) as first:
             client = GrpcChief(announced(tmp_path / "a"))
             with Worker(client) as worker:
                 worker.join_model()
+                assert worker.wait(worker.push()).step == 1
             client.close()
             first.kill()
-        with chief("--ps", server.address) as second:
-            code, words = end_of(second)
-    assert code == 2
-    assert words.splitlines()[-1].startswith(f"chief: ps 0 at {server.address} holds variables at step 0 already")
+            first.wait(10)
+        with chief("--ps", server.address, "--announce", str(tmp_path / "b"), "--takeover") as second:
+            client = GrpcChief(announced(tmp_path / "b"))
+            wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief goes on")
+            status = client.status()
+            client.close()
+            assert (status.global_step, status.epoch, status.chief_incarnation) == (1, 1, 2)
+            second.send_signal(signal.SIGTERM)
+            assert end_of(second)[0] == 0
 
 
 def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:

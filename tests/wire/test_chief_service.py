@@ -157,14 +157,15 @@ def test_while_a_parameter_server_is_absent_the_chief_answers_and_says_which() -
             assert Worker(client).join_model().state is ModelState.INITIALIZE
 
 
-def test_a_chief_does_not_take_over_servers_that_hold_a_model_and_leaves_the_first_chief_alone() -> None:
+def test_a_chief_does_not_take_servers_from_one_that_lives_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chief.recovery_tasks._GIVE_UP_S", 0.5)
     with parameter_server() as server, RunningChief(server.address) as first, client_of(first) as client, Worker(client) as worker:
         worker.join_model()
         worker.wait(worker.push())
         with RunningChief(server.address) as second:
             refusal = second.ended()
             assert isinstance(refusal, TrainingFailed)
-            assert f"ps 0 at {server.address} holds variables at step 1 already" in str(refusal)
+            assert f"ps 0 at {server.address} obeys another chief at {first.address} (incarnation 1)" in str(refusal)
         assert worker.wait(worker.push()).step == 2
 
 

@@ -11,6 +11,7 @@ import pytest
 from ps_protocol import (
     chief,
     codec,
+    codec_checkpoints,
     codec_chief,
     codec_handshake,
     codec_model,
@@ -129,8 +130,8 @@ ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
     *((piece, codec_variables.encode_slice, codec_variables.decode_slice) for piece in (*SLICES, *MIXED)),
     *((optimizer, codec_variables.encode_optimizer, codec_variables.decode_optimizer) for optimizer in (ADAM, MODEL.optimizer, STATISTIC)),
     (ID, codec.encode_push_id, codec.decode_push_id),
-    (shard.Adoption(step=0, layout_hash="abc"), codec_shard.encode_adoption, codec_shard.decode_adoption),
-    (shard.Adoption(step=None, layout_hash=""), codec_shard.encode_adoption, codec_shard.decode_adoption),
+    (shard.Adoption(step=0, layout_hash="abc"), codec_checkpoints.encode_adoption, codec_checkpoints.decode_adoption),
+    (shard.Adoption(step=None, layout_hash=""), codec_checkpoints.encode_adoption, codec_checkpoints.decode_adoption),
     (SPEC, codec_shard.encode_shard_spec, codec_shard.decode_shard_spec),
     (dataclasses.replace(SPEC, layout=Layout(())), codec_shard.encode_shard_spec, codec_shard.decode_shard_spec),
     (

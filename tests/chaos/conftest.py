@@ -1,0 +1,48 @@
+"""What the chaos tests share: a cluster of a test's own, and the table of recovery times."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.processes import Cluster, Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+RECOVERY_TIMES = ROOT / "lockstep-runs" / "chaos" / "recovery.jsonl"
+Started = Callable[[Plan], Cluster]
+Record = Callable[..., None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs those marked `quick`, `make chaos` all."""
+    for item in items:
+        if ROOT / "tests" / "chaos" in item.path.parents and item.get_closest_marker("quick") is None:
+            item.add_marker("chaos")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What must end with the test."""
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def start(stack: ExitStack, tmp_path: Path, socket_dir: Path) -> Started:
+    """Starts the cluster of a plan; several, one after the other, share checkpoints."""
+    return lambda plan: Cluster(plan, stack, directory=tmp_path / "run", sockets=socket_dir).start()
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """Adds a line to the table of recovery times: what happened, how long nobody got a step done, and what is promised."""
+
+    def add(fault: str, *, standstill_s: float, target_s: float) -> None:
+        RECOVERY_TIMES.parent.mkdir(parents=True, exist_ok=True)
+        line = {"fault": fault, "standstill_s": round(standstill_s, 2), "target_s": target_s, "test": request.node.name}
+        with RECOVERY_TIMES.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    return add

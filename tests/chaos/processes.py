@@ -1,0 +1,254 @@
+"""A cluster of real processes that a test may kill, stop and start again one by one. Knows how they are started; asserts no behaviour."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import worker_client
+from ps_protocol.chief import ClusterStatus
+from ps_protocol.chief_client import GrpcChief
+from ps_protocol.errors import PsError
+from tests.chaos import script
+from tests.chaos.proxy import Proxy, Weather
+from tests.contract.clusters import ROOT
+from tests.waiting import wait_until
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to start. `checkpoint_steps` and `durability` None: no checkpoints. `failpoints`: by process name, of its first life only."""
+
+    num_ps: int = 2
+    num_workers: int = 3
+    num_steps: int = 40
+    pace_s: float = 0.02
+    lease_s: float = 3.0
+    checkpoint_steps: int | None = 5
+    durability: str | None = "interval"
+    failpoints: Mapping[str, str] | None = None
+    transport: str = "auto"
+    history: bool = False
+    has_proxies: bool = False
+    chief_flags: Sequence[str] = ()
+    worker_flags: Mapping[int, Sequence[str]] | None = None
+    wrapper: Mapping[str, Sequence[str]] | None = None  # by process name: what `python -m` runs instead, before the module's name
+    port: int | None = None  # the chief's on loopback, the servers' are the next ones; None: Unix sockets
+
+
+class Cluster:
+    """Names are "ps 0", "chief", "worker 0". Everything ends with `stack`. Logs, diaries and checkpoints lie in `directory`.
+
+    `sockets` is a directory with a short path.
+    """
+
+    def __init__(self, plan: Plan, stack: ExitStack, *, directory: Path, sockets: Path) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.sockets = sockets
+        self.checkpoints = directory / "checkpoints"
+        self.chief_address = self.address("chief")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.lives: dict[str, int] = {}
+        self.chief_weather, self.worker_weather, self.worker_to_chief = Weather(), Weather(), Weather()
+        self.proxies: list[Proxy] = []
+        self._stack = stack
+        self._chief: GrpcChief | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        stack.callback(self._close)
+        if plan.has_proxies:
+            self.proxies = [Proxy(f"{sockets}/ps{index}", stack, weather_of=self._weather_of) for index in range(plan.num_ps)]
+            self.chief_proxy = Proxy(f"{sockets}/chief", stack, weather_of=lambda pid: self.worker_to_chief)
+
+    def address(self, name: str) -> str:
+        """Where a role serves."""
+        if self.plan.port is None:
+            return f"unix:{self.sockets}/{name.replace(' ', '')}"
+        return f"127.0.0.1:{self.plan.port + (0 if name == 'chief' else 1 + int(name.removeprefix('ps ')))}"
+
+    def start(self) -> "Cluster":
+        """Starts all roles and all workers; waits for nothing."""
+        for name in self.roles:
+            self.start_one(name)
+        for index in range(self.plan.num_workers):
+            self.start_one(f"worker {index}")
+        return self
+
+    @property
+    def roles(self) -> list[str]:
+        """Names of the servers."""
+        return [*(f"ps {index}" for index in range(self.plan.num_ps)), "chief"]
+
+    def start_one(self, name: str, *, flags: Sequence[str] = (), failpoints: str = "", address: str = "") -> "subprocess.Popen[bytes]":
+        """Starts a process, also one that was there before; `address` is another one than before (chief)."""
+        life = self.lives[name] = self.lives.get(name, 0) + 1
+        points = failpoints or ((self.plan.failpoints or {}).get(name, "") if life == 1 else "")
+        environment = {**os.environ, "LOCKSTEP_TRANSPORT": self.plan.transport, "OMP_NUM_THREADS": "1"}
+        environment |= {"LOCKSTEP_FAILPOINTS": points} if points else {}
+        environment |= {"LOCKSTEP_ENABLE_FAILPOINTS": "1"} if points and name.startswith("worker") else {}
+        environment |= {"LOCKSTEP_HISTORY": str(self.history)} if self.plan.history else {}
+        role, _, index = name.partition(" ")
+        if role == "worker":
+            words = ["tests.chaos.worker", *self._worker_flags(int(index))]
+        elif role == "ps":
+            words = ["ps_server", "--index", index, "--address", self.address(name), *self._kept_flags(points)]
+        else:
+            words = ["chief", "--address", address or self.chief_address, *self._chief_flags(), *self._kept_flags(points)]
+        module = [*(self.plan.wrapper or {}).get(name, ()), *words]
+        log = self._stack.enter_context((self.directory / f"{name.replace(' ', '-')}.log").open("ab"))
+        log.write(f"--- life {life} at {time.monotonic():.3f}\n".encode())
+        log.flush()
+        process = subprocess.Popen([sys.executable, "-m", *module, *flags], cwd=ROOT, env=environment, stdout=log, stderr=log)
+        self.processes[name] = process
+        self._stack.callback(_end, process)
+        return process
+
+    @property
+    def history(self) -> Path:
+        """Where histories go."""
+        return self.directory / "history"
+
+    def kill(self, name: str) -> float:
+        """SIGKILL, and waits for the end; returns when."""
+        self.processes[name].kill()
+        self.processes[name].wait(10)
+        return time.monotonic()
+
+    def signal(self, name: str, number: signal.Signals) -> float:
+        """Sends a signal; returns when."""
+        self.processes[name].send_signal(number)
+        return time.monotonic()
+
+    def restart(self, name: str, *, flags: Sequence[str] = (), address: str = "") -> float:
+        """Starts a process anew that has ended, as a launcher does, which knows it to be dead; returns when."""
+        assert self.processes[name].poll() is not None
+        self.start_one(name, flags=[*flags, *(["--takeover"] if name == "chief" else [])], address=address)
+        return time.monotonic()
+
+    def await_death(self, name: str, *, timeout_s: float = 30.0) -> float:
+        """Waits until a failpoint has ended the process; returns when."""
+        wait_until(lambda: self.processes[name].poll() is not None, timeout_s=timeout_s, what=f"{name} ends\n{self.logs()}")
+        return time.monotonic()
+
+    def events(self, index: int | None = None) -> list[Event]:
+        """What workers have written down (`index`: one of them), by time."""
+        paths = self.directory.glob("worker-*.jsonl" if index is None else f"worker-{index}.jsonl")
+        lines = [(path.stem.partition("-")[2], line) for path in paths for line in path.read_bytes().splitlines()]
+        return sorted(({"worker": int(worker), **json.loads(line)} for worker, line in lines), key=lambda event: event["at"])
+
+    def reached(self) -> int:
+        """The newest step that a worker has."""
+        return max((event.get("after", event.get("step", 0)) for event in self.events()), default=0)
+
+    def await_step(self, step: int, *, timeout_s: float = 40.0) -> None:
+        """Waits until a worker has this step."""
+        self.await_(lambda: self.reached() >= step, what=f"step {step} is reached", timeout_s=timeout_s)
+
+    def await_(self, condition: Callable[[], object], *, what: str, timeout_s: float = 40.0) -> None:
+        """Waits, and shows all logs if it was in vain."""
+        if not wait_until(condition, timeout_s=timeout_s, required=False):
+            raise AssertionError(f"not so within {timeout_s:g} s: {what}\n{self.logs()}")
+
+    def status(self) -> ClusterStatus | None:
+        """What the chief says; None if it does not."""
+        if self._chief is None:
+            self._chief = GrpcChief(self.chief_address, cluster="lockstep")
+        try:
+            return self._chief.status()
+        except PsError:
+            return None
+
+    def await_end(
+        self, *, workers: Sequence[int] | None = None, timeout_s: float = 60.0, expected: Mapping[str, int] | None = None
+    ) -> None:
+        """Waits until everything has ended by itself, each process with 0 or the `expected` exit code."""
+        numbers = range(self.plan.num_workers) if workers is None else workers
+        names = [*self.roles, *(f"worker {index}" for index in numbers)]
+        what = "every process ends by itself: "
+        self.await_(lambda: not self.running(names), what=what + ", ".join(names), timeout_s=timeout_s)
+        codes = {name: self.processes[name].returncode for name in names}
+        wanted = {name: (expected or {}).get(name, 0) for name in names}
+        assert codes == wanted, f"{codes}\n{self.logs()}"
+
+    def running(self, names: Sequence[str]) -> list[str]:
+        """Those of the names whose processes have not ended."""
+        return [name for name in names if self.processes[name].poll() is None]
+
+    def assert_as_without_faults(self, *, workers: Sequence[int] | None = None) -> None:
+        """Every worker that finished has, bit for bit, the values of a run in which nothing happened."""
+        expected = script.reference(num_steps=self.plan.num_steps, num_workers=self.plan.num_workers)
+        for index in range(self.plan.num_workers) if workers is None else workers:
+            script.assert_same_bytes(script.load(self._values(index)), expected)
+
+    def standstill_s(self, since: float) -> float:
+        """The longest time after `since` in which no worker got a step done."""
+        ends = [event["at"] for event in self.events() if event["event"] == "step" and event["outcome"] != "ROLLED_BACK"]
+        times = [since, *(at for at in ends if at > since)]
+        return max((later - earlier for earlier, later in pairwise(times)), default=float("inf"))
+
+    def logs(self) -> str:
+        """The last lines of every log."""
+        parts = []
+        for path in sorted(self.directory.glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()
+            parts.append("\n".join([f"--- {path.name}", *lines[-25:]]))
+        return "\n".join(parts)
+
+    def text_of(self, name: str) -> str:
+        """All that a process has said, in all its lives."""
+        return (self.directory / f"{name.replace(' ', '-')}.log").read_text(errors="replace")
+
+    def _values(self, index: int) -> Path:
+        return self.directory / f"worker-{index}.npz"
+
+    def _worker_flags(self, index: int) -> list[str]:
+        address = self.chief_proxy.address if self.plan.has_proxies else self.chief_address
+        flags = ["--chief", address, "--index", str(index), "--pace", str(self.plan.pace_s)]
+        flags += ["--diary", str(self.directory / f"worker-{index}.jsonl"), "--values", str(self._values(index))]
+        return [*flags, *(self.plan.worker_flags or {}).get(index, ())]
+
+    def _chief_flags(self) -> list[str]:
+        plan = self.plan
+        servers = [proxy.address for proxy in self.proxies] or [self.address(name) for name in self.roles[:-1]]
+        flags = ["--ps", ",".join(servers), "--total-num-replicas", str(plan.num_workers), "--lease", str(plan.lease_s)]
+        flags += ["--max-steps", str(plan.num_steps), *plan.chief_flags]
+        if plan.durability is not None:
+            flags += ["--durability", plan.durability]
+            flags += ["--checkpoint-steps", str(plan.checkpoint_steps)] if plan.checkpoint_steps is not None else []
+        return flags
+
+    def _kept_flags(self, points: str) -> list[str]:
+        flags = ["--checkpoint-dir", str(self.checkpoints)] if self.plan.durability is not None else []
+        flags += ["--history", str(self.history)] if self.plan.history else []
+        return [*flags, *(["--enable-failpoints"] if points else [])]
+
+    def _weather_of(self, pid: int) -> Weather:
+        is_worker = any(name.startswith("worker") and process.pid == pid for name, process in self.processes.items())
+        return self.worker_weather if is_worker else self.chief_weather
+
+    def _close(self) -> None:
+        if self._chief is not None:
+            self._chief.close()
+
+
+def observed_values(cluster: Cluster) -> script.Values:
+    """Returns the newest values as one reads them who only looks on."""
+    with worker_client.observe(cluster.chief_address, timeout_s=30) as observer:
+        return {name: value.copy() for name, value in observer.read().items()}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+    process.wait(10)

@@ -1,0 +1,123 @@
+"""Chiefs that are killed at every point of a step, moved, or two at once: each step counts once, and nobody but the chief is restarted."""
+
+import signal
+
+import pytest
+
+from tests.chaos.conftest import Record, Started
+from tests.chaos.processes import Plan
+from tests.chaos.test_servers import rollbacks
+
+pytestmark = pytest.mark.timeout(150)
+CHIEF_TARGET_S = 5.0
+
+
+@pytest.mark.parametrize("failpoint", ["", "chief.apply.before", "chief.apply.after", "chief.tokens.half"])
+@pytest.mark.parametrize("durability", [None, "interval"])
+def test_a_killed_chief_is_followed_by_another_at_the_same_step(
+    start: Started, record: Record, failpoint: str, durability: str | None
+) -> None:
+    """F10. The parameter servers keep what the next chief must know, so that nothing is rolled back, with checkpoints or without."""
+    cluster = start(Plan(durability=durability, failpoints={"chief": f"{failpoint}=kill@12"} if failpoint else None))
+    if failpoint:
+        died_at = cluster.await_death("chief")
+    else:
+        cluster.await_step(12)
+        died_at = cluster.kill("chief")
+    cluster.restart("chief")
+    cluster.await_end()
+    where = f" at {failpoint}" if failpoint else ""
+    record(f"chief killed{where} ({durability or 'no'} checkpoints)", standstill_s=cluster.standstill_s(died_at), target_s=CHIEF_TARGET_S)
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, record: Record) -> None:
+    """F11: the parameter servers say where it is."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    died_at = cluster.kill("chief")
+    cluster.restart("chief", address=f"unix:{cluster.sockets}/chief-2")
+    cluster.await_end()
+    record("chief killed, back at another address", standstill_s=cluster.standstill_s(died_at), target_s=CHIEF_TARGET_S)
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Started) -> None:
+    """F12."""
+    cluster = start(Plan(num_steps=60))
+    cluster.await_step(12)
+    sleeper = cluster.processes["chief"]
+    cluster.signal("chief", signal.SIGSTOP)
+    cluster.start_one("chief", flags=["--takeover"], address=f"unix:{cluster.sockets}/chief-2")
+    cluster.await_step(25)
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(20) == 1, cluster.logs()
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_second_chief_without_takeover_gives_up_while_the_first_is_heard(start: Started) -> None:
+    """F12: a mistake of whoever started it."""
+    cluster = start(Plan(num_steps=400))
+    cluster.await_step(5)
+    first = cluster.processes["chief"]
+    second = cluster.start_one("chief", address=f"unix:{cluster.sockets}/chief-2")
+    assert second.wait(40) in (1, 2), cluster.logs()
+    assert first.poll() is None
+    cluster.processes["chief"] = first
+    cluster.await_end()
+    cluster.assert_as_without_faults()
+
+
+def test_chief_and_parameter_server_killed_together_come_back_together(start: Started, record: Record) -> None:
+    cluster = start(Plan())
+    cluster.await_step(12)
+    cluster.kill("ps 0")
+    died_at = cluster.kill("chief")
+    cluster.restart("ps 0")
+    cluster.restart("chief")
+    cluster.await_end()
+    record("chief and ps killed", standstill_s=cluster.standstill_s(died_at), target_s=10.0)
+    cluster.assert_as_without_faults()
+
+
+def test_everything_killed_at_once_goes_on_from_the_newest_checkpoint(start: Started, record: Record) -> None:
+    """A machine that loses its power."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    names = [*cluster.roles, *(f"worker {index}" for index in range(cluster.plan.num_workers))]
+    for name in names:
+        died_at = cluster.kill(name)
+    for name in names:
+        cluster.restart(name)
+    cluster.await_end()
+    record("everything killed", standstill_s=cluster.standstill_s(died_at), target_s=10.0)
+    assert min(event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > died_at) >= 5
+    cluster.assert_as_without_faults()
+
+
+def test_chief_after_chief_after_chief(start: Started) -> None:
+    cluster = start(Plan(num_steps=60))
+    for step in (10, 20, 30, 40):
+        cluster.await_step(step)
+        cluster.kill("chief")
+        cluster.restart("chief")
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_sleeping_chief_that_nobody_replaced_goes_on_when_it_wakes(start: Started) -> None:
+    cluster = start(Plan(durability=None, lease_s=20.0))
+    cluster.await_step(12)
+    cluster.signal("chief", signal.SIGSTOP)
+    at = cluster.reached()
+    cluster.kill("worker 2")
+    cluster.restart("worker 2")
+    cluster.signal("chief", signal.SIGCONT)
+    cluster.await_end()
+    assert cluster.reached() > at
+    cluster.assert_as_without_faults()

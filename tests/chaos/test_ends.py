@@ -1,0 +1,153 @@
+"""Ends that are asked for: each role in the middle of a step, all of them one after the other, and `lockstep up` around it all."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos import script
+from tests.chaos.conftest import Started
+from tests.chaos.processes import Plan
+from tests.chaos.test_checkpoints import whole
+from tests.chaos.test_servers import rollbacks
+from tests.cluster.launching import read_until
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(150)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_ends_everything_in_order(start: Started) -> None:
+    """F30: compose stop, a drained node."""
+    cluster = start(Plan(num_steps=4000, checkpoint_steps=2000))
+    cluster.await_step(12)
+    cluster.signal("chief", signal.SIGTERM)
+    cluster.await_end()
+    steps = {event["step"] for event in cluster.events() if event["event"] == "finished"}
+    assert len(steps) == 1
+    assert whole(cluster)[-1].name == f"step-{steps.pop():09}"
+
+
+def test_a_training_that_was_ended_goes_on_where_it_was(start: Started) -> None:
+    cluster = start(Plan(checkpoint_steps=2000))
+    cluster.await_step(12)
+    cluster.signal("chief", signal.SIGTERM)
+    cluster.await_end()
+    ended_at = max(event["step"] for event in cluster.events() if event["event"] == "finished")
+    again = cluster.start()
+    again.await_end()
+    begun = [event["step"] for event in again.events() if event["event"] == "joined"]
+    assert begun[-1] >= ended_at
+    again.assert_as_without_faults()
+
+
+def test_every_role_and_worker_can_be_restarted_one_after_the_other(start: Started) -> None:
+    """F30: a rolling restart. With durability `step` nothing that was told to be done is done again."""
+    cluster = start(Plan(num_steps=60, durability="step", checkpoint_steps=None))
+    for step, name in ((8, "ps 0"), (16, "ps 1"), (24, "worker 0"), (32, "worker 2")):
+        cluster.await_step(step)
+        told = cluster.reached()
+        ended_at = cluster.signal(name, signal.SIGTERM)
+        cluster.await_death(name)
+        cluster.restart(name)
+        cluster.await_step(step + 4)
+        again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > ended_at + 0.5]
+        assert min(again, default=told) >= told - 1
+    cluster.await_end()
+    cluster.assert_as_without_faults()
+
+
+def test_without_checkpoints_workers_may_still_come_and_go(start: Started) -> None:
+    cluster = start(Plan(durability=None))
+    cluster.await_step(10)
+    cluster.signal("worker 1", signal.SIGTERM)
+    cluster.await_death("worker 1")
+    cluster.restart("worker 1")
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+class Up:
+    """`lockstep up` around the chaos worker."""
+
+    def __init__(self, directory: Path, *flags: str, num_steps: int = 60) -> None:
+        self.directory, self.num_steps = directory, num_steps
+        self.checkpoints = directory / "checkpoints"
+        worker = [sys.executable, "-m", "tests.chaos.up_worker", str(directory), "0.02"]
+        command = [sys.executable, "-m", "lockstep", "up", "--ps", "2", "--workers", "3", "--lease", "3", "--max-steps", str(num_steps)]
+        command += ["--run-dir", str(directory / "run"), "--checkpoint-dir", str(self.checkpoints), "--checkpoint-steps", "5"]
+        self.process = subprocess.Popen(
+            [*command, *flags, "--", *worker], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+
+    def until(self, text: str, *, times: int = 1) -> None:
+        self.lines += read_until(self.process, text, times=times)
+
+    def find(self, *words: str) -> psutil.Process:
+        return next(
+            one for one in psutil.Process(self.process.pid).children(recursive=True) if all(word in one.cmdline() for word in words)
+        )
+
+    def finish(self) -> tuple[int, str]:
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, "\n".join([*self.lines, out])
+
+    def assert_as_without_faults(self) -> None:
+        expected = script.reference(num_steps=self.num_steps, num_workers=3)
+        for index in range(3):
+            script.assert_same_bytes(script.load(self.directory / f"worker-{index}.npz"), expected)
+
+
+@pytest.mark.parametrize("words", [("ps_server", "1"), ("chief",), ("tests.chaos.up_worker",)])
+def test_the_launcher_starts_again_what_was_killed(tmp_path: Path, words: tuple[str, ...]) -> None:
+    up = Up(tmp_path, "--restart-workers", "1")
+    up.until("step 12")
+    up.find(*words).kill()
+    code, out = up.finish()
+    assert code == 0, out
+    assert re.search(r"(ps 1|chief|worker \d) \(pid \d+\) failed: killed by SIGKILL", out)
+    assert re.search(r"is started again, as pid \d+", out)
+    up.assert_as_without_faults()
+
+
+def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_goes_on_from_it(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    up.until("step 17")
+    up.process.send_signal(signal.SIGINT)
+    code, out = up.finish()
+    assert code == 130, out
+    assert "saving a last checkpoint" in out
+    newest = sorted(path.parent.name for path in up.checkpoints.glob("*/MANIFEST.json"))[-1]
+    assert int(newest.split("-")[1]) >= 17
+    again = Up(tmp_path)
+    code, out = again.finish()
+    assert code == 0, out
+    assert "] step 3 " not in out
+    again.assert_as_without_faults()
+
+
+def test_a_role_that_fails_again_and_again_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--max-restarts", "2", num_steps=100_000)
+    up.until("step 7")
+    for number in range(3):
+        up.find("ps_server", "1").kill()
+        up.until("ps 1 (pid", times=1)
+        if number < 2:
+            up.until("ps 1 is started again")
+            wait_until(lambda: _serves(up), timeout_s=20, what="ps 1 is there again")
+    code, out = up.finish()
+    assert code == 128 + signal.SIGKILL, out
+    assert "it has ended 3 times in quick succession, and is not started again" in out
+
+
+def _serves(up: Up) -> bool:
+    try:
+        return bool(up.find("ps_server", "1"))
+    except StopIteration:
+        return False

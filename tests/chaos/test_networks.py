@@ -1,0 +1,126 @@
+"""Networks that are slow, silent in one direction or both, torn, or shut between any two roles: no step differs, and all ends well."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.conftest import Record, Started
+from tests.chaos.processes import Cluster, Plan
+from tests.chaos.test_servers import rollbacks
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(150)
+PLAN = Plan(transport="grpc", has_proxies=True, durability=None, lease_s=20.0)
+HEAL_TARGET_S = 5.0
+# Longer than any patience within a call that would make a difference.
+_SILENCE_S = 3.0
+
+
+@pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
+@pytest.mark.parametrize("way", ["both ways", "there", "back"])
+def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, who: str, way: str) -> None:
+    """F14 and F17: bytes are held back, and neither end is told."""
+    cluster = start(PLAN)
+    cluster.await_step(10)
+    weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who, cluster.worker_to_chief)
+    weather.to_server, weather.to_client = way == "back", way == "there"
+    stands_since = _await_standstill(cluster)
+    weather.to_server = weather.to_client = True
+    cluster.await_end()
+    healed = _first_step_after(cluster, stands_since)
+    record(f"partition of {who}, {way}: after healing", standstill_s=healed, target_s=HEAL_TARGET_S)
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
+def test_connections_that_break_all_at_once_are_made_again(start: Started, record: Record, who: str) -> None:
+    """F2 and F15: requests and answers are lost, and it is not known which."""
+    cluster = start(PLAN)
+    for step in (8, 16, 24):
+        cluster.await_step(step)
+        proxies = [cluster.chief_proxy] if who == "workers and chief" else cluster.proxies
+        weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who)
+        for proxy in proxies:
+            proxy.sever(weather)
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.parametrize("num_bytes", [100, 700, 2000])
+def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(start: Started, num_bytes: int) -> None:
+    """F2: half of the frames were sent."""
+    cluster = start(PLAN)
+    for step in (8, 16, 24):
+        cluster.await_step(step)
+        cluster.worker_weather.cut_after = num_bytes
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_server_that_lets_nobody_in_for_a_while_is_asked_again(start: Started) -> None:
+    cluster = start(PLAN)
+    cluster.await_step(10)
+    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
+        weather.lets_in = False
+    for proxy in [*cluster.proxies, cluster.chief_proxy]:
+        proxy.sever()
+    _await_standstill(cluster)
+    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
+        weather.lets_in = True
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def _is_slow(cluster: Cluster) -> None:
+    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
+        weather.delay_s = 0.05
+
+
+def _drips(cluster: Cluster) -> None:
+    cluster.worker_weather.drips = True
+
+
+@pytest.mark.parametrize("make_it", [_is_slow, _drips])
+def test_a_slow_network_gives_the_same_values(start: Started, make_it: Callable[[Cluster], None]) -> None:
+    """F15 and F18."""
+    cluster = start(PLAN)
+    cluster.await_step(5)
+    make_it(cluster)
+    cluster.await_end(timeout_s=90)
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.chaos
+def test_packets_that_are_lost_doubled_and_disordered_give_the_same_values() -> None:
+    """F15 in a network namespace of its own, where the system permits one."""
+    if shutil.which("tc") is None or shutil.which("unshare") is None:
+        pytest.skip("no `tc` or `unshare` on this machine (package iproute2), so no network can be made bad")
+    bad = "tc qdisc add dev lo root netem delay 20ms 10ms loss 2% duplicate 1% reorder 5%"
+    probe = subprocess.run(["unshare", "-rn", "sh", "-c", f"ip link set lo up && {bad}"], capture_output=True, text=True, timeout=20)
+    if probe.returncode:
+        pytest.skip(f"this system permits no network namespace with netem: {probe.stderr.strip()}")
+    command = f"ip link set lo up && {bad} && exec .venv/bin/python -m tests.chaos.lossy"
+    result = subprocess.run(["unshare", "-rn", "sh", "-c", command], capture_output=True, text=True, timeout=140)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _await_standstill(cluster: Cluster) -> float:
+    """Waits until no step has been made for a while; returns the time."""
+
+    def stands() -> bool:
+        latest = max(event["at"] for event in cluster.events() if event["event"] == "step")
+        return bool(time.monotonic() > latest + _SILENCE_S)
+
+    wait_until(stands, timeout_s=20, what="the cluster stands still")
+    return time.monotonic()
+
+
+def _first_step_after(cluster: Cluster, since: float) -> float:
+    return next((event["at"] - since for event in cluster.events() if event["event"] == "step" and event["at"] > since), float("inf"))

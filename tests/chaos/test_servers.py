@@ -1,0 +1,128 @@
+"""Parameter servers that are killed or stopped at every point of a step: never a step half done, and the cluster goes on by itself."""
+
+import signal
+
+import pytest
+
+from ps_protocol.chief import ClusterState
+from tests.chaos.conftest import Record, Started
+from tests.chaos.processes import Cluster, Plan
+
+pytestmark = pytest.mark.timeout(150)
+PS_TARGET_S = 10.0
+
+
+def rollbacks(cluster: Cluster) -> int:
+    """How often workers were told that a contribution was rolled back."""
+    return sum(event.get("outcome") == "ROLLED_BACK" for event in cluster.events())
+
+
+def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_checkpoint_and_nothing_else(
+    start: Started, record: Record
+) -> None:
+    """F5 without a failpoint: the plain loss of a server."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    killed_at = cluster.kill("ps 1")
+    cluster.restart("ps 1")
+    cluster.await_end()
+    record("ps killed", standstill_s=cluster.standstill_s(killed_at), target_s=PS_TARGET_S)
+    assert {event["epoch"] for event in cluster.events() if event["event"] == "step"} >= {1, 2}
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "case"),
+    [
+        ("ps.push.staged_before_ack", "F5 and F6: a contribution is staged, its sender never hears"),
+        ("ps.apply.before", "F8: the other server has applied"),
+        ("ps.apply.mid", "F7: some variables are applied, others not"),
+        ("ps.apply.before_publish", "F7: all are applied, nobody can see it"),
+        ("ps.apply.before_ack", "F8: applied, the chief never hears"),
+    ],
+)
+@pytest.mark.parametrize("durability", ["interval", "step"])
+def test_a_parameter_server_killed_within_a_step_leaves_no_step_half_done(
+    start: Started, record: Record, failpoint: str, case: str, durability: str
+) -> None:
+    plan = Plan(durability=durability, checkpoint_steps=None if durability == "step" else 5, failpoints={"ps 1": f"{failpoint}=kill@12"})
+    cluster = start(plan)
+    died_at = cluster.await_death("ps 1")
+    told = max((event["after"] for event in cluster.events() if event["event"] == "step"), default=0)
+    cluster.restart("ps 1")
+    cluster.await_end()
+    record(f"ps killed at {failpoint} (durability {durability})", standstill_s=cluster.standstill_s(died_at), target_s=PS_TARGET_S)
+    cluster.assert_as_without_faults()
+    if durability == "step":
+        # What a worker was told to be done stays done.
+        again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > died_at]
+        assert min(again) >= told, case
+
+
+def test_both_parameter_servers_killed_at_once_come_back_together(start: Started, record: Record) -> None:
+    cluster = start(Plan())
+    cluster.await_step(12)
+    cluster.kill("ps 0")
+    killed_at = cluster.kill("ps 1")
+    cluster.restart("ps 0")
+    cluster.restart("ps 1")
+    cluster.await_end()
+    record("both ps killed", standstill_s=cluster.standstill_s(killed_at), target_s=PS_TARGET_S)
+    cluster.assert_as_without_faults()
+
+
+def test_a_parameter_server_killed_while_it_restores_is_restored_again(start: Started, record: Record) -> None:
+    cluster = start(Plan())
+    cluster.await_step(12)
+    killed_at = cluster.kill("ps 1")
+    cluster.start_one("ps 1", failpoints="ps.restore.mid=kill@1")
+    cluster.await_death("ps 1")
+    cluster.restart("ps 1")
+    cluster.await_end()
+    record("ps killed while it restores", standstill_s=cluster.standstill_s(killed_at), target_s=PS_TARGET_S)
+    cluster.assert_as_without_faults()
+
+
+def test_a_parameter_server_that_sleeps_is_waited_for_and_keeps_its_model(start: Started) -> None:
+    """F9: no rollback, since nothing is lost."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    cluster.signal("ps 1", signal.SIGSTOP)
+    cluster.await_(lambda: _waits_for_ps(cluster, 1), what="the chief says that ps 1 does not answer")
+    cluster.signal("ps 1", signal.SIGCONT)
+    cluster.await_end()
+    assert rollbacks(cluster) == 0
+    cluster.assert_as_without_faults()
+
+
+def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_it_wakes(start: Started) -> None:
+    """F12 for a server: the old process has lost its address, and its model is of an older epoch."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    sleeper = cluster.processes["ps 1"]
+    cluster.signal("ps 1", signal.SIGSTOP)
+    (cluster.sockets / "ps1").unlink()
+    cluster.start_one("ps 1")
+    cluster.await_(lambda: rollbacks(cluster) > 0 or cluster.reached() >= 30, what="the cluster goes on with the new ps 1")
+    sleeper.send_signal(signal.SIGCONT)
+    cluster.await_end()
+    sleeper.kill()
+    sleeper.wait(10)
+    cluster.assert_as_without_faults()
+
+
+def test_without_a_checkpoint_a_lost_parameter_server_ends_the_training_with_words(start: Started) -> None:
+    cluster = start(Plan(durability=None))
+    cluster.await_step(12)
+    cluster.kill("ps 1")
+    cluster.restart("ps 1")
+    cluster.await_(lambda: cluster.processes["chief"].poll() is not None, what="the chief gives up")
+    assert cluster.processes["chief"].returncode == 1
+    for index in range(cluster.plan.num_workers):
+        assert cluster.processes[f"worker {index}"].wait(30) != 0
+    assert "ps 1" in cluster.text_of("worker 0")
+
+
+def _waits_for_ps(cluster: Cluster, index: int) -> bool:
+    status = cluster.status()
+    return status is not None and (not status.shards[index].is_reachable or status.state is ClusterState.RECOVERING)

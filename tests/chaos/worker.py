@@ -1,0 +1,87 @@
+"""A worker that contributes what the script says, through whatever happens, and writes down what became of each contribution."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import worker_client
+from tests.chaos import script
+from worker_client import Session
+
+
+class Diary:
+    """One JSON object a line, with the machine's monotonic time: whole lines, also if the process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, event: str, **words: object) -> None:
+        """Appends one line."""
+        os.write(self._file, json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **words}).encode() + b"\n")
+
+
+def train(session: Session, diary: Diary, *, pace_s: float, fails_at: int | None, failure: str) -> None:
+    """Contributes until training is finished; at step `fails_at` what `failure` says goes wrong, once."""
+    session.create_or_join(script.initial_values(), optimizer=script.optimizer(), split_bytes=script.SPLIT_BYTES, timeout_s=60)
+    diary.write("joined", step=session.local_step)
+    while not session.is_finished:
+        step = session.local_step
+        threading.Event().wait(pace_s)
+        if step == fails_at:
+            fails_at = None
+            go_wrong(session, diary, failure)
+        found = session.step(script.gradients(step, session.worker_index), timeout_s=90)
+        diary.write("step", step=step, outcome=found.outcome.name, after=session.local_step, epoch=session.epoch)
+    diary.write("finished", step=session.local_step)
+
+
+def go_wrong(session: Session, diary: Diary, failure: str) -> None:
+    """Does what a broken training program does."""
+    if failure == "exception":
+        raise RuntimeError("a worker's own mistake")
+    if failure == "shape":
+        try:
+            session.step({**script.gradients(0, 0), "b": np.zeros(3)})
+        except worker_client.PsError as error:
+            diary.write("refused", reason=error.reason, words=error.message)
+    if failure == "nan":
+        try:
+            session.step({**script.gradients(0, 0), "b": np.full(13, np.nan)})
+        except worker_client.PsError as error:
+            diary.write("refused", reason=error.reason, words=error.message)
+
+
+def main() -> None:
+    """Joins, trains, and keeps the last values."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chief", required=True)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--diary", type=Path, required=True)
+    parser.add_argument("--values", type=Path, required=True)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--fails-at", type=int)
+    parser.add_argument("--failure", default="exception")
+    parser.add_argument("--takeover", action="store_true")
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    diary = Diary(arguments.diary)
+    diary.write("begun")
+    try:
+        with worker_client.connect(arguments.chief, worker_index=arguments.index, timeout_s=60, takeover=arguments.takeover) as session:
+            diary.write("connected", epoch=session.epoch)
+            train(session, diary, pace_s=arguments.pace, fails_at=arguments.fails_at, failure=arguments.failure)
+            script.save(arguments.values, session.read())
+    except Exception as error:
+        diary.write("failed", kind=type(error).__name__, words=str(error)[:500])
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Sessions over real processes that are killed: a parameter server, and a chief that comes back elsewhere. Their loops see no error."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import worker_client
+from tests.contract.clusters import ROOT, end
+from tests.waiting import wait_until
+from worker_client import PushOutcome, Session
+
+VALUES = {"w": np.zeros(1000, np.float32), "b": np.zeros(500, np.float32)}
+ONES = {name: np.ones_like(value) for name, value in VALUES.items()}
+
+
+class KilledCluster:
+    """Two servers and a chief as processes, with checkpoints every few steps, and two workers in threads."""
+
+    def __init__(self, directory: Path, stack: ExitStack, *, transport: str) -> None:
+        self._directory, self._stack, self._transport = directory, stack, transport
+        self.servers = [self.start_server(index) for index in range(2)]
+        self.chief = self.start_chief("chief")
+        self.sessions: dict[int, Session] = {}
+        self.outcomes: list[PushOutcome] = []
+        self.failures: list[BaseException] = []
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(index,), daemon=True) for index in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def start_server(self, index: int) -> "subprocess.Popen[bytes]":
+        return self._start("ps_server", "--index", str(index), "--address", f"unix:{self._directory}/ps{index}")
+
+    def start_chief(self, name: str, *options: str) -> "subprocess.Popen[bytes]":
+        servers = ",".join(f"unix:{self._directory}/ps{index}" for index in range(2))
+        sizes = ("--total-num-replicas", "2", "--checkpoint-steps", "10", *options)
+        return self._start("chief", "--address", f"unix:{self._directory}/{name}", "--ps", servers, *sizes)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(10)
+
+    def reach(self, is_there: Callable[[Session], bool], what: str) -> None:
+        """Waits until that holds for both workers."""
+
+        def has_come() -> bool:
+            return bool(self.failures) or (len(self.sessions) == 2 and all(map(is_there, self.sessions.values())))
+
+        wait_until(has_come, timeout_s=40, what=what)
+        assert not self.failures, self.failures
+
+    def go_on(self, num_steps: int) -> None:
+        """Waits until both workers have made some more steps."""
+        step = max((session.local_step for session in self.sessions.values()), default=0) + num_steps
+        self.reach(lambda session: session.local_step >= step, f"step {step}")
+
+    def _start(self, module: str, *options: str) -> "subprocess.Popen[bytes]":
+        place = ("--checkpoint-dir", str(self._directory / "checkpoints"))
+        process = subprocess.Popen([sys.executable, "-m", module, *options, *place], cwd=ROOT)
+        self._stack.callback(end, process)
+        return process
+
+    def _work(self, index: int) -> None:
+        try:
+            address = f"unix:{self._directory}/chief"
+            with worker_client.connect(address, worker_index=index, transport=self._transport, timeout_s=40) as session:
+                session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
+                self.sessions[index] = session
+                while not self._stopped.wait(0.002):
+                    # Whatever was rolled back, the variables are those of the step.
+                    for value in session.read().values():
+                        np.testing.assert_array_equal(value, np.full_like(value, -session.local_step))
+                    self.outcomes.append(session.step(ONES, timeout_s=40).outcome)
+        except BaseException as error:
+            if not self._stopped.is_set():
+                self.failures.append(error)
+
+
+@pytest.fixture(params=["grpc", "shared_memory"])
+def cluster(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[KilledCluster]:
+    with ExitStack() as stack:
+        cluster = KilledCluster(socket_dir, stack, transport=request.param)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
+    cluster.go_on(15)
+    cluster.servers[1].kill()
+    cluster.servers[1].wait()
+    cluster.start_server(1)
+    cluster.reach(lambda session: session.epoch == 2, "the new epoch")
+    cluster.go_on(15)
+    assert {session.num_rollbacks for session in cluster.sessions.values()} == {1}
+    cluster.chief.kill()
+    cluster.chief.wait()
+    moved = cluster.start_chief("chief-elsewhere", "--takeover")
+    cluster.go_on(15)
+    assert moved.poll() is None
+    assert {session.epoch for session in cluster.sessions.values()} == {2}
+    assert set(cluster.outcomes) <= {PushOutcome.ACCEPTED, PushOutcome.ROLLED_BACK}
+    assert cluster.outcomes.count(PushOutcome.ROLLED_BACK) <= 2

@@ -1,0 +1,163 @@
+"""Who may call what: the table has a row for every RPC, and token files say who is who."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ps_protocol import credentials
+from ps_protocol.authorization import ALLOWED, CallerRole, check_allowed, is_open
+from ps_protocol.credentials import TokenSource, TokenTable, bearer, new_token, new_token_lines, parse_tokens, tokens_beside, write_secret
+from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
+from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+
+MODULES = (accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
+PREFIX = "/ps_protocol.v1."
+
+
+def test_every_rpc_has_a_row_and_every_row_an_rpc() -> None:
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for module in MODULES
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert methods == set(ALLOWED)
+
+
+def test_every_service_of_the_package_is_known_here() -> None:
+    files = (Path(credentials.__file__).parent / "v1").glob("*_service_pb2.py")
+    assert {file.stem for file in files} == {module.__name__.rpartition(".")[2] for module in MODULES}
+
+
+@pytest.mark.parametrize(
+    "method", ["AdoptShard", "ApplyStep", "CommandShard", "ConfigureShard", "PrepareStep", "KeepRecord", "SaveShard", "RestoreShard"]
+)
+def test_what_the_chief_does_at_a_shard_nobody_else_may(method: str) -> None:
+    assert ALLOWED[f"{PREFIX}ParameterService/{method}"] == {CallerRole.CHIEF}
+
+
+def test_refusal_names_the_method_the_role_it_needs_and_the_role_given() -> None:
+    with pytest.raises(PermissionDenied, match=r"^ApplyStep needs role chief, token has role worker$"):
+        check_allowed(f"{PREFIX}ParameterService/ApplyStep", CallerRole.WORKER)
+    with pytest.raises(PermissionDenied, match=r"^SetPolicy needs role admin or worker, certificate has role observer$"):
+        check_allowed(f"{PREFIX}ChiefService/SetPolicy", CallerRole.OBSERVER, proof="certificate")
+
+
+def test_method_without_a_row_is_nobodys() -> None:
+    for role in CallerRole:
+        with pytest.raises(PermissionDenied, match=r"^Invent needs role that nobody has"):
+            check_allowed(f"{PREFIX}ChiefService/Invent", role)
+
+
+def test_only_the_health_service_is_open() -> None:
+    assert is_open("/grpc.health.v1.Health/Check")
+    assert not any(map(is_open, ALLOWED))
+    assert not is_open("/grpc.health.v1.HealthX/Check")
+
+
+def test_observer_changes_nothing_and_takes_no_part() -> None:
+    may = {method.rpartition("/")[2] for method, roles in ALLOWED.items() if CallerRole.OBSERVER in roles}
+    assert not may & {"PushGradients", "StreamPushes", "CommitPush", "DequeueToken", "SetPolicy", "FinishTraining", "ShutdownShard"}
+
+
+def write(path: Path, text: str) -> Path:
+    write_secret(path, text)
+    return path
+
+
+def test_tokens_tell_the_role(tmp_path: Path) -> None:
+    worker, chief = new_token(), new_token()
+    table = TokenTable(write(tmp_path / "tokens", f"# ours\nworker {worker}\n\nchief {chief} # it\n"))
+    assert table.role_of(f"Bearer {worker}") is CallerRole.WORKER
+    assert table.role_of(f"Bearer {chief}".encode()) is CallerRole.CHIEF
+
+
+@pytest.mark.parametrize("given", ["Bearer wrong", "Bearer ", "Basic abc", "bearer", "Bearer \udcff", b"Bearer \xff"])
+def test_wrong_token_is_refused_without_a_hint(tmp_path: Path, given: str | bytes) -> None:
+    table = TokenTable(write(tmp_path / "tokens", new_token_lines()))
+    with pytest.raises(Unauthenticated, match=r"^invalid token$"):
+        table.role_of(given)
+
+
+@pytest.mark.parametrize("given", [None, "", b""])
+def test_missing_token_is_told_how_to_be_given(tmp_path: Path, given: str | bytes | None) -> None:
+    table = TokenTable(write(tmp_path / "tokens", new_token_lines()))
+    with pytest.raises(Unauthenticated, match=r"^missing token\. Set LOCKSTEP_TOKEN_FILE or pass token=$"):
+        table.role_of(given)
+
+
+def test_tokens_are_replaced_without_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.0)
+    path, old, new = tmp_path / "tokens", new_token(), new_token()
+    table = TokenTable(write(path, f"worker {old}\n"))
+    source = TokenSource(path, role=CallerRole.WORKER)
+    assert source.header() == bearer(old)
+    write(path, f"worker {new}\nworker {old}\n")
+    assert table.role_of(f"Bearer {old}") is table.role_of(f"Bearer {new}") is CallerRole.WORKER
+    assert source.header() == bearer(new)
+    write(path, f"worker {new}\n")
+    with pytest.raises(Unauthenticated):
+        table.role_of(f"Bearer {old}")
+
+
+@pytest.mark.parametrize("broken", ["", "worker short\n", "king 0123456789abcdef\n", "\xff"])
+def test_file_that_becomes_wrong_leaves_the_tokens_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.0)
+    path, token = tmp_path / "tokens", new_token()
+    table = TokenTable(write(path, f"worker {token}\n"))
+    source = TokenSource(path, role=CallerRole.WORKER)
+    path.write_bytes(broken.encode("latin-1"))
+    assert table.role_of(f"Bearer {token}") is CallerRole.WORKER
+    assert source.header() == bearer(token)
+    path.unlink()
+    assert table.role_of(f"Bearer {token}") is CallerRole.WORKER
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "there is no token in it"),
+        ("king 0123456789abcdef", "the roles are chief, worker"),
+        ("worker a b", "want a role and a token"),
+        ("worker short", "16 to 1024 printable"),
+        ("worker 0123456789abcdef\nchief 0123456789abcdef", "line 2: one token for two roles"),
+        ("worker 0123456789abcdé", "printable ASCII"),
+    ],
+)
+def test_bad_token_file_is_told_what_is_wrong_but_not_the_token(text: str, words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words) as error:
+        parse_tokens(text, name="tokens")
+    assert "0123456789abcd" not in error.value.message.replace("0123456789abcdef0123456789abcdef", "")
+
+
+def test_server_needs_a_role_for_each_token(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="a token without a role"):
+        TokenTable(write(tmp_path / "tokens", new_token()))
+
+
+def test_caller_sends_the_token_of_its_own_role(tmp_path: Path) -> None:
+    path = write(tmp_path / "tokens", "chief aaaaaaaaaaaaaaaa\nworker bbbbbbbbbbbbbbbb\nworker cccccccccccccccc\n")
+    assert TokenSource(path, role=CallerRole.WORKER).header() == bearer("bbbbbbbbbbbbbbbb")
+    assert TokenSource(path, role=CallerRole.OBSERVER).header() == bearer("bbbbbbbbbbbbbbbb"), "a worker may observe"
+    with pytest.raises(InvalidSpec, match="no token for the role ps"):
+        TokenSource(path, role=CallerRole.PS)
+    assert TokenSource(write(tmp_path / "own", "dddddddddddddddd\n"), role=CallerRole.PS).header() == bearer("dddddddddddddddd")
+
+
+def test_secrets_are_readable_for_their_owner_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "tokens", new_token_lines())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tokens_beside_a_socket_count_only_if_they_are_ours_alone(tmp_path: Path) -> None:
+    socket = str(tmp_path / "chief.sock")
+    assert tokens_beside(socket) is None
+    path = write(tmp_path / credentials.BESIDE_SOCKET, new_token_lines())
+    assert tokens_beside(socket) == path
+    path.chmod(0o640)
+    assert tokens_beside(socket) is None
+    path.unlink()
+    os.symlink(write(tmp_path / "elsewhere", new_token_lines()), path)
+    assert tokens_beside(socket) is None

@@ -1,0 +1,186 @@
+"""Training data leased in ranges: each is in exactly one applied contribution of its pass, whoever dies. Numbers only."""
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from chief.coordination import CheckpointConfig
+from chief.data_leases import DataLeases
+from chief.data_order import nth_range
+from ps_protocol.chief import LeaseReply, LeaseResult
+from ps_protocol.data_ranges import DataSpec
+from ps_protocol.errors import DataMismatch
+from ps_protocol.shard import PushId
+from tests.core.chief_driver import Worker
+from tests.core.recovery_driver import RecoveryDriver
+
+SIX = DataSpec(name="train", num_samples=60, range_size=10)
+MOVES = ("lease", "count", "apply", "drop", "refuse", "save", "restore")
+GRANTED, WAIT, EXHAUSTED = LeaseResult.GRANTED, LeaseResult.WAIT, LeaseResult.EXHAUSTED
+
+
+def leased(driver: RecoveryDriver, worker: Worker, request_id: int, data: DataSpec = SIX, *, max_ranges: int = 1) -> LeaseReply:
+    reply = driver.answers[driver.lease(worker, data, request_id=request_id, max_ranges=max_ranges)]
+    assert isinstance(reply, LeaseReply)
+    return reply
+
+
+def ids(reply: LeaseReply) -> tuple[int, ...]:
+    return tuple(part.id for part in reply.ranges)
+
+
+def contribute(worker: Worker, ranges: tuple[int, ...]) -> int:
+    return worker.ask(commit=worker.next_commit(ranges=ranges))
+
+
+@given(num=st.integers(1, 300), seed=st.integers(0, 1 << 62), epoch=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_a_shuffled_pass_has_every_range_once(num: int, seed: int, epoch: int) -> None:
+    assert sorted(nth_range(i, num_ranges=num, epoch=epoch, seed=seed) for i in range(num)) == list(range(num))
+
+
+def test_each_pass_has_an_order_of_its_own() -> None:
+    orders = [tuple(nth_range(i, num_ranges=50, epoch=epoch, seed=3) for i in range(50)) for epoch in range(3)]
+    assert len(set(orders)) == 3
+
+
+def test_ranges_go_round_until_the_last_pass_is_done() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    data = DataSpec(name="train", num_samples=25, range_size=10, num_epochs=2, shuffle_seed=1)
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for request in range(6):
+        reply = leased(driver, worker, request, data)
+        seen.update((part.epoch, part.start, part.stop) for part in reply.ranges)
+        assert worker.has_token(contribute(worker, ids(reply)))
+    assert seen == Counter({(epoch, *span): 1 for epoch in (0, 1) for span in ((0, 10), (10, 20), (20, 25))})
+    assert leased(driver, worker, 7, data).result is EXHAUSTED
+
+
+def test_a_repeated_wish_gets_the_same_ranges() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    assert leased(driver, worker, 1, max_ranges=2) == leased(driver, worker, 1, max_ranges=2)
+    assert ids(leased(driver, worker, 2)) == (2,)
+
+
+def test_other_data_than_the_clusters_is_refused() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    leased(driver, worker, 1)
+    with pytest.raises(DataMismatch, match=r"you have 'train' \(70 samples in ranges of 10, 1 passes, in order\)"):
+        driver.lease(worker, DataSpec(name="train", num_samples=70, range_size=10))
+
+
+def test_what_a_gone_worker_held_goes_to_one_that_waits() -> None:
+    driver = RecoveryDriver(replicas_to_aggregate=1)
+    dead, alive = driver.train(0, 1)
+    held = leased(driver, dead, 1, max_ranges=6)
+    waiting = driver.lease(alive, SIX, max_wait_s=10.0)
+    assert waiting not in driver.answers
+    dead.leave(failure="boom")
+    assert driver.answers[waiting].result is GRANTED
+    assert set(ids(driver.answers[waiting])) <= set(ids(held))
+
+
+def test_the_ranges_of_a_dropped_contribution_are_leased_again() -> None:
+    driver = RecoveryDriver(replicas_to_aggregate=1, total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    mine, theirs = ids(leased(driver, first, 1)), ids(leased(driver, second, 1))
+    assert first.has_token(contribute(first, mine))
+    second.commit(0, staged=False, ranges=theirs)
+    second.local_step = 1
+    assert ids(leased(driver, second, 2)) == theirs
+
+
+def test_who_waits_is_told_who_holds_the_rest() -> None:
+    driver = RecoveryDriver(replicas_to_aggregate=1)
+    first, second = driver.train(0, 1)
+    leased(driver, first, 1, max_ranges=6)
+    reply = leased(driver, second, 1)
+    assert (reply.result, reply.waiting_for) == (WAIT, "6 ranges of the training data are leased to worker 0")
+
+
+def test_the_last_steps_are_made_by_those_that_still_have_data() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    leased(driver, second, 1, max_ranges=1)
+    last = ids(leased(driver, first, 1, max_ranges=5))
+    calls = [contribute(first, last[:1]), contribute(second, (0,))]
+    assert first.has_token(calls[0])
+    assert second.has_token(calls[1])
+    for identity in last[1:]:
+        call = contribute(first, (identity,))
+        assert leased(driver, second, 2).result in (WAIT, EXHAUSTED)
+        assert first.has_token(call)
+    assert leased(driver, second, 3).result is EXHAUSTED
+    assert len(driver.applied[-1].contributors) == 1
+
+
+def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    (worker,) = driver.train(0)
+    for request in range(3):
+        assert worker.has_token(contribute(worker, ids(leased(driver, worker, request))))
+    progress = driver.storage["step-000000002"].data
+    assert progress is not None
+    assert (progress.epoch, progress.done) == (0, (0, 1))
+    leased(driver, worker, 3, max_ranges=2)
+    driver.restart(0)
+    driver.come_back(worker)
+    assert ids(leased(driver, worker, 4, max_ranges=9)) == (2, 3, 4, 5)
+    status = driver.coordinator.status(driver.now).data
+    assert status is not None
+    assert (status.num_done, status.num_leased, status.num_ranges) == (2, 4, 6)
+
+
+def test_made_up_ranges_do_nothing() -> None:
+    leases = DataLeases()
+    leases.lease(0, 1, SIX, max_ranges=1, request_id=1)
+    leases.count(PushId(worker=0, incarnation=1, sequence=1), (-1, 6, 1 << 62))
+    assert not leases.has_counted
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(MOVES)), max_size=80))
+@settings(max_examples=80, deadline=None)
+def test_whatever_happens_each_range_is_done_once(moves: list[tuple[int, str]]) -> None:
+    spec = DataSpec(name="train", num_samples=7, range_size=1, num_epochs=2, shuffle_seed=5)
+    leases = DataLeases()
+    held: dict[int, list[int]] = {worker: [] for worker in range(3)}
+    counted: list[tuple[PushId, tuple[int, ...]]] = []
+    done: list[int] = []
+    saved: tuple[object, list[int]] = (None, [])
+    leases.lease(0, 1, spec, max_ranges=1, request_id=0)
+    leases.drop(0, 1)
+    for number, (worker, move) in enumerate([*moves, *[(0, "flush")]]):
+        if move == "lease":
+            held[worker] += [part.id for part in leases.lease(worker, 1, spec, max_ranges=2, request_id=number + 1)]
+        elif move == "count" and held[worker]:
+            push_id = PushId(worker=worker, incarnation=1, sequence=number + 1)
+            leases.count(push_id, held[worker])
+            counted.append((push_id, tuple(held[worker])))
+            held[worker] = []
+        elif move == "apply" and counted:
+            push_id, ranges = counted.pop(0)
+            leases.applied([push_id])
+            done += ranges
+        elif move == "drop":
+            leases.drop(worker, 1)
+            held[worker] = []
+        elif move == "refuse":
+            leases.give_back(worker, 1, held[worker])
+            held[worker] = []
+        elif move == "save":
+            saved = leases.progress(), list(done)
+        elif move == "restore" and saved[0] is not None:
+            leases.restart(saved[0])  # type: ignore[arg-type]
+            done, counted, held = list(saved[1]), [], {w: [] for w in range(3)}
+    for worker in range(3):
+        leases.drop(worker, 1)
+    for push_id, ranges in counted:
+        leases.applied([push_id])
+        done += ranges
+    rest = leases.lease(0, 1, spec, max_ranges=99, request_id=1000)
+    assert sorted([*done, *(part.id for part in rest)]) == list(range(14))

@@ -1,0 +1,104 @@
+"""A history: what was written comes back, also when its writer was killed in the middle of a line, and nothing else is believed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_protocol import history_events as events
+from ps_protocol.encodings import FloatEncoding
+from ps_protocol.errors import DataLoss, InvalidSpec
+from ps_protocol.history import Chronicle, HistoryWriter, read_history
+from ps_protocol.layout import Layout, VariableSlice
+from ps_protocol.optimizer_spec import OptimizerSpec, constant
+from ps_protocol.segments import Segments
+from ps_protocol.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
+from ps_protocol.tensors import DataType, VariableSpec
+
+_PUSH = PushId(worker=1, incarnation=3, sequence=9)
+
+
+def _spec() -> ShardSpec:
+    variable = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(4, 2))
+    optimizer = OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters={"momentum": 0.3})
+    return ShardSpec(epoch=2, shard=1, layout=Layout([VariableSlice(variable=variable, start=0, stop=3)]), optimizer=optimizer)
+
+
+def _only(directory: Path) -> Chronicle:
+    (chronicle,) = read_history(directory)
+    return chronicle
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    header = PushHeader(
+        epoch=2, push_id=_PUSH, step=5, layout_hash="abc", metrics={"loss": Metric(value=float("inf"))}, encoding=FloatEncoding.BFLOAT16
+    )
+    request = ApplyRequest(epoch=2, chief_incarnation=4, step=5, contributors=(_PUSH,), weights=(0.1,), scales=(1 / 3, 1.0))
+    settings = ShardSettings(epoch=2, chief_incarnation=4, version=1, step=5, accepts_stale=True)
+    content = np.arange(64, dtype=np.uint8)
+    writer = HistoryWriter(tmp_path, role="ps-1")
+    events.note_contribution(writer, header, Segments([content[:10], content[10:]]), shard=1)
+    events.note_created(writer, _spec(), [content], process=77)
+    events.note_applied(writer, request, shard=1, sha256=events.digest(content))
+    events.note_configured(writer, settings, shard=1)
+    events.note_step(writer, epoch=2, step=5, contributors=[_PUSH], chief=4)
+    writer.close()
+    begun, contribution, created, applied, configured, step = _only(tmp_path).records
+    assert begun.words["role"] == "ps-1"
+    assert events.header_of(contribution) == header
+    assert contribution.content.tobytes() == created.content.tobytes() == content.tobytes()
+    assert events.spec_of(created) == _spec()
+    assert events.request_of(applied) == request
+    assert events.settings_of(configured) == settings
+    assert events.contributors_of(step) == (_PUSH,)
+
+
+def test_unfinished_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, role="chief")
+    events.note_rolled_back(writer, epoch=2, step=10, tag="step-000000010", chief=1)
+    writer.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"kind":"tok')
+    chronicle = _only(tmp_path)
+    assert chronicle.is_torn
+    assert [record.kind for record in chronicle.records] == ["begun", events.ROLLED_BACK]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"nonsense", b"[1]", b'{"kind":"step"}', b'{"kind":"step","number":7}', b'{"kind":"step","number":1,"bytes":[0,1]}'),
+        *(b'{"kind":1,"number":1}', b'{"kind":"step","number":1,"bytes":[-5,5]}', b"[" * 100_000),
+    ],
+)
+def test_broken_line_is_not_believed(tmp_path: Path, line: bytes) -> None:
+    HistoryWriter(tmp_path, role="chief").close()
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(DataLoss, match=f"{path.name}:2"):
+        list(read_history(tmp_path))
+
+
+@pytest.mark.parametrize("words", [{}, {"header": 1}, {"header": {"nobody": 1}}, {"header": {"epoch": "x"}}])
+def test_broken_words_are_not_believed(tmp_path: Path, words: dict[str, object]) -> None:
+    writer = HistoryWriter(tmp_path, role="worker-0")
+    writer.write(events.CONTRIBUTION, words)
+    writer.close()
+    with pytest.raises(DataLoss, match=r"record 1 \(contribution\)"):
+        events.header_of(_only(tmp_path).records[1])
+
+
+def test_directory_without_history_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="no history"):
+        list(read_history(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSpec, match="nothing can be written"):
+        HistoryWriter(tmp_path / "file", role="ps-0")
+
+
+def test_two_processes_of_one_role_do_not_meet(tmp_path: Path) -> None:
+    for _ in range(2):
+        HistoryWriter(tmp_path, role="ps-0").close()
+    assert len(list(read_history(tmp_path))) == 2
+    assert all(json.loads(path.read_text().splitlines()[0])["role"] == "ps-0" for path in tmp_path.glob("*.jsonl"))

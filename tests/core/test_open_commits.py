@@ -1,0 +1,57 @@
+"""What a worker would tell another chief: contributions that were counted, or may have been, and are in no applied step."""
+
+from dataclasses import replace
+
+from ps_protocol.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
+from ps_protocol.shard import PushId
+from worker_client.open_commits import OpenCommits
+
+OWNER = Participant(epoch=1, kind=ParticipantKind.WORKER, index=0, incarnation=1)
+
+
+def commit(sequence: int, *, step: int = 5) -> PushCommit:
+    return PushCommit(push_id=PushId(worker=0, incarnation=1, sequence=sequence), step=step, staged=True)
+
+
+def accepted(step: int = 5, **fields: object) -> CommitResult:
+    return CommitResult(outcome=PushOutcome.ACCEPTED, global_step=5, applied_step=step, **fields)  # type: ignore[arg-type]
+
+
+def test_commit_is_open_from_its_sending_until_its_step_is_applied() -> None:
+    commits, first = OpenCommits(OWNER), commit(1)
+    commits.sent(first)
+    assert (commits.all(), commits.is_accepted(first)) == ((first,), False)
+    commits.answered(first, accepted(), global_step=5)
+    assert (commits.all(), commits.is_accepted(first)) == ((first,), True)
+    commits.advance(5)
+    assert commits.all() == (first,)
+    commits.advance(6)
+    assert (commits.all(), commits.is_accepted(first)) == ((), False)
+
+
+def test_refused_commits_are_not_open() -> None:
+    commits = OpenCommits(OWNER)
+    for sequence, outcome in enumerate((PushOutcome.STALE, PushOutcome.LATE, PushOutcome.DUPLICATE), start=1):
+        commits.sent(commit(sequence))
+        commits.answered(commit(sequence), CommitResult(outcome=outcome, global_step=5), global_step=5)
+    assert commits.all() == ()
+
+
+def test_repeated_commit_is_what_it_was_the_first_time() -> None:
+    commits = OpenCommits(OWNER)
+    commits.sent(commit(1))
+    again = CommitResult(outcome=PushOutcome.DUPLICATE, global_step=5, first_outcome=PushOutcome.ACCEPTED, applied_step=5)
+    commits.answered(commit(1), again, global_step=5)
+    assert commits.is_accepted(commit(1))
+
+
+def test_commits_are_told_in_order_and_forgotten_together() -> None:
+    commits = OpenCommits(OWNER)
+    for sequence in (1, 2, 3):
+        commits.sent(commit(sequence))
+        commits.answered(commit(sequence), accepted(step=4 + sequence), global_step=5)
+    commits.advance(6)
+    assert [each.push_id.sequence for each in commits.all()] == [2, 3]
+    successor = replace(OWNER, epoch=2)
+    commits.begin(successor)
+    assert (commits.all(), commits.owner) == ((), successor)

@@ -1,0 +1,82 @@
+"""What `lockstep up` starts again, how often, and what its flags tell the roles."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from lockstep.recovery_options import DURABILITIES, Recovery, add_recovery_options, recovery_of
+from lockstep.restarts import SOUND_LIFE_S, RestartLimit
+from lockstep.supervision import LaunchFailed
+from ps_protocol.checkpoint import Durability
+
+
+def parsed(*words: str) -> Recovery:
+    parser = argparse.ArgumentParser()
+    add_recovery_options(parser)
+    return recovery_of(parser.parse_args(words))
+
+
+def test_the_first_failure_is_mended_at_once_and_the_next_ones_after_growing_pauses() -> None:
+    limit = RestartLimit(4)
+    assert [limit.pause_s("ps 0", lived_s=1.0) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, None]
+    assert limit.num_in_a_row("ps 0") == 5
+
+
+def test_one_that_lived_long_begins_afresh() -> None:
+    limit = RestartLimit(1)
+    for _ in range(10):
+        assert limit.pause_s("ps 0", lived_s=SOUND_LIFE_S) == 0.0
+
+
+def test_each_process_has_its_own_count() -> None:
+    limit = RestartLimit(1)
+    assert limit.pause_s("ps 0", lived_s=1.0) == 0.0
+    assert limit.pause_s("chief", lived_s=1.0) == 0.0
+    assert limit.pause_s("ps 0", lived_s=1.0) is None
+
+
+def test_with_none_allowed_nothing_is_started_again() -> None:
+    assert RestartLimit(0).pause_s("chief", lived_s=1e9) is None
+
+
+def test_the_words_of_durability_are_those_of_the_protocol() -> None:
+    assert {one.value for one in Durability} == set(DURABILITIES)
+
+
+def test_without_flags_the_roles_are_told_nothing() -> None:
+    assert parsed().ps_flags == parsed().chief_flags == []
+
+
+def test_the_chief_is_told_all_and_a_parameter_server_where_checkpoints_lie() -> None:
+    words = "--checkpoint-dir /c --durability step --checkpoint-steps 5 --keep-checkpoints 2 --restore step-000000005 --min-replicas 1"
+    recovery = parsed(*words.split(), "--history", "/h")
+    assert recovery.ps_flags == ["--checkpoint-dir", "/c", "--history", "/h"]
+    assert sorted(recovery.chief_flags) == sorted([*words.split(), "--history", "/h"])
+    assert recovery.history == Path("/h")
+
+
+def test_an_address_of_an_object_store_is_no_directory_of_this_machine() -> None:
+    assert parsed("--checkpoint-dir", "run/checkpoints").is_local
+    assert not parsed("--checkpoint-dir", "s3://bucket/run").is_local
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("--durability step", "--durability"),
+        ("--checkpoint-steps 5", "--checkpoint-steps"),
+        ("--restore latest", "--restore"),
+        ("--checkpoint-dir /c --restore ../x", "--restore"),
+        ("--checkpoint-dir /c --checkpoint-interval 0", "--checkpoint-interval"),
+        ("--checkpoint-dir /c --checkpoint-interval nan", "--checkpoint-interval"),
+        ("--min-replicas 0", "--min-replicas"),
+        ("--max-restarts -1", "--max-restarts"),
+        ("--restart-workers -1", "--restart-workers"),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_the_flag(words: str, flag: str) -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        parsed(*words.split())
+    assert str(caught.value).startswith(f"{flag}: ")
+    assert caught.value.exit_code == 2

@@ -1,0 +1,110 @@
+"""`python -m tests.simulation --seeds 20000`: runs so many seeds on all processors and says what they have reached, or what broke."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.simulation.cluster import run, shrunk
+from tests.simulation.oracle import BrokenPromise
+from tests.simulation.scenario import Scenario, scenario_of
+
+_AT_ONCE = 50
+# What a night must have reached, or it has not tried what it was meant to try.
+SOMETIMES = (
+    *("request lost", "request sent twice", "answer lost after the work was done", "message late", "checkpoint whole"),
+    *("worker came back under a new epoch", "worker superseded", "step gone before it was read", "a chief found itself superseded"),
+    *("contribution STALE", "contribution LATE", "contribution DUPLICATE", "worker found the chief at another address"),
+    *("chief killed while it made a checkpoint whole", "parameter server killed while it wrote", "rolled back"),
+    *("failed, with words, since nothing was saved", "first values came too late"),
+)
+
+
+def breaks(scenario: Scenario) -> bool:
+    """Whether a promise does not hold in this scenario."""
+    try:
+        run(scenario)
+    except Exception:
+        return True
+    return False
+
+
+def try_seeds(seeds: Sequence[int]) -> tuple[Counter[str], list[tuple[int, str]]]:
+    """Runs seeds; returns what they have reached, and those that broke a promise, with words."""
+    reached: Counter[str] = Counter()
+    broken = []
+    for seed in seeds:
+        try:
+            cluster = run(scenario_of(seed))
+        except BrokenPromise as error:
+            broken.append((seed, str(error)))
+        except Exception as error:  # a defect of the code under test, or of the simulation: both are to be looked at
+            broken.append((seed, f"{type(error).__name__}: {error}"))
+        else:
+            reached += cluster.world.seen
+            reached["rolled back"] += cluster.oracle.num_rollbacks
+            reached["steps applied"] += cluster.oracle.num_applied
+    return reached, broken
+
+
+def main() -> int:
+    """Returns 0 if all promises held and all was reached that must be, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulates clusters under faults, by seed.")
+    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many (1000)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them (0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (one for each processor)")
+    parser.add_argument("--seed", type=int, help="one seed alone: its log, then shrunk if it breaks a promise")
+    flags = parser.parse_args()
+    if flags.seed is not None:
+        return _show(flags.seed)
+    return _try_all(range(flags.first, flags.first + flags.seeds), jobs=flags.jobs)
+
+
+def _try_all(seeds: Sequence[int], *, jobs: int) -> int:
+    began, reached = time.monotonic(), Counter[str]()
+    broken: list[tuple[int, str]] = []
+    parts = [seeds[start : start + _AT_ONCE] for start in range(0, len(seeds), _AT_ONCE)]
+    with ProcessPoolExecutor(jobs) as pool:
+        for part_reached, part_broken in pool.map(try_seeds, parts):
+            reached += part_reached
+            broken += part_broken
+            for seed, words in part_broken:
+                print(f"seed {seed}: {words}", flush=True)
+    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s, commit {_commit()}: {len(broken)} broke a promise")
+    for what, count in sorted(reached.items()):
+        print(f"  {count:10,} {what}")
+    missing = [what for what in SOMETIMES if not reached[what]]
+    if missing:
+        print(f"never reached: {', '.join(missing)}")
+    if broken:
+        print(f"look at one with: python -m tests.simulation --seed {broken[0][0]}")
+    return 1 if broken or missing else 0
+
+
+def _show(seed: int) -> int:
+    scenario = scenario_of(seed)
+    try:
+        cluster = run(scenario)
+    except Exception as error:
+        scenario = shrunk(scenario, breaks=breaks)
+        print(f"seed {seed}: {error}\n{scenario.words}\nit takes: {[*scenario.faults]}")
+        try:
+            run(scenario)
+        except Exception as shorter:
+            print("\n".join([f"{type(shorter).__name__}: {shorter}", *getattr(shorter, "__notes__", ())]))
+        return 1
+    print("\n".join([scenario.words, *cluster.world.log]))
+    return 0
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

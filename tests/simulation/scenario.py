@@ -1,0 +1,94 @@
+"""What is simulated: a cluster's options and its faults, both from a seed alone. Knows numbers and words; runs nothing."""
+
+import random
+from dataclasses import dataclass
+
+from ps_protocol.checkpoint import Durability
+from tests.simulation.world import NetworkSpec
+
+FAULTS_S = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that befalls the cluster at `at` seconds; `target` is a process or a pair of them, `seconds` how long it lasts."""
+
+    at: float
+    kind: str
+    target: tuple[str, ...] = ()
+    seconds: float = 0.0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated cluster and what befalls it."""
+
+    seed: int
+    num_shards: int
+    num_workers: int
+    num_required: int
+    durability: Durability | None
+    every_steps: int
+    lease_s: float
+    compute_s: float
+    min_replicas: int | None
+    has_norms: bool
+    network: NetworkSpec
+    faults: tuple[Fault, ...]
+
+    @property
+    def words(self) -> str:
+        """The options in one line."""
+        durability = self.durability.value if self.durability else "no storage"
+        return (
+            f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
+            f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms} network={self.network}"
+        )
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Returns the scenario of a seed: always the same one."""
+    chance = random.Random(f"scenario {seed}")
+    num_shards, num_workers = chance.choice((1, 2, 2, 2, 3)), chance.choice((1, 2, 2, 3, 3, 4))
+    durability = chance.choice((Durability.STEP, Durability.STEP, Durability.INTERVAL, Durability.INTERVAL, Durability.NONE, None))
+    is_rough = chance.random() < 0.5
+    network = NetworkSpec(
+        drop=chance.choice((0.0, 0.01, 0.05)) if is_rough else 0.0,
+        duplicate=chance.choice((0.0, 0.02, 0.1)) if is_rough else 0.0,
+        late=chance.choice((0.0, 0.01, 0.04)) if is_rough else 0.0,
+    )
+    return Scenario(
+        seed=seed,
+        num_shards=num_shards,
+        num_workers=num_workers,
+        num_required=chance.randint(1, num_workers) if chance.random() < 0.3 else num_workers,
+        durability=durability,
+        every_steps=chance.randint(1, 6),
+        lease_s=chance.choice((1.5, 3.0)),
+        compute_s=chance.uniform(0.05, 0.25),
+        min_replicas=1 if chance.random() < 0.2 else None,
+        has_norms=chance.random() < 0.25,
+        network=network,
+        faults=_faults(chance, num_shards=num_shards, num_workers=num_workers, has_storage=durability is not None),
+    )
+
+
+def _faults(chance: random.Random, *, num_shards: int, num_workers: int, has_storage: bool) -> tuple[Fault, ...]:
+    shards = [f"ps-{index}" for index in range(num_shards)]
+    workers = [f"worker-{index}" for index in range(num_workers)]
+    kinds = ["kill"] * 6 + ["stop"] * 3 + ["cut"] * 3 + ["new chief"] * 2 + ["storm", "kill all"]
+    if has_storage:
+        kinds += ["kill in save"] * 3 + ["full", "rot", "unreadable"]
+    faults = []
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+        kind, at = chance.choice(kinds), chance.uniform(0.0, FAULTS_S)
+        target: tuple[str, ...] = (chance.choice([chance.choice(shards), "chief", chance.choice(workers)]),)
+        if kind == "cut":
+            pair = chance.choice(
+                [("chief", chance.choice(shards)), (chance.choice(workers), chance.choice(shards)), ("chief", chance.choice(workers))]
+            )
+            target = pair if chance.random() < 0.5 else pair[::-1]
+        seconds = chance.choice((0.05, 0.5, 2.0, 5.0))
+        faults.append(Fault(at=at, kind=kind, target=target, seconds=seconds, number=chance.randint(1, 12)))
+    return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -1,0 +1,148 @@
+"""A parameter server of a simulated cluster: the real store, answered for by a process that can be killed at any event. Knows no chief."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.checkpoint_storage import CheckpointStorage
+from ps_protocol.errors import PsError
+from ps_protocol.segments import Segments
+from ps_protocol.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
+from ps_protocol.tensors import Array
+from ps_server.in_process_shard import InProcessShard
+from tests.simulation.disk import Crash
+from tests.simulation.oracle import Oracle
+from tests.simulation.world import Answer, Life, World
+
+_OF_CHIEF = frozenset({"adopt", "keep_record", "configure", "prepare", "apply", "save", "restore"})
+
+
+class ShardNode:
+    """Serves the calls of chiefs and workers. Each is done at one moment, but for what is written to storage, which takes its time."""
+
+    def __init__(
+        self,
+        world: World,
+        life: Life,
+        *,
+        index: int,
+        storage: CheckpointStorage | None,
+        oracle: Oracle,
+        on_crash: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._life = life
+        self._index = index
+        self._oracle = oracle
+        self._asked_to_restore: RestoreRequest | None = None
+        self._on_crash = on_crash
+        self._layout_hash, self._arena_bytes = "", 0
+        self._heard_at: float | None = None
+        self._methods: dict[str, Callable[..., Any]] = {
+            "status": self._status,
+            "adopt": self._adopt,
+            "keep_record": self._keep_record,
+            "create": self._create,
+            "push": self._push,
+            "read": self._read,
+            "configure": self._configure,
+            "prepare": self._prepare,
+            "apply": self._apply,
+            "save": self._save,
+            "restore": self._restore,
+        }
+        self.shard = InProcessShard(index=index, storage=storage, run_in_background=self._in_background)
+
+    def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
+        """Takes up a call."""
+        try:
+            value = self._methods[method](*arguments)
+            if method in _OF_CHIEF:
+                self._heard_at = self._world.now
+            answer(value)
+        except PsError as error:
+            answer(error)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        request = self._asked_to_restore
+
+        def do() -> None:
+            try:
+                work()
+            except Crash:
+                self._world.seen["parameter server killed while it wrote"] += 1
+                self._on_crash()
+            if request is not None:
+                self._see_restored(request)
+
+        self._world.later(self._life, self._world.between(0.01, 0.2), do)
+
+    # -- the chief's calls
+
+    def _status(self) -> object:
+        # The store looks at the machine's clock, and here there is another.
+        heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
+        return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
+
+    def _adopt(self, epoch: int, chief_incarnation: int, chief_address: str) -> object:
+        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+
+    def _keep_record(self, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+        self.shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+
+    def _configure(self, settings: ShardSettings) -> None:
+        self.shard.configure(settings)
+
+    def _prepare(self, request: ApplyRequest) -> object:
+        return self.shard.prepare_step(request)
+
+    def _apply(self, request: ApplyRequest) -> object:
+        reply = self.shard.apply_step(request)
+        if not reply.repeated_request:
+            self._oracle.applied(self._index, request, self._arena(request.epoch))
+        return reply
+
+    def _save(self, request: SaveRequest) -> object:
+        return self.shard.save(request)
+
+    def _restore(self, request: RestoreRequest, max_wait_s: float) -> object:
+        self._asked_to_restore = request
+        try:
+            return self.shard.restore(request, max_wait_s=max_wait_s)
+        finally:
+            self._asked_to_restore = None
+
+    # -- the workers' calls
+
+    def _create(self, spec: ShardSpec, content: Array) -> object:
+        is_new = self.shard.create_variables(spec, Segments([content]))
+        self._note_layout(spec)
+        if is_new:
+            self._oracle.created(self._index, spec, self._arena(spec.epoch))
+        return is_new
+
+    def _push(self, header: PushHeader, gradients: Array) -> object:
+        return self.shard.push_gradients(header, Segments([gradients]))
+
+    def _read(self, epoch: int, step: int | None, layout_hash: str, num_bytes: int) -> object:
+        into = np.empty(num_bytes, np.uint8)
+        its_step = self.shard.read_variables(Segments([into]), epoch=epoch, step=step, layout_hash=layout_hash)
+        return its_step, into
+
+    # -- what the oracle sees
+
+    def _see_restored(self, request: RestoreRequest) -> None:
+        status = self.shard.status()
+        if status.epoch == request.spec.epoch and status.step == request.spec.initial_step:
+            self._note_layout(request.spec)
+            self._oracle.restored(self._index, request, status.step, self._arena(status.epoch))
+
+    def _note_layout(self, spec: ShardSpec) -> None:
+        self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes
+
+    def _arena(self, epoch: int) -> Array:
+        into = np.empty(self._arena_bytes, np.uint8)
+        self.shard.read_variables(Segments([into]), epoch=epoch, step=None, layout_hash=self._layout_hash)
+        return into
