@@ -12,7 +12,7 @@ from tests.cluster.launching import run_up
 from tests.contract.clusters import ROOT, GrpcTestCluster, Shape, end
 from tests.waiting import wait_until
 
-# Counts its accepted contributions in `w`; ends ten runs after its session was replaced, or with an error.
+# Counts its accepted contributions in `w`; ends ten runs after its session has come back as another incarnation, or with an error.
 COUNTING = """
 import sys
 import numpy as np
@@ -23,7 +23,7 @@ class AfterRecovery(SessionRunHook):
     def after_create_session(self, session, coord):
         self.num_sessions += 1
     def after_run(self, run_context, run_values):
-        self.num_runs += self.num_sessions > 1
+        self.num_runs += run_context.session.session.membership.participant.incarnation > 1
         if self.num_runs == 10:
             run_context.request_stop()
 
@@ -33,7 +33,7 @@ outcomes = []
 with MonitoredTrainingSession(sys.argv[1], hooks=[AfterRecovery()], worker_index=0, max_wait_secs=30) as session:
     while not session.should_stop():
         outcomes.append(session.run(op).outcome)
-    accepted, unknown = (sum(outcome is kind for outcome in outcomes) for kind in (PushOutcome.ACCEPTED, None))
+    accepted, unknown = (sum(outcome is kind for outcome in outcomes) for kind in (PushOutcome.ACCEPTED, PushOutcome.ROLLED_BACK))
     print(accepted, unknown, len(outcomes), *session.read()["w"])
 """
 
