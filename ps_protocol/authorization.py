@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from ps_protocol.errors import PermissionDenied
 
 _PACKAGE = "ps_protocol.v1"
+HEALTH = "grpc.health.v1.Health"
 
 
 class CallerRole(enum.Enum):
@@ -47,15 +48,27 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization CommitPush DequeueToken Converse LeaseRanges"),
     **_rows("ChiefService", _OPERATORS, "SetPolicy SetHyperparameters SaveCheckpoint FinishTraining"),
     **_rows("ChiefService", _EVERYBODY, "GetClusterStatus"),
+    # As long as the caller likes: not for strangers, as the question for the health is.
+    f"/{HEALTH}/Watch": _EVERYBODY,
 }
 
 # Says only whether the process is alive; those who ask, kubelet and load balancers, have no token.
-OPEN_SERVICES = ("grpc.health.v1.Health",)
+_OPEN = frozenset({f"/{HEALTH}/Check"})
+# Those that last as long as the caller likes, and carry one message after the other.
+_STANDING = frozenset(
+    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["StreamPushes", "StreamVariables", "ShareMemory", "CommandShard", "ReadRows"]}
+    | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}
+)
 
 
 def is_open(method: str) -> bool:
     """Whether anybody may call the method, "/service/method"."""
-    return method.removeprefix("/").rpartition("/")[0] in OPEN_SERVICES
+    return method in _OPEN
+
+
+def is_standing(method: str) -> bool:
+    """Whether a call of the method may last: then its token must stay good, too."""
+    return method in _STANDING
 
 
 def check_allowed(method: str, role: CallerRole, *, proof: str = "token") -> None:

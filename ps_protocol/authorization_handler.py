@@ -1,19 +1,26 @@
 """Lets calls in or not, before any method sees them: for every service of a server at once. Knows grpc's handlers; no message."""
 
 import functools
+import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
 
-from ps_protocol.authorization import CallerRole, check_allowed, is_open
-from ps_protocol.credentials import TokenTable
+from ps_protocol.authorization import CallerRole, check_allowed, is_open, is_standing
+from ps_protocol.credentials import TokenTable, authorization_in
 from ps_protocol.errors import PermissionDenied, PsError
+from ps_protocol.open_calls import OpenCalls
 from ps_protocol.security_options import Security
+from ps_protocol.standing_calls import StandingCalls
 from ps_protocol.status import answering, set_status
 from ps_protocol.tls import certified_roles
 
-_KEY = "authorization"
+log = logging.getLogger(__name__)
+
+_NOTE_INTERVAL_S = 10.0
 # Quoted, since grpcio's own class takes no type arguments.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
@@ -28,17 +35,22 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
 
     def __init__(self, *, cluster: str, tokens: TokenTable | None, checks_certificates: bool) -> None:
         self._cluster, self._tokens, self._checks_certificates = cluster, tokens, checks_certificates
+        self._standing = StandingCalls(tokens) if tokens is not None else None
+        self._open = OpenCalls()
         self._guarded: dict[tuple[str, int], Handler] = {}
+        self._lock = threading.Lock()
+        self._num_refused, self._next_note = 0, 0.0
 
     def intercept_service(self, continuation: Callable[[Any], MaybeHandler], details: Any) -> MaybeHandler:
         """Returns what handles the call: the method's own handler, or one that refuses."""
         method: str = details.method
         if is_open(method):
-            return continuation(details)
+            handler = continuation(details)
+            return None if handler is None else self._kept(method, handler, lambda: self._open.handler_of(handler))
         try:
             role = self._role(details.invocation_metadata)
         except PsError as error:
-            return _refusal(error)
+            return self._refusal(error)
         # Only now: nobody from outside shall learn which methods there are.
         handler = continuation(details)
         if handler is None:
@@ -47,8 +59,10 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
             try:
                 check_allowed(method, role)
             except PsError as error:
-                return _refusal(error)
-        return self._with_certificate(method, handler) if self._checks_certificates else handler
+                return self._refusal(error)
+        if self._checks_certificates or (self._standing is not None and is_standing(method)):
+            return self._kept(method, handler, lambda: self._checked(method, handler))
+        return handler
 
     def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
         """Whether the caller, which was let in, has this role by all that was asked for. Raises Unauthenticated, PermissionDenied."""
@@ -59,19 +73,51 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
     def _role(self, metadata: Any) -> CallerRole | None:
         if self._tokens is None:
             return None
-        given = next((value for key, value in metadata or () if key == _KEY), None)
-        return self._tokens.role_of(given)
+        return self._tokens.role_of(authorization_in(metadata))
 
-    def _with_certificate(self, method: str, handler: Handler) -> Handler:
-        """The handler behind a check of the certificate, which only the call's context knows."""
+    def _refusal(self, error: PsError) -> Handler:
+        def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
+            set_status(context, error)
+            self._note(error, context)
+            send_response(None)
+
+        # Without waiting for the request: whoever is not let in holds no thread.
+        setattr(refuse, "experimental_non_blocking", True)  # noqa: B010  # functions have no such attribute for the type checker
+        handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
+        return handler
+
+    def _note(self, error: PsError, context: grpc.ServicerContext) -> None:
+        """Says in the log who was refused; seldom, so that nobody fills it."""
+        now = time.monotonic()
+        with self._lock:
+            self._num_refused += 1
+            is_due = now >= self._next_note
+            if is_due:
+                self._next_note = now + _NOTE_INTERVAL_S
+        if is_due:
+            log.warning("refused a call: %s peer=%s refused_so_far=%d", error.message, context.peer(), self._num_refused)
+
+    def _kept(self, method: str, handler: Handler, make: Callable[[], Handler]) -> Handler:
+        """What serves the method instead of its own handler: made once."""
         key = (method, id(handler))
         if key not in self._guarded:
-            kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-            kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
-            check = functools.partial(self._check_certificate, method)
-            named: Any = handler  # a named tuple, which its type does not say
-            self._guarded[key] = named._replace(**{kind: _guarded(getattr(handler, kind), check)})
+            self._guarded[key] = make()
         return self._guarded[key]
+
+    def _checked(self, method: str, handler: Handler) -> Handler:
+        """The handler behind checks that need the call's context."""
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
+        named: Any = handler  # a named tuple, which its type does not say
+        checked: Handler = named._replace(**{kind: _guarded(getattr(handler, kind), functools.partial(self._check, method))})
+        return checked
+
+    def _check(self, method: str, context: grpc.ServicerContext) -> None:
+        if self._checks_certificates:
+            self._check_certificate(method, context)
+        if self._standing is not None and is_standing(method):
+            # Once more: the tokens may have changed since the call was let in.
+            check_allowed(method, self._standing.watch(context))
 
     def _certified(self, context: grpc.ServicerContext) -> frozenset[CallerRole]:
         # Lists, though its type says that the values are single.
@@ -97,17 +143,6 @@ def interceptors(security: Security, *, cluster: str, address: str) -> "list[Aut
         return []
     tokens = TokenTable(security.token_file) if security.token_file is not None else None
     return [AuthorizationInterceptor(cluster=cluster, tokens=tokens, checks_certificates=checks_certificates)]
-
-
-def _refusal(error: PsError) -> Handler:
-    def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
-        set_status(context, error)
-        send_response(None)
-
-    # Without waiting for the request: whoever is not let in holds no thread.
-    setattr(refuse, "experimental_non_blocking", True)  # noqa: B010  # functions have no such attribute for the type checker
-    handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
-    return handler
 
 
 def _guarded(serve: Callable[..., Any], check: Callable[[grpc.ServicerContext], None]) -> Callable[..., Any]:

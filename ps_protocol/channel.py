@@ -18,6 +18,8 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     # A peer that stops answering (power loss, SIGSTOP, a cut cable) is given up after 20 + 10 s instead of TCP's 15 minutes.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Newer versions of gRPC go by this one instead, whose default is a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # Also while no call is under way: otherwise the next call would be the one that finds out.
     ("grpc.keepalive_permit_without_calls", 1),
     # The default of 2 pings would end keepalive in the middle of a long wait for a token.
@@ -52,6 +54,8 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Probing, gRPC lets every peer send tens of MiB ahead of what is taken: memory for nothing where it was measured (one host). Without, a
     # message under way is still asked for whole: a frame each round trip, 1 GB/s at one of 1 ms.
     ("grpc.http2.bdp_probe", 0),
+    # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )

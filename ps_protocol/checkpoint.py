@@ -4,14 +4,15 @@ import enum
 import re
 from dataclasses import dataclass
 
-from ps_protocol.data_ranges import DataProgress
+from ps_protocol.data_ranges import DataMarks, DataProgress
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import ModelSpec, Placement
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import CheckpointFile, WorkerPushes
+from ps_protocol.shard import CheckpointFile, PushId, WorkerPushes
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OWN_TAG = re.compile(r"step-\d{9,19}(?:-epoch-(\d{1,9})(?!\d))?(?:-|\Z)")
 
 
 class Durability(enum.Enum):
@@ -23,8 +24,21 @@ class Durability(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPush:
+    """A contribution that is counted and not applied: computed from `step`, and made from these ranges of the training data."""
+
+    push_id: PushId
+    step: int
+    weight: float = 1.0
+    ranges: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefRecord:
-    """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised."""
+    """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
+
+    Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that, as somebody may have been told, and the training data done.
+    """
 
     model: ModelSpec | None
     policy: PolicySpec
@@ -32,6 +46,10 @@ class ChiefRecord:
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     num_rollbacks: int = 0
     last_rollback: str = ""
+    epoch: int = 0
+    step: int = 0
+    chosen: tuple[ChosenPush, ...] = ()
+    data: DataMarks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +84,12 @@ def check_tag(tag: str) -> str:
     if not _TAG.fullmatch(tag):
         raise InvalidSpec(f"checkpoint tag {tag[:80]!r}: want 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
     return tag
+
+
+def epoch_of(tag: str) -> int:
+    """Returns the epoch that a name by `tag_of` tells, with or without more behind it; 0: it is none."""
+    found = _OWN_TAG.match(tag)
+    return 0 if found is None else int(found.group(1) or 1)
 
 
 def tag_of(*, step: int, epoch: int) -> str:

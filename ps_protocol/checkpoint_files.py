@@ -1,7 +1,7 @@
 """One file of a checkpoint, written and read in one pass, hashed on the way. Knows tensors and a storage; not whose they are."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,7 +19,7 @@ from ps_protocol.checkpoint_format import (
 from ps_protocol.checkpoint_storage import CheckpointStorage, FileReader
 from ps_protocol.errors import DataLoss
 from ps_protocol.failpoints import failpoint
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 from ps_protocol.tensors import Array
 
 # Small enough to be hashed while it is still in the processor's cache.
@@ -27,11 +27,19 @@ _PIECE_BYTES = 1 << 20
 
 
 def write_file(
-    storage: CheckpointStorage, tag: str, *, shard: int, num_shards: int, tensors: Sequence[SavedTensor], metadata: Mapping[str, str]
+    storage: CheckpointStorage,
+    tag: str,
+    *,
+    shard: int,
+    num_shards: int,
+    tensors: Sequence[SavedTensor],
+    metadata: Mapping[str, str],
+    between: Callable[[], object] = lambda: None,
 ) -> CheckpointFile:
     """Writes a shard's file of a checkpoint and returns what the manifest is to say of it; it is on stable storage then.
 
-    Blocks; the arrays must not change meanwhile. An array that is not C-contiguous is copied. Raises InvalidSpec or LimitExceeded if the
+    Blocks; `between` is called after each piece, and may wait, or raise to break it off.
+    The arrays must not change meanwhile. An array that is not C-contiguous is copied. Raises InvalidSpec or LimitExceeded if the
     tensors cannot be saved, StorageFull and others of the storage; then nothing is left of it.
     """
     header, ordered = encode_header(tensors, metadata)
@@ -43,6 +51,7 @@ def write_file(
             digest.update(piece)
             writer.write(piece)
             num_written += len(piece)
+            between()
             if not is_past_middle and 2 * num_written >= num_bytes:
                 is_past_middle = True
                 failpoint("ps.save.mid_file")

@@ -20,7 +20,7 @@ from ps_protocol.checkpoint_storage import (
 )
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PermissionDenied
 from ps_protocol.failpoints import failpoint
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 
 INCOMPLETE = ".incomplete"
 _REMOVED = ".removed"

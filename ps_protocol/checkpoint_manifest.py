@@ -18,7 +18,8 @@ from ps_protocol.codec_record import decode_record, encode_record
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.layout import check_disjoint
 from ps_protocol.model import ModelSpec, Placement
-from ps_protocol.shard_values import MAX_STEP, CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
+from ps_protocol.shard_values import MAX_STEP
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 FORMAT = "lockstep-checkpoint"

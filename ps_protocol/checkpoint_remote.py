@@ -14,7 +14,7 @@ from ps_protocol.checkpoint import check_tag
 from ps_protocol.checkpoint_storage import MANIFEST, StoredCheckpoint, check_files, check_manifest_bytes, check_name, storage_failures
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PsError, StorageFailed
 from ps_protocol.failpoints import failpoint
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 
 _BLOCK_BYTES = 8 << 20
 _USER = re.compile(r"//[^/@]*@")

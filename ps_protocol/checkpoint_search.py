@@ -1,10 +1,11 @@
 """Which checkpoints of a place are whole, which of them is the newest, and which may go. Knows storages and manifests; no shard."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ps_protocol.checkpoint import Checkpoint
+from ps_protocol.checkpoint import Checkpoint, epoch_of
 from ps_protocol.checkpoint_files import check_file
 from ps_protocol.checkpoint_format import MAX_TENSORS
 from ps_protocol.checkpoint_manifest import decode_json, read_checkpoint
@@ -74,11 +75,12 @@ def list_checkpoints(storage: CheckpointStorage, *, cluster: str = "") -> tuple[
 
 
 def highest_epoch(storage: CheckpointStorage) -> int:
-    """Returns the highest epoch of all checkpoints whose manifest can be read, of whatever cluster; 0 if there are none.
+    """Returns the highest epoch of all checkpoints, of whatever cluster, by their manifests or, of incomplete ones, by name; 0: none.
 
     A run that does not go on from one of them begins above it, or they would count as newer than its own.
     """
-    return max((candidate.age_order[0] for candidate in _candidates(storage)[0]), default=0)
+    candidates, skipped = _candidates(storage)
+    return max((*(candidate.age_order[0] for candidate in candidates), *(epoch_of(one.tag) for one in skipped)), default=0)
 
 
 def verify_checkpoint(storage: CheckpointStorage, checkpoint: Checkpoint) -> None:
@@ -92,26 +94,72 @@ def max_tensors_of(checkpoint: Checkpoint, shard: int) -> int:
     return max(MAX_TENSORS, _TENSORS_PER_SLICE * sum(placed.shard == shard for placed in checkpoint.placement))
 
 
-def prune(storage: CheckpointStorage, *, cluster: str, keep: int, spare: Collection[str] = ()) -> tuple[str, ...]:
+class KnownCheckpoints:
+    """What was seen of whole checkpoints once, so that not every manifest is read for each that is added: a manifest never changes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def look(self, storage: CheckpointStorage, stored: Collection[StoredCheckpoint]) -> list["_Seen"]:
+        """Returns those of these that are whole and have a manifest that can be read. Raises errors of the storage."""
+        seen = {}
+        for one in stored:
+            before = self._seen.get(one.tag)
+            if before is not None and before.candidate.stored == one:
+                seen[one.tag] = before
+            elif one.is_whole:
+                with suppress(DataLoss, CheckpointNotFound):
+                    seen[one.tag] = _see(storage, one)
+        self._seen = seen
+        return list(seen.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """One whole checkpoint, and the sizes of its files; None: its manifest is not a valid one."""
+
+    candidate: _Candidate
+    sizes: Mapping[str, int] | None
+
+
+def prune(
+    storage: CheckpointStorage, *, cluster: str, keep: int, spare: Collection[str] = (), known: KnownCheckpoints | None = None
+) -> tuple[str, ...]:
     """Removes all but the newest `keep` whole checkpoints of a cluster, and what attempts have left; returns the tags of what went.
 
     `spare`: tags that are being written or read. What is damaged goes when it is older than all that are kept; what belongs to another
-    cluster stays. Raises errors of the storage; then some may be gone.
+    cluster stays. `known`: from one call to the next, spares reading manifests again. Raises errors of the storage; then some may be gone.
     """
-    candidates, _ = _candidates(storage, cluster=cluster)
-    kept = [candidate for candidate in reversed(candidates) if _has_all_sizes(storage, candidate)][: max(1, keep)]
+    stored = storage.stored()
+    seen = (known or KnownCheckpoints()).look(storage, stored)
+    own = sorted((one for one in seen if cluster in ("", one.candidate.cluster)), key=lambda one: one.candidate.age_order)
+    kept = [one.candidate for one in reversed(own) if _has_all_sizes(one)][: max(1, keep)]
     oldest = kept[-1].age_order if kept else (0, 0)
     kept_tags = {candidate.stored.tag for candidate in kept} | set(spare)
     removed = []
-    for candidate in candidates:
+    for candidate in (one.candidate for one in own):
         if candidate.stored.tag not in kept_tags and candidate.age_order <= oldest:
             storage.remove(candidate.stored.tag)
             removed.append(candidate.stored.tag)
-    for stored in storage.stored():
-        if not stored.is_whole and stored.tag not in spare:
-            storage.remove_incomplete(stored.tag)
-            removed.append(stored.tag)
+    for one in stored:
+        if not one.is_whole and one.tag not in spare:
+            storage.remove_incomplete(one.tag)
+            removed.append(one.tag)
     return tuple(dict.fromkeys(removed))
+
+
+def _see(storage: CheckpointStorage, stored: StoredCheckpoint) -> _Seen:
+    candidate = _candidate(storage, stored)
+    try:
+        checkpoint = read_checkpoint(storage, stored.tag).checkpoint
+    except (DataLoss, CheckpointNotFound):
+        return _Seen(candidate=candidate, sizes=None)
+    return _Seen(candidate=candidate, sizes={file.name: file.num_bytes for file in checkpoint.files})
+
+
+def _has_all_sizes(seen: _Seen) -> bool:
+    there = seen.candidate.stored.files
+    return seen.sizes is not None and all(there.get(name) == num_bytes for name, num_bytes in seen.sizes.items())
 
 
 def _candidates(storage: CheckpointStorage, *, cluster: str = "", excluded: Collection[str] = ()) -> tuple[list[_Candidate], list[Skipped]]:
@@ -167,14 +215,6 @@ def _found_named(storage: CheckpointStorage, tag: str, candidates: list[_Candida
     known = [candidate.stored.tag for candidate in candidates][-_MAX_NAMED:]
     there = f"; there are {', '.join(known)}" if known else "; there is none"
     raise CheckpointNotFound(f"no complete checkpoint {tag!r} in {storage.place}{': ' + reasons[0] if reasons else there}")
-
-
-def _has_all_sizes(storage: CheckpointStorage, candidate: _Candidate) -> bool:
-    try:
-        _read(storage, candidate.stored, [])
-    except (DataLoss, CheckpointNotFound):
-        return False
-    return True
 
 
 def _words_of(skipped: list[Skipped]) -> str:

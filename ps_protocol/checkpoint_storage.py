@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PermissionDenied, PsError, StorageFailed, StorageFull
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 
 MANIFEST = "MANIFEST.json"
 SHARED_HINT = "do all roles have the same --checkpoint-dir, on storage that they share?"

@@ -2,31 +2,31 @@
 
 from typing import Protocol
 
+from ps_protocol.chief_status_values import CheckpointStatus as CheckpointStatus
+from ps_protocol.chief_status_values import ClusterState as ClusterState
+from ps_protocol.chief_status_values import ClusterStatus as ClusterStatus
+from ps_protocol.chief_status_values import DataStatus as DataStatus
+from ps_protocol.chief_status_values import LedgerEntry as LedgerEntry
+from ps_protocol.chief_status_values import ParticipantStatus as ParticipantStatus
+from ps_protocol.chief_status_values import ShardLink as ShardLink
 from ps_protocol.chief_values import DEFAULT_POLICY as DEFAULT_POLICY
 from ps_protocol.chief_values import MAX_INDEX as MAX_INDEX
 from ps_protocol.chief_values import MAX_WAIT_SLICE_S as MAX_WAIT_SLICE_S
 from ps_protocol.chief_values import AgreedModel as AgreedModel
-from ps_protocol.chief_values import CheckpointStatus as CheckpointStatus
-from ps_protocol.chief_values import ClusterState as ClusterState
-from ps_protocol.chief_values import ClusterStatus as ClusterStatus
 from ps_protocol.chief_values import CommitResult as CommitResult
-from ps_protocol.chief_values import DataStatus as DataStatus
 from ps_protocol.chief_values import HyperparameterChange as HyperparameterChange
 from ps_protocol.chief_values import LeaseReply as LeaseReply
 from ps_protocol.chief_values import LeaseResult as LeaseResult
-from ps_protocol.chief_values import LedgerEntry as LedgerEntry
 from ps_protocol.chief_values import ModelReply as ModelReply
 from ps_protocol.chief_values import ModelState as ModelState
 from ps_protocol.chief_values import Participant as Participant
 from ps_protocol.chief_values import ParticipantKind as ParticipantKind
-from ps_protocol.chief_values import ParticipantStatus as ParticipantStatus
 from ps_protocol.chief_values import PushCommit as PushCommit
 from ps_protocol.chief_values import PushOutcome as PushOutcome
 from ps_protocol.chief_values import RegisterRequest as RegisterRequest
 from ps_protocol.chief_values import Registration as Registration
 from ps_protocol.chief_values import SavedCheckpoint as SavedCheckpoint
 from ps_protocol.chief_values import SettingsReply as SettingsReply
-from ps_protocol.chief_values import ShardLink as ShardLink
 from ps_protocol.chief_values import TokenReply as TokenReply
 from ps_protocol.chief_values import TokenResult as TokenResult
 from ps_protocol.data_ranges import DataSpec

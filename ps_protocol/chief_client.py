@@ -1,7 +1,9 @@
 """The chief behind gRPC: the `Chief` of another process. Knows its methods and messages; no retries, no state of a session."""
 
+import copy
 import itertools
-from typing import Any
+import math
+from typing import Any, Self
 
 from google.protobuf.message import Message
 
@@ -55,6 +57,13 @@ class GrpcChief:
         self._deadlines = CallDeadlines()
         self._stream = StandingStream(self._connection, "Converse", deadlines=self._deadlines)
         self._numbers = itertools.count(1)
+        self._limit_s = math.inf
+
+    def within(self, timeout_s: float) -> Self:
+        """Returns this chief, by the same connection, each of whose calls ends after `timeout_s` seconds at the latest."""
+        bounded = copy.copy(self)
+        bounded._limit_s = max(0.0, timeout_s)
+        return bounded
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
@@ -194,14 +203,13 @@ class GrpcChief:
                 if answer.call == number:
                     return answer
 
-        answer = self._stream.use(exchange, timeout_s=_timeout_s(max_wait_s), awaited=awaited)
+        answer = self._stream.use(exchange, timeout_s=self._timeout_s(max_wait_s), awaited=awaited)
         if answer is not None and answer.HasField("error"):
             raise decode_call_error(answer.error)
         return answer
 
     def _call(self, method: str, message: Message, response_type: type[Response], awaited: str, *, max_wait_s: float = 0.0) -> Response:
-        return self._connection.unary(method, message, response_type, timeout_s=_timeout_s(max_wait_s), awaited=awaited)
+        return self._connection.unary(method, message, response_type, timeout_s=self._timeout_s(max_wait_s), awaited=awaited)
 
-
-def _timeout_s(max_wait_s: float) -> float:
-    return min(max_wait_s, MAX_WAIT_SLICE_S) + TIMEOUT_S
+    def _timeout_s(self, max_wait_s: float) -> float:
+        return min(min(max_wait_s, MAX_WAIT_SLICE_S) + TIMEOUT_S, self._limit_s)

@@ -38,6 +38,7 @@ class RegisterRequest:
     """Asks to take part; `index` None: the lowest free one. `request_id` is random, and the same in repetitions.
 
     `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if nobody took its place.
+    `held`: ranges of the training data that it was leased as that one, and still has.
     """
 
     kind: ParticipantKind
@@ -47,6 +48,7 @@ class RegisterRequest:
     request_id: int
     takeover: bool = False
     former: Participant | None = None
+    held: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.index is not None and not 0 <= self.index <= MAX_INDEX:
@@ -55,7 +57,10 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already."""
+    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already.
+
+    `shards_version`: grows when other processes hold the shards than before; 0: there are no standbys, and it stays so.
+    """
 
     participant: Participant
     lease_s: float
@@ -64,6 +69,7 @@ class Registration:
     may_contribute: bool
     chief_incarnation: int = 0
     standby_addresses: tuple[str, ...] = ()
+    shards_version: int = 0
 
 
 class ModelState(enum.Enum):
@@ -154,7 +160,8 @@ class TokenReply:
     """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for.
 
     `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
-    `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`.
+    `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`. `shards_version` is as in
+    Registration: when it changes, register again.
     """
 
     result: TokenResult
@@ -164,86 +171,7 @@ class TokenReply:
     global_step: int = 0
     reads_latest: bool = False
     settings_version: int = 0
-
-
-class ClusterState(enum.Enum):
-    """Where the cluster is."""
-
-    CONNECTING = 1
-    WAITING_FOR_MODEL = 2
-    TRAINING = 3
-    FINISHED = 4
-    FAILED = 5
-    RECOVERING = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParticipantStatus:
-    """One participant as the chief knows it; `state` is "live", "lapsed" or "left"."""
-
-    kind: ParticipantKind
-    index: int
-    incarnation: int
-    host: str
-    pid: int
-    state: str
-    seen_ago_s: float
-    num_accepted: int
-    num_stale: int
-    num_late: int
-    is_waiting: bool
-    failure: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLink:
-    """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included."""
-
-    index: int
-    address: str
-    is_reachable: bool
-    step: int | None
-    arena_bytes: int
-    num_slices: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
-    """What one applied step was made of; durations in seconds."""
-
-    step: int
-    contributors: tuple[PushId, ...]
-    num_stale: int
-    num_late: int
-    duration_s: float
-    apply_duration_s: float
-    last_worker: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointStatus:
-    """Checkpoints of a cluster: the latest whole one of this run (an empty tag: none yet), and the one that is being written.
-
-    `durability` is "none", "interval" or "step". `failure`: why the last attempt failed; empty: it did not.
-    """
-
-    durability: str
-    tag: str = ""
-    step: int = 0
-    age_s: float = 0.0
-    saving: str = ""
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataStatus:
-    """How far a cluster is in its training data: the pass under way, and how many of its ranges are done, and leased."""
-
-    name: str
-    epoch: int
-    num_done: int
-    num_leased: int
-    num_ranges: int
+    shards_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,39 +198,6 @@ class LeaseReply:
     result: LeaseResult
     ranges: tuple[DataRange, ...] = ()
     waiting_for: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
-    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for."""
-
-    cluster: str
-    epoch: int
-    state: ClusterState
-    reason: str
-    global_step: int
-    max_steps: int | None
-    policy: str
-    replicas_to_aggregate: int
-    total_num_replicas: int
-    num_contributions: int
-    waiting_for: str
-    step_age_s: float
-    participants: tuple[ParticipantStatus, ...]
-    shards: tuple[ShardLink, ...]
-    ledger: tuple[LedgerEntry, ...]
-    num_accepted: int
-    num_stale: int
-    num_late: int
-    hyperparameters_version: int = 0
-    optimizer: str = ""
-    max_observed_staleness: int = 0
-    chief_incarnation: int = 0
-    checkpoint: CheckpointStatus | None = None
-    num_rollbacks: int = 0
-    last_rollback: str = ""
-    min_replicas: int = 0
-    data: DataStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

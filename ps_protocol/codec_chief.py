@@ -90,6 +90,7 @@ def encode_register_request(request: RegisterRequest) -> pb.RegisterWorkerReques
         takeover=request.takeover,
         request_id=request.request_id,
         former=None if request.former is None else encode_participant(request.former),
+        held_ranges=request.held,
     )
 
 
@@ -103,6 +104,7 @@ def decode_register_request(message: pb.RegisterWorkerRequest) -> RegisterReques
         takeover=message.takeover,
         request_id=message.request_id,
         former=_decode_caller(message.former, field="former") if message.HasField("former") else None,
+        held=tuple(message.held_ranges),
     )
 
 
@@ -118,6 +120,7 @@ def encode_registration(registration: Registration) -> pb.RegisterWorkerResponse
         may_contribute=registration.may_contribute,
         chief_incarnation=registration.chief_incarnation,
         standby_addresses=registration.standby_addresses,
+        shards_version=registration.shards_version,
     )
 
 
@@ -132,6 +135,7 @@ def decode_registration(message: pb.RegisterWorkerResponse, *, kind: Participant
         may_contribute=message.may_contribute,
         chief_incarnation=message.chief_incarnation,
         standby_addresses=tuple(message.standby_addresses),
+        shards_version=message.shards_version,
     )
 
 
@@ -198,6 +202,7 @@ def encode_token_reply(reply: TokenReply) -> pb.DequeueTokenResponse:
         global_step=reply.global_step,
         reads_latest=reply.reads_latest,
         settings_version=reply.settings_version,
+        shards_version=reply.shards_version,
     )
 
 
@@ -211,4 +216,5 @@ def decode_token_reply(message: pb.DequeueTokenResponse) -> TokenReply:
         global_step=message.global_step,
         reads_latest=message.reads_latest,
         settings_version=message.settings_version,
+        shards_version=message.shards_version,
     )

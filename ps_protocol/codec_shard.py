@@ -185,6 +185,7 @@ def encode_apply_request(request: ApplyRequest) -> pb.ApplyStepRequest:
         weights=request.weights,
         scales=request.scales,
         discards=[codec.encode_push_id(push_id) for push_id in request.discards],
+        ranges=request.ranges,
     )
 
 
@@ -209,6 +210,7 @@ def decode_apply_request(message: pb.ApplyStepRequest) -> ApplyRequest:
         weights=tuple(weights[index] for index in order) if weights else (),
         scales=tuple(message.scales),
         discards=codec.decode_each(message.discards, _decode_discard, field="discards"),
+        ranges=tuple(message.ranges),
     )
 
 

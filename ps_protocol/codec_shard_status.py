@@ -28,6 +28,7 @@ def encode_shard_status(status: ShardStatus) -> pb.GetShardStatusResponse:
         num_sharing=status.num_sharing,
         chief_address=status.chief_address,
         chief_heard_ago=None if status.chief_heard_ago_s is None else codec.encode_duration(status.chief_heard_ago_s),
+        alone=status.is_alone,
     )
 
 
@@ -52,6 +53,7 @@ def decode_shard_status(message: pb.GetShardStatusResponse) -> ShardStatus:
         num_sharing=message.num_sharing,
         chief_address=message.chief_address,
         chief_heard_ago_s=codec.decode_duration(message.chief_heard_ago) if message.HasField("chief_heard_ago") else None,
+        is_alone=message.alone,
     )
 
 

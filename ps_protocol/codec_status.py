@@ -122,6 +122,8 @@ def _encode_shard(link: ShardLink) -> pb.ShardLink:
         step=link.step,
         arena_bytes=link.arena_bytes,
         num_slices=link.num_slices,
+        standby=link.standby,
+        standby_missing=link.standby_missing,
     )
 
 
@@ -133,6 +135,8 @@ def _decode_shard(message: pb.ShardLink) -> ShardLink:
         step=message.step if message.HasField("step") else None,
         arena_bytes=message.arena_bytes,
         num_slices=message.num_slices,
+        standby=message.standby,
+        standby_missing=message.standby_missing,
     )
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, Unauthenticated
@@ -28,7 +29,7 @@ _MAX_FILE_BYTES = 1 << 20
 LOOK_INTERVAL_S = 1.0
 # A file of this name beside a Unix socket has the tokens for it: what a launcher leaves there for everything on this machine.
 BESIDE_SOCKET = "tokens"
-_SCHEME = "Bearer "
+_KEY, _SCHEME = "authorization", "Bearer "
 # Whoever only looks, or operates, may do so with another role's token, as far as that role may.
 _STAND_INS = {
     CallerRole.OBSERVER: (CallerRole.WORKER, CallerRole.ADMIN),
@@ -79,13 +80,18 @@ def _check_token(token: str, name: str) -> None:
 
 
 class WatchedFile:
-    """A small text file whose newest whole content counts. Thread-safe; looks at the file once a second at most."""
+    """A small text file whose newest whole content counts. Thread-safe; looks at the file once a second at most.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    With `settles`, a file that was written to in place counts when two looks have found it the same: it may be half written. One that was
+    replaced counts at once.
+    """
+
+    def __init__(self, path: Path, *, settles: bool = False) -> None:
+        self.path, self._settles = path, settles
         self._lock = threading.Lock()
         self._next_look = 0.0
         self._seen: tuple[int, ...] = ()
+        self._unsettled: tuple[int, ...] = ()
 
     def changed(self) -> str | None:
         """Returns the text if it is not the one that was returned last; None also when there is nothing new to see or it is not to be read.
@@ -112,6 +118,9 @@ class WatchedFile:
         seen = (about.st_ino, about.st_mtime_ns, about.st_size, about.st_ctime_ns)
         if seen == self._seen:
             return None
+        if self._settles and self._seen and seen[0] == self._seen[0] and seen != self._unsettled:
+            self._unsettled = seen
+            return None
         if about.st_size > _MAX_FILE_BYTES:
             raise OSError(0, f"it has over {_MAX_FILE_BYTES} bytes")
         text = self.path.read_text(encoding="utf-8")
@@ -125,13 +134,19 @@ class TokenTable:
     """Who has which role, by a file that may change. Thread-safe; `role_of` never waits. Raises InvalidSpec for a bad file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = WatchedFile(path)
+        self._file = WatchedFile(path, settles=True)
         self._roles: dict[bytes, CallerRole] = {}
+        self._version = 0
         self._load(self._file.changed() or "")
+
+    @property
+    def version(self) -> int:
+        """Rises whenever other tokens are good than before."""
+        return self._version
 
     def role_of(self, authorization: str | bytes | None) -> CallerRole:
         """Returns the role of the holder of the token in a header "Bearer …". Raises Unauthenticated."""
-        self._renew()
+        self.renew()
         if not authorization:
             raise Unauthenticated("missing token. Set LOCKSTEP_TOKEN_FILE or pass token=")
         given = authorization.decode("utf-8", "replace") if isinstance(authorization, bytes) else authorization
@@ -141,7 +156,15 @@ class TokenTable:
             raise Unauthenticated("invalid token")
         return role
 
-    def _renew(self) -> None:
+    def is_token_of(self, role: CallerRole, authorization: str | bytes | None) -> bool:
+        """Whether a header "Bearer …" has a good token of the role."""
+        try:
+            return self.role_of(authorization) is role
+        except Unauthenticated:
+            return False
+
+    def renew(self) -> None:
+        """Looks whether the file has changed, once a second at most. Never raises: what cannot be used changes nothing."""
         text = self._file.changed()
         if text is None:
             return
@@ -157,6 +180,8 @@ class TokenTable:
         if bare:
             raise InvalidSpec(f"{self._file.path}: a token without a role; a server needs lines: role token")
         self._roles = {_digest(token): role for token, role in tokens.items() if role is not None}
+        # Last: whoever sees the new number finds the new tokens.
+        self._version += 1
 
 
 class TokenSource:
@@ -191,7 +216,12 @@ class TokenSource:
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata that carries a token. Raises InvalidSpec if it is none."""
     _check_token(token, "token")
-    return (("authorization", f"{_SCHEME}{token}"),)
+    return ((_KEY, f"{_SCHEME}{token}"),)
+
+
+def authorization_in(metadata: Any) -> str | bytes | None:
+    """Returns what a call's metadata has to prove who calls."""
+    return next((value for key, value in metadata or () if key == _KEY), None)
 
 
 def tokens_beside(socket_path: str) -> Path | None:

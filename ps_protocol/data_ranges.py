@@ -57,6 +57,26 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataMarks:
+    """How far a cluster is, in few bytes: passes before `epoch` are done, and of those in `passes` (by number) what has a bit that is set.
+
+    One bit a range, in the order of the data, the lowest bit of a byte first.
+    """
+
+    data: DataSpec
+    epoch: int
+    passes: tuple[tuple[int, bytes], ...] = ()
+
+    def __post_init__(self) -> None:
+        size = (self.data.num_ranges + 7) // 8
+        for number, done in self.passes:
+            if number < self.epoch or len(done) != size:
+                raise InvalidSpec(
+                    f"data {self.data.name!r}: pass {number} is marked in {len(done)} bytes, want pass {self.epoch} or later, {size}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataProgress:
     """How far a cluster is: the pass under way, and the ids of the ranges done of it and of later ones, ascending."""
 

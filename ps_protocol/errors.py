@@ -15,18 +15,13 @@ PsError
 └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
-from collections.abc import Mapping
-
-
-class PsError(Exception):
-    """An error that a user can act on: a text that says what, which and what to do, a stable `reason`, and facts for programs."""
-
-    reason = "INTERNAL"
-
-    def __init__(self, message: str, *, facts: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.facts: dict[str, str] = dict(facts or {})
+from ps_protocol.checkpoint_errors import CheckpointMismatch as CheckpointMismatch
+from ps_protocol.checkpoint_errors import CheckpointNotFound as CheckpointNotFound
+from ps_protocol.checkpoint_errors import CheckpointStorageMissing as CheckpointStorageMissing
+from ps_protocol.checkpoint_errors import DataLoss as DataLoss
+from ps_protocol.checkpoint_errors import StorageFailed as StorageFailed
+from ps_protocol.checkpoint_errors import StorageFull as StorageFull
+from ps_protocol.error_base import PsError as PsError
 
 
 class InvalidSpec(PsError):
@@ -225,42 +220,6 @@ class TrainingFailed(PsError):
     """The cluster cannot go on."""
 
     reason = "TRAINING_FAILED"
-
-
-class CheckpointNotFound(PsError):
-    """There is no whole checkpoint, or none of this name."""
-
-    reason = "CHECKPOINT_NOT_FOUND"
-
-
-class CheckpointMismatch(PsError):
-    """A checkpoint is not one of this model."""
-
-    reason = "CHECKPOINT_MISMATCH"
-
-
-class CheckpointStorageMissing(PsError):
-    """The process was given no place for checkpoints."""
-
-    reason = "CHECKPOINT_STORAGE_MISSING"
-
-
-class StorageFull(PsError):
-    """There is no room for a checkpoint; training goes on."""
-
-    reason = "STORAGE_FULL"
-
-
-class StorageFailed(PsError):
-    """The place for checkpoints could not be read or written; the text has the reason that the system gave."""
-
-    reason = "STORAGE_FAILED"
-
-
-class DataLoss(PsError):
-    """A file is not what was written."""
-
-    reason = "DATA_LOSS"
 
 
 class DataMismatch(PsError):

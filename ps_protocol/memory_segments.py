@@ -27,7 +27,12 @@ _SEAL_FUTURE_WRITE = 0x0010
 
 
 class Segment:
-    """One mapped segment. `arenas` are views of the mapping, which lasts as long as any of them; `descriptor` is None once it is closed."""
+    """One mapped segment. `arenas` are views of the mapping, which lasts as long as any of them; `descriptor` is None once it is closed.
+
+    The descriptor goes with the segment, if not before: while one is open, so is the memory, though nobody maps it.
+    """
+
+    descriptor: int | None = None
 
     def __init__(self, mapping: mmap.mmap, *, kind: SegmentKind, arena_bytes: int, descriptor: int | None) -> None:
         whole = np.frombuffer(mapping, np.uint8)
@@ -50,6 +55,9 @@ class Segment:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close_descriptor()
 
 
 class SegmentMaker:

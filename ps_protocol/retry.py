@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 FIRST_NOTICE_S = 2.0
 NOTICE_INTERVAL_S = 10.0
+# A server that is started again is found about as soon as it serves: those who repeat are idle meanwhile.
+MAX_PAUSE_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -51,7 +53,7 @@ class _Wait:
     def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
         self._what, self._timeout_s, self._stop = what, timeout_s, stop
         self._started = started
-        self._delays: Iterator[float] = delays_s(random.Random())
+        self._delays: Iterator[float] = delays_s(random.Random(), max_s=MAX_PAUSE_S)
         self._next_notice_s = FIRST_NOTICE_S
         self._failure: Unavailable | None = None
 

@@ -4,24 +4,24 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ps_protocol.segments import Segments
+from ps_protocol.shard_save_values import CheckpointFile as CheckpointFile
+from ps_protocol.shard_save_values import RestoreProgress as RestoreProgress
+from ps_protocol.shard_save_values import RestoreRequest as RestoreRequest
+from ps_protocol.shard_save_values import SaveProgress as SaveProgress
+from ps_protocol.shard_save_values import SaveRequest as SaveRequest
+from ps_protocol.shard_save_values import SaveState as SaveState
 from ps_protocol.shard_values import MAX_STEP as MAX_STEP
 from ps_protocol.shard_values import Adoption as Adoption
 from ps_protocol.shard_values import AppliedPush as AppliedPush
 from ps_protocol.shard_values import ApplyReply as ApplyReply
 from ps_protocol.shard_values import ApplyRequest as ApplyRequest
-from ps_protocol.shard_values import CheckpointFile as CheckpointFile
 from ps_protocol.shard_values import Metric as Metric
 from ps_protocol.shard_values import MetricCell as MetricCell
 from ps_protocol.shard_values import PushHeader as PushHeader
 from ps_protocol.shard_values import PushId as PushId
 from ps_protocol.shard_values import PushReply as PushReply
 from ps_protocol.shard_values import PushResult as PushResult
-from ps_protocol.shard_values import RestoreProgress as RestoreProgress
-from ps_protocol.shard_values import RestoreRequest as RestoreRequest
 from ps_protocol.shard_values import RowsRequest as RowsRequest
-from ps_protocol.shard_values import SaveProgress as SaveProgress
-from ps_protocol.shard_values import SaveRequest as SaveRequest
-from ps_protocol.shard_values import SaveState as SaveState
 from ps_protocol.shard_values import ShardSettings as ShardSettings
 from ps_protocol.shard_values import ShardSpec as ShardSpec
 from ps_protocol.shard_values import ShardStatus as ShardStatus

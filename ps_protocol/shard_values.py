@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ps_protocol.averages import AverageSpec
 from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.encodings import FloatEncoding
-from ps_protocol.errors import InvalidSpec, PsError
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.layout import Layout, check_disjoint
 from ps_protocol.optimizer_spec import OptimizerSpec
 
@@ -139,7 +139,8 @@ class ApplyRequest:
 
     `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
     `scales`: one factor for the mean of each slice, as `clipping.scales` has it; empty: all 1. `discards`: contributions that will never
-    be applied, to be dropped; a sequence of 0 stands for all of that incarnation.
+    be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
+    this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request.
     """
 
     epoch: int
@@ -149,6 +150,7 @@ class ApplyRequest:
     weights: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     discards: tuple[PushId, ...] = ()
+    ranges: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,10 @@ class MetricCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
-    """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds."""
+    """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds.
+
+    `is_alone`: of several replicas of the shard, the chief counted on this one alone.
+    """
 
     shard: int
     process_incarnation: int
@@ -239,64 +244,4 @@ class ShardStatus:
     num_sharing: int = 0
     chief_address: str = ""
     chief_heard_ago_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """A step to save under the name `tag`. `num_shards`: parameter servers of the cluster, for the file's name."""
-
-    epoch: int
-    chief_incarnation: int
-    step: int
-    tag: str
-    num_shards: int = 1
-
-
-class SaveState(enum.Enum):
-    """How far a save is: the values are copied and being written; the file is on stable storage; it has come to nothing."""
-
-    WRITING = 1
-    DONE = 2
-    FAILED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFile:
-    """One file of a checkpoint: its name in the checkpoint's directory, whose it was, its size, and its SHA-256 in hexadecimal digits."""
-
-    name: str
-    shard: int
-    num_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveProgress:
-    """How far a save is; with DONE the file, with FAILED why."""
-
-    state: SaveState
-    file: CheckpointFile | None = None
-    failure: PsError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreRequest:
-    """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
-
-    `manifest_sha256`: of the checkpoint's manifest as the chief has read it.
-    """
-
-    chief_incarnation: int
-    spec: ShardSpec
-    tag: str
-    manifest_sha256: str
-    settings: ShardSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreProgress:
-    """How far a restoration is, in bytes of files."""
-
-    is_done: bool
-    num_bytes_read: int = 0
-    num_bytes: int = 0
+    is_alone: bool = False

@@ -11,7 +11,8 @@ is overwritten: who finds version and step, copies, and finds the same version a
 *Gradients*: one arena, a slot, for one contribution of one worker. The worker writes 0 to SEQUENCE, then the gradients, then who and for
 what (WORKER to OF_EPOCH), and the sequence of the push last: from then on the contribution is whole. The shard copies each number once and
 believes none: a contribution that does not have the very id, step and epoch that the chief names is not there. DONE is the shard's: the
-last sequence in this slot that it has applied or dropped. The three counts are what the worker did without a call.
+last sequence in this slot that it has applied or dropped; CLOSED is not 0 once it looks here no more for what comes anew: the worker sees
+that sooner than it hears that the sharing has ended. The three counts are what the worker did without a call.
 """
 
 import enum
@@ -38,7 +39,7 @@ VERSION, STEP = range(2)
 # Of a slot: what its worker writes. No two writers share a cache line.
 SEQUENCE, WORKER, INCARNATION, OF_STEP, OF_EPOCH, NUM_PUSHES, NUM_STALE, NUM_DUPLICATES = range(8, 16)
 # Of a slot: what the shard writes.
-DONE = 16
+DONE, CLOSED = range(16, 18)
 
 
 class SegmentKind(enum.IntEnum):

@@ -92,6 +92,11 @@ class SharedMemoryShard(ForwardingShard):
         return self._link.is_open
 
     @property
+    def unshared(self) -> GrpcShard:
+        """The shard that everything travels to then."""
+        return self._shard
+
+    @property
     def address(self) -> str:
         """Where the server listens."""
         return self._shard.address
@@ -202,7 +207,9 @@ class SharedMemoryShard(ForwardingShard):
         if slot is None:
             return None
         slot.fill(gradients.pieces)
-        return self._slots.commit(slot, header)
+        reply = self._slots.commit(slot, header)
+        # If it was closed meanwhile, nobody may have seen this one: it travels, and counts once all the same.
+        return None if self._slots.is_closed else reply
 
     def _push_by_call(self, slot: WorkerSlot, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
         """The arena lies in the slot; only the rest travels."""
@@ -217,6 +224,7 @@ class SharedMemoryShard(ForwardingShard):
     def _is_mine(self, header: PushHeader) -> bool:
         return (
             self._link.is_open
+            and not self._slots.is_closed
             and self._variables.epoch == header.epoch
             and header.layout_hash == self._layout_hash
             and self._slots.are_of(header.push_id)

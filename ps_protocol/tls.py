@@ -32,7 +32,8 @@ def identity_uri(cluster: str, role: CallerRole) -> str:
 
 def certified_roles(auth_context: Mapping[str, Sequence[bytes]], *, cluster: str) -> frozenset[CallerRole]:
     """Returns the roles that the caller's certificate gives it in this cluster. Raises PermissionDenied if there is none."""
-    by_cluster = _identities(auth_context.get("x509_subject_alternative_name", ()))
+    # URIs only: an authority that checks who has a host name may put any other text that looks like one into a certificate.
+    by_cluster = _identities(auth_context.get("peer_uri", ()))
     if not by_cluster:
         raise PermissionDenied(f"the certificate has no name {identity_uri(cluster, CallerRole.WORKER)!r}; see `lockstep certs create`")
     if cluster not in by_cluster:
@@ -98,16 +99,21 @@ class ServerCertificates:
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         security = self._security
         self._next_look = time.monotonic() + _LOOK_INTERVAL_S
+        # Before the files are read: what is replaced meanwhile is seen at the next look.
+        stamps = self._stamps()
         key, chain = _pem(security.tls_key, "PRIVATE KEY") or b"", _pem(security.tls_cert, "CERTIFICATE") or b""
         authority = _pem(security.tls_ca, "CERTIFICATE") if security.verify_clients else None
         configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
-        self._seen = self._stamps()
+        self._seen = stamps
         return configuration
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         security = self._security
         paths = [path for path in (security.tls_cert, security.tls_key, security.tls_ca) if path is not None]
-        return tuple((about.st_ino, about.st_mtime_ns) for about in map(os.stat, paths))
+        try:
+            return tuple((about.st_ino, about.st_mtime_ns) for about in map(os.stat, paths))
+        except OSError as error:
+            raise InvalidSpec(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _pem(path: Path | None, kind: str) -> bytes | None:

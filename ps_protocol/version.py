@@ -19,7 +19,8 @@ class ProtocolVersion:
 # 2: the name of a layout covers tables, axes and optimizers, and a worker must know policies that read the newest variables.
 # 2.1: standing streams, shared memory and encodings of float32.
 # 2.2: checkpoints, chiefs that take over, epochs that rise while participants stay, ranges of training data.
-PROTOCOL_VERSION = ProtocolVersion(major=2, minor=2)
+# 2.3: records have what is counted and the training data done, workers say what they hold; standbys of parameter servers.
+PROTOCOL_VERSION = ProtocolVersion(major=2, minor=3)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

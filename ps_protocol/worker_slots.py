@@ -51,6 +51,11 @@ class WorkerSlots:
         return push_id.worker == self.worker and push_id.incarnation == self._incarnation
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the shard has given these slots up, though nobody may have said so yet."""
+        return bool(self._slots) and self._slots[0].words[at.CLOSED] != 0
+
+    @property
     def num_busy(self) -> int:
         """Slots whose contributions may still be applied."""
         return sum(self._is_busy(slot) for slot in self._slots)

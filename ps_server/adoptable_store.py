@@ -27,7 +27,7 @@ from ps_protocol.shard import (
     SaveRequest,
     ShardSettings,
 )
-from ps_server.background import RunInBackground, run_in_thread
+from ps_server.background import RunInBackground, run_in_thread, run_quietly_in_thread
 from ps_server.chief_notes import ChiefNotes
 from ps_server.creations import Creations
 from ps_server.fences import Fences
@@ -49,7 +49,7 @@ class AdoptableStore:
 
     `on_shutdown` is told the reason when the chief asks the process to end. `apply_threads` share the work of a step, and are the caller's.
     `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
-    `run_in_background` begins what nobody waits for: the writing and the reading of checkpoints. `history` is kept if it is given.
+    `run_in_background` begins the writing and the reading of checkpoints (None: in threads). `history` is kept if it is given.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AdoptableStore:
         apply_threads: StripeRunner = ONE_THREAD,
         segments: SegmentMaker | None = None,
         storage: CheckpointStorage | None = None,
-        run_in_background: RunInBackground = run_in_thread,
+        run_in_background: RunInBackground | None = None,
         history: HistoryWriter | None = None,
     ) -> None:
         self.index = index
@@ -93,7 +93,8 @@ class AdoptableStore:
             budget=self.budget,
             storage=storage,
             find_model=lambda request: self._model_locked(request.epoch),
-            run_in_background=run_in_background,
+            run_in_background=run_in_background or run_quietly_in_thread,
+            stripes=apply_threads,
         )
         self._listeners = Listeners(self._lock)
         self._restores = ShardRestores(
@@ -102,7 +103,7 @@ class AdoptableStore:
             self._creations,
             index=index,
             storage=storage,
-            run_in_background=run_in_background,
+            run_in_background=run_in_background or run_in_thread,
             on_restored=self._history.restored,
             on_done=self._listeners.tell,
         )
@@ -114,8 +115,13 @@ class AdoptableStore:
         """Epoch of the cluster; 0 before a chief has adopted the shard."""
         return self._fences.epoch
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
-        """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings."""
+    def adopt(
+        self, *, epoch: int, chief_incarnation: int, chief_address: str = "", is_alone: bool = False, forgets: bool = False
+    ) -> Adoption:
+        """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings.
+
+        `is_alone`: of several replicas, the chief counts on this one only. `forgets`: not on this one any more, so its model is dropped.
+        """
         with self._lock:
             self._fences.check_not_ending()
         with self._turns.alone(), self._lock:
@@ -128,6 +134,11 @@ class AdoptableStore:
             self._chief.heard(time.monotonic())
             if is_new_epoch:
                 self._end_epoch_locked(is_damaged=is_damaged)
+            self._chief.is_alone = is_alone
+            if forgets:
+                reason = NotInitialized(f"{self._name}: another replica holds the shard, this one has dropped its variables; ask the chief")
+                self._restores.forget_locked(reason)
+                self._creations.drop_model_locked(reason)
             self._publish_locked()
             say_so = self._sharings.end_locked(self._sharings.open if is_new_epoch else ())
             adoption = self._adoption_locked()
@@ -201,7 +212,7 @@ class AdoptableStore:
 
     def _adoption_locked(self) -> Adoption:
         model, notes = self._creations.model, self._chief
-        last = model.last_request if model else None
+        last = model.last.request if model else None
         return Adoption(
             step=model.step if model else None,
             layout_hash=model.spec.layout.hash if model else "",

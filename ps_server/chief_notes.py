@@ -12,6 +12,8 @@ class ChiefNotes:
 
     def __init__(self, *, budget: MemoryBudget) -> None:
         self.address = ""
+        # Of several replicas of the shard, the chief counts on this one alone.
+        self.is_alone = False
         self.record = b""
         self.record_version = 0
         self._budget = budget

@@ -109,8 +109,8 @@ class Creations:
             )
         if self.model is None:
             return False
-        if spec.epoch > self.model.spec.epoch and not self.model.has_applied:
-            # Nobody has trained it: what a worker of an earlier epoch began need not be gone on with.
+        if spec.epoch > self.model.spec.epoch and not (self.model.has_applied and self.model.step):
+            # Nobody has trained it: what a worker of an earlier epoch began, or a checkpoint of step 0 had, need not be gone on with.
             self.drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(self.model.spec, spec)

@@ -18,7 +18,7 @@ from ps_server.staging import StagedGradients
 
 # A worker's counts are only added up; beyond this they are nonsense.
 _MAX_COUNT = 1 << 53
-# A worker hears of its loss within a moment, and can contribute to the open step and the next one at most.
+# A worker reads in its slot that it is closed; until then it can contribute to the open step and the next one at most.
 _STEPS_OF_THE_LOST = 2
 
 
@@ -94,6 +94,8 @@ class GradientSlots:
                 if not mine:
                     del self._of[slot.key]
                 slot.is_orphan = True
+                # Before it is looked at for the last time: the worker looks after it has made a contribution whole.
+                slot.words[at.CLOSED] = 1
                 slot.kept_until_step = self._open_step + _STEPS_OF_THE_LOST if is_lost else 0
                 self._orphans.append(slot)
         self._drop_orphans()

@@ -29,7 +29,7 @@ from ps_protocol.shard import (
 )
 from ps_protocol.tensors import Array
 from ps_server.accumulator_registry import AccumulatorRegistry
-from ps_server.background import RunInBackground, run_in_thread
+from ps_server.background import RunInBackground
 from ps_server.store import ParameterStore
 from ps_server.transactions import Reading
 
@@ -49,7 +49,7 @@ class InProcessShard:
         index: int,
         memory_limit_bytes: int | None = None,
         storage: CheckpointStorage | None = None,
-        run_in_background: RunInBackground = run_in_thread,
+        run_in_background: RunInBackground | None = None,
         history: HistoryWriter | None = None,
     ) -> None:
         self._store = ParameterStore(

@@ -35,22 +35,25 @@ class MemoryBudget:
         self.allocated_bytes = 0
         self._owner = owner
         self._lock = lock or nullcontext()
+        self._let_go: list[Callable[[], object]] = []
 
     def check(self, nbytes: int, *, purpose: str) -> None:
         """Raises LimitExceeded unless `nbytes` more are free."""
-        if self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes:
+        if self._fits(nbytes):
             return
-        free = max(0, self.limit_bytes - self.allocated_bytes)
-        raise LimitExceeded(
-            f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, {format_bytes(free)} of {format_bytes(self.limit_bytes)} free;"
-            " add parameter servers, or raise --max-memory-bytes",
-            facts={"needed_bytes": str(nbytes), "free_bytes": str(free), "limit_bytes": str(self.limit_bytes)},
-        )
+        for let_go in self._let_go:
+            let_go()
+        self._check_as_it_is(nbytes, purpose=purpose)
+
+    def on_shortage(self, let_go: Callable[[], object]) -> None:
+        """Has `let_go` release what is only kept for later, before anything is refused. It is called without the lock."""
+        self._let_go.append(let_go)
 
     def reserve(self, nbytes: int, *, purpose: str) -> None:
         """Counts bytes that the caller will allocate by itself, until `release`; raises LimitExceeded if they do not fit."""
+        self.check(nbytes, purpose=purpose)
         with self._lock:
-            self.check(nbytes, purpose=purpose)
+            self._check_as_it_is(nbytes, purpose=purpose)
             self.allocated_bytes += nbytes
 
     def allocate(self, nbytes: int, *, purpose: str) -> Array:
@@ -72,6 +75,19 @@ class MemoryBudget:
         """Takes bytes off the count whose buffer has been let go; a negative number counts bytes that are held already."""
         with self._lock:
             self.allocated_bytes -= nbytes
+
+    def _check_as_it_is(self, nbytes: int, *, purpose: str) -> None:
+        if self.limit_bytes is None or self._fits(nbytes):
+            return
+        free = max(0, self.limit_bytes - self.allocated_bytes)
+        raise LimitExceeded(
+            f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, {format_bytes(free)} of {format_bytes(self.limit_bytes)} free;"
+            " add parameter servers, or raise --max-memory-bytes",
+            facts={"needed_bytes": str(nbytes), "free_bytes": str(free), "limit_bytes": str(self.limit_bytes)},
+        )
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes
 
 
 class VariablesMemory(Protocol):

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.shard import ShardSpec
 from ps_protocol.tensors import Array
@@ -69,12 +67,6 @@ def memory_like(state: StateMemory) -> StateMemory:
         average=None if state.average is None else next(pieces),
         tables=[(next(pieces), {name: next(pieces) for name in slots}) for _, slots in state.tables],
     )
-
-
-def copy_memory(source: StateMemory, into: StateMemory) -> None:
-    """Copies all bytes. Takes as long as that takes."""
-    for one, other in zip(source.arrays, into.arrays, strict=True):
-        np.copyto(other, one)
 
 
 def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory) -> Iterator[StateTensor]:

@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ps_protocol.addresses import parse_address
+from ps_protocol.authorization import CallerRole
 from ps_protocol.authorization_handler import interceptors
 from ps_protocol.channel import server_options
 from ps_protocol.checkpoint_places import open_storage
@@ -76,10 +77,10 @@ class ParameterServer:
         self._stream_service = StreamService(self._store, idle_streams=self._idle_streams)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
-        guards = interceptors(config.security, cluster=config.cluster, address=config.address)
+        self._guards = interceptors(config.security, cluster=config.cluster, address=config.address)
         self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(
-            self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS, interceptors=[*guards]
+            self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS, interceptors=[*self._guards]
         )
 
     @property
@@ -106,7 +107,7 @@ class ParameterServer:
         )
         streams, store, hear_chief = self._idle_streams, self._store, self.hear_chief
         parts = (
-            ParameterService(store, idle_streams=streams, on_chief_call=hear_chief),
+            ParameterService(store, idle_streams=streams, on_chief_call=hear_chief, is_chief=self._is_chief),
             RecoveryService(store, on_chief_call=hear_chief),
             self._stream_service,
             CommandService(store, idle_streams=streams, on_chief_call=hear_chief),
@@ -164,6 +165,9 @@ class ParameterServer:
         self._executor.shutdown()
         self._apply_threads.stop()
         log.info("%s ended reason=%s", self._name, reason)
+
+    def _is_chief(self, context: grpc.ServicerContext) -> bool:
+        return all(guard.may_act_as(CallerRole.CHIEF, context) for guard in self._guards)
 
     def _listen(self, address: str) -> str:
         check_address_is_free(address)

@@ -11,6 +11,7 @@ import grpc
 
 from ps_protocol import codec_checkpoints, codec_shard_status
 from ps_protocol import codec_shard as codec
+from ps_protocol.addresses import parse_address
 from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_reading import decode_read_request
 from ps_protocol.errors import MalformedMessage, TruncatedStream
@@ -27,20 +28,36 @@ SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
 
 
 class ParameterService:
-    """Serves one store. Thread-safe. `on_chief_call` is told of each call that only a chief makes; it must not block."""
+    """Serves one store. Thread-safe. `on_chief_call` is told of each call that a chief makes; it must not block.
 
-    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
+    `is_chief`: whether a caller may speak for the chief, in a method that others may call as well.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        *,
+        idle_streams: IdleStreams,
+        on_chief_call: Callable[[], None],
+        is_chief: Callable[[grpc.ServicerContext], bool] = lambda context: True,
+    ) -> None:
         self._store = store
         self._idle_streams = idle_streams
-        self._on_chief_call = on_chief_call
+        self._on_chief_call, self._is_chief = on_chief_call, is_chief
         self._name = f"ps {store.index}"
 
     def AdoptShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.AdoptShardRequest, request)
+            if message.chief_address:
+                parse_address(message.chief_address)
             self._on_chief_call()
             adoption = self._store.adopt(
-                epoch=message.epoch, chief_incarnation=message.chief_incarnation, chief_address=message.chief_address
+                epoch=message.epoch,
+                chief_incarnation=message.chief_incarnation,
+                chief_address=message.chief_address,
+                is_alone=message.alone,
+                forgets=message.forget,
             )
             return codec_checkpoints.encode_adoption(adoption).SerializeToString()
 
@@ -119,8 +136,11 @@ class ParameterService:
 
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            self._store.hear_chief(decode_message(pb.GetShardStatusRequest, request).chief_incarnation)
-            self._on_chief_call()
+            message = decode_message(pb.GetShardStatusRequest, request)
+            # Else anybody who may look could make a chief that is gone seem alive, and keep its successor waiting.
+            if self._is_chief(context):
+                self._store.hear_chief(message.chief_incarnation)
+                self._on_chief_call()
             return codec_shard_status.encode_shard_status(self._store.status()).SerializeToString()
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:

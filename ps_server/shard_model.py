@@ -3,24 +3,23 @@
 from collections.abc import Callable, Sequence
 
 from ps_protocol import shared_memory as at
-from ps_protocol.averages import AVERAGE_SLOT
 from ps_protocol.encodings import FloatEncoding
-from ps_protocol.errors import PsError, SlotNotFound, StepMismatch
+from ps_protocol.errors import PsError, StepMismatch
 from ps_protocol.layout import aligned_bytes
 from ps_protocol.shard import ApplyRequest, PushHeader, RowsRequest, ShardSettings, ShardSpec
-from ps_protocol.shared_memory import PushMode
 from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution, GradientAccumulator
 from ps_server.applied_pushes import AppliedPushes
 from ps_server.apply_factors import factors
 from ps_server.arena import ShardArena, VersionedBuffer
 from ps_server.fused_apply import FusedApply, StepMemory
-from ps_server.gradient_slots import GradientSlot, GradientSlots
+from ps_server.gradient_slots import GradientSlots
+from ps_server.last_step import LastStep
 from ps_server.memory import BufferPool, MemoryBudget, VariablesMemory, private_variables
 from ps_server.metrics import MetricCells
-from ps_server.shard_settings import RuleSettings
+from ps_server.shard_settings import RuleSettings, push_mode
 from ps_server.staging import StagedGradients, StagingMemory
-from ps_server.step_work import NO_ROWS, StepWork, other_step, sparse_step
+from ps_server.step_work import NO_ROWS, StepWork, no_slot, other_step, sparse_step
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.table_group import SparseStep, TableGroup
 
@@ -57,7 +56,7 @@ class ShardModel:
             raise
         self.pool = BufferPool(spec.layout.nbytes, budget=budget)
         self.staging = StagingMemory(spec.layout, self.pool, budget=budget)
-        self.shared = GradientSlots(release=self._release_slot)
+        self.shared = GradientSlots(release=lambda slot: budget.release(slot.memory.nbytes))
         self.accumulator = GradientAccumulator(self.staging, max_staged_per_worker=spec.max_staged_per_worker, shared=self.shared)
         self.metrics = MetricCells()
         self.applied = AppliedPushes()
@@ -67,8 +66,7 @@ class ShardModel:
         self.fused = FusedApply(spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step, stripes=stripes)
         # Of applies on arrival, each with scratch memory of its own.
         self._idle_fused: list[FusedApply] = []
-        self._last_request: ApplyRequest | None = None
-        self._prepared: tuple[ApplyRequest, list[float]] | None = None
+        self.last = LastStep()
 
     @property
     def first_values(self) -> list[Array]:
@@ -94,11 +92,6 @@ class ShardModel:
         self.publish_initial(self.spec)
         self.has_applied = True
         self.configure(settings)
-
-    @property
-    def last_request(self) -> ApplyRequest | None:
-        """The step that was applied last, as it was asked for."""
-        return self._last_request
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works, unless it has such or newer settings; no step may be under way. Raises InvalidSpec.
@@ -146,10 +139,7 @@ class ShardModel:
             return found
         if name in self.slot_names:
             return aligned_bytes(self.spec.layout.nbytes)
-        if name == AVERAGE_SLOT:
-            raise SlotNotFound(f"ps {self.spec.shard}: no variable here has a moving average; ask for one when the model is created")
-        names = " and ".join(sorted({repr(rule.spec.name) for rule in self.settings.rules})) or repr(self.spec.optimizer.name)
-        raise SlotNotFound(f"optimizer {names} has no slot {name!r}; it has {', '.join(self.slot_names) or 'none'}")
+        raise no_slot(name, self.slot_names, spec=self.spec, rules=self.settings.rules)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -172,13 +162,8 @@ class ShardModel:
             raise StepMismatch(f"step {request.step}: the shard applies on arrival; configure it first", facts={"step": str(self.step)})
         if request.step == self.step:
             return False
-        last = self._last_request
-        if last is not None and request.step == self.step - 1 and (last.step, last.contributors) == (request.step, request.contributors):
-            return True
-        what = "was applied with other contributors" if request.step == self.step - 1 and self.has_applied else "is not the one to apply"
-        raise StepMismatch(
-            f"step {request.step} {what}: the shard is at step {self.step}; ask for its status", facts={"step": str(self.step)}
-        )
+        self.last.check_repeated(request, at=self.step, has_applied=self.has_applied)
+        return True
 
     def begin_prepare(self, request: ApplyRequest) -> StepWork:
         """Returns what `run_prepare` reads. Touches nothing that readers see."""
@@ -187,16 +172,12 @@ class ShardModel:
     def run_prepare(self, request: ApplyRequest, work: StepWork) -> list[float]:
         """Returns the sums of squares of the step's means, slice by slice and table by table. Takes long."""
         sums = [*self.fused.sums_of_squares(work.dense), *self.tables.sums_of_squares(work.sparse)]
-        self._prepared = request, sums
+        self.last.prepare(request, sums)
         return sums
 
     def prepared(self, request: ApplyRequest) -> list[float]:
         """Returns what was prepared for a step that has been applied; raises StepMismatch if it was not prepared."""
-        if self._prepared is not None:
-            known, sums = self._prepared
-            if (known.step, known.contributors) == (request.step, request.contributors):
-                return sums
-        raise StepMismatch(f"step {request.step} was applied without being prepared; ask for the status", facts={"step": str(self.step)})
+        return self.last.prepared(request, at=self.step)
 
     def begin_apply(self, request: ApplyRequest) -> StepWork:
         """Returns what `run_apply` reads and writes; readers of the copy that it overwrites, and of slots, know from now on."""
@@ -225,7 +206,7 @@ class ShardModel:
 
     def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int) -> None:
         """Makes the new variables the latest, and drops what was staged for the step."""
-        self._last_request = request
+        self.last.request = request
         self._count(work, num_nonfinite)
         self.arena.publish_next(self.step)
         self.tables.settle_journals()
@@ -267,23 +248,17 @@ class ShardModel:
         self.arena.begin_next()
         self.arena.begin_slots()
         self.tables.rebase(step)
-        self._last_request = self._prepared = None
+        self.last = LastStep()
 
     def serve(self, epoch: int) -> None:
         """Publishes for whom what lies in shared memory is meant; 0: for nobody."""
         self.arena.words[at.EPOCH] = epoch
 
     def _publish(self) -> None:
-        words, settings = self.arena.words, self.settings.current
-        if settings.applies_on_arrival:
-            words[at.MODE] = PushMode.BY_CALL
-        else:
-            words[at.MODE] = PushMode.ANY_STEP if settings.accepts_stale else PushMode.OPEN_STEP_ONLY
+        words = self.arena.words
+        words[at.MODE] = push_mode(self.settings.current)
         words[at.MAX_SLOTS] = self.spec.max_staged_per_worker
         words[at.OPEN_STEP] = self.step
-
-    def _release_slot(self, slot: GradientSlot) -> None:
-        self.budget.release(slot.memory.nbytes)
 
     def _begin_out(self) -> VersionedBuffer:
         self.arena.begin_slots()

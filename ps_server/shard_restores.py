@@ -1,5 +1,6 @@
 """Bringing a shard back to a checkpoint, beside the calls that ask how far that is. Knows the owner's lock and threads; no wire."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -108,6 +109,11 @@ class ShardRestores:
             self._creations.restoring = None
             self._lock.notify_all()
 
+    def forget_locked(self, reason: PsError) -> None:
+        """As `break_off_locked`; and what has been restored is dropped by the caller, so that the same may be asked for again."""
+        self.break_off_locked(reason)
+        self._latest = None
+
     def _begin_locked(self, request: RestoreRequest, storage: CheckpointStorage) -> _Restore:
         restore = _Restore(request)
         self._creations.restoring = restore.words
@@ -167,6 +173,8 @@ class ShardRestores:
         with self._turns.alone(), self._lock:
             self._check_wanted(restore)
             self._creations.drop_model_locked(Cancelled(f"{self._name}: it is brought back to checkpoint {tag}; connect again"))
+            # The old model is part of cycles, and a server that makes few objects would keep it, and its memory, for hours.
+            gc.collect()
             return self._creations.make(restore.request.spec)
 
     def _note(self, restore: _Restore, num_bytes: int) -> None:

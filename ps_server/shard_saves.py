@@ -13,10 +13,13 @@ from ps_protocol.errors import Cancelled, CheckpointStorageMissing, InternalErro
 from ps_protocol.failpoints import failpoint
 from ps_protocol.shard import CheckpointFile, SaveProgress, SaveRequest, SaveState
 from ps_server.background import RunInBackground
+from ps_server.copy_memories import CopyMemories, copy_memory
 from ps_server.hidden_state import HiddenState, encode_hidden_state
 from ps_server.memory import MemoryBudget, format_bytes
-from ps_server.model_state import StateMemory, copy_memory, hidden_state_of, memory_like, memory_of, tensors_of
+from ps_server.model_state import StateMemory, hidden_state_of, memory_of, tensors_of
+from ps_server.save_pace import SavePace
 from ps_server.shard_model import ShardModel
+from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.turns import TURN_WAIT_S, Turns
 
 log = logging.getLogger(__name__)
@@ -45,11 +48,14 @@ class _Copy:
 
     tensors: list[SavedTensor]
     hidden: HiddenState
-    num_bytes: int
+    memory: StateMemory
 
 
 class ShardSaves:
-    """The saves of one shard, one at a time. Thread-safe. `find_model` returns the model, or raises why there is none, under the lock."""
+    """The saves of one shard, one at a time. Thread-safe. `find_model` returns the model, or raises why there is none, under the lock.
+
+    `stripes` share the copying, while no step has them.
+    """
 
     def __init__(
         self,
@@ -61,10 +67,12 @@ class ShardSaves:
         storage: CheckpointStorage | None,
         find_model: Callable[[SaveRequest], ShardModel],
         run_in_background: RunInBackground,
+        stripes: StripeRunner = ONE_THREAD,
     ) -> None:
         self._lock, self._turns = lock, turns
         self._index, self._name = index, f"ps {index}"
-        self._budget = budget
+        self._memories = CopyMemories(budget)
+        self._stripes = stripes
         self._storage = storage
         self._find_model = find_model
         self._run_in_background = run_in_background
@@ -135,9 +143,8 @@ class ShardSaves:
         with self._lock:
             model = self._find_model(request)
             like = memory_of(model, values=model.arena.current.memory)
-        self._budget.reserve(like.nbytes, purpose=f"the copy for checkpoint {request.tag}")
+        memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}", now=time.monotonic())
         try:
-            memory = memory_like(like)
             with self._turns.alone():
                 with self._lock:
                     # Another one would not be the model that there is memory for.
@@ -145,27 +152,23 @@ class ShardSaves:
                         raise Unavailable(f"{self._name}: the model was replaced; repeat the call")
                     self._check_step(model, request)
                 started = time.perf_counter()
-                copy_memory(memory_of(model, values=model.arena.current.memory), memory)
+                copy_memory(memory_of(model, values=model.arena.current.memory), memory, stripes=self._stripes)
                 hidden = hidden_state_of(model, step=request.step)
             seconds = time.perf_counter() - started
         except BaseException:
-            self._budget.release(like.nbytes)
+            self._memories.take_back(memory)
             raise
-        log.info("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, like.nbytes, seconds)
-        return _Copy(_saved_tensors(model, memory), hidden, like.nbytes)
+        log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, like.nbytes, seconds)
+        return _Copy(_saved_tensors(model, memory), hidden, memory)
 
     def _write(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> None:
         request, started = save.request, time.perf_counter()
         file: CheckpointFile | None = None
         failure: PsError | None = None
         try:
-            if save.is_unwanted:
-                raise Cancelled(f"{self._name}: checkpoint {request.tag} is not wanted any more")
+            self._check_wanted(save)
             failpoint("ps.save.before_write")
-            metadata = encode_hidden_state(copy.hidden)
-            file = write_file(
-                storage, request.tag, shard=self._index, num_shards=request.num_shards, tensors=copy.tensors, metadata=metadata
-            )
+            file = self._write_file(save, copy, storage)
             failpoint("ps.save.before_ack")
         except PsError as error:
             failure = error
@@ -173,15 +176,36 @@ class ShardSaves:
             log.exception("%s: checkpoint %s could not be written", self._name, request.tag)
             failure = InternalError(f"{self._name}: checkpoint {request.tag} could not be written ({type(error).__name__}); see its log")
         copy.tensors.clear()
-        self._budget.release(copy.num_bytes)
+        self._memories.take_back(copy.memory)
         self._end(save, file, failure, seconds=time.perf_counter() - started)
+
+    def _write_file(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> CheckpointFile:
+        request, pace = save.request, SavePace(self._turns)
+
+        def between() -> None:
+            self._check_wanted(save)
+            pace.give_way()
+
+        return write_file(
+            storage,
+            request.tag,
+            shard=self._index,
+            num_shards=request.num_shards,
+            tensors=copy.tensors,
+            metadata=encode_hidden_state(copy.hidden),
+            between=between,
+        )
+
+    def _check_wanted(self, save: _Save) -> None:
+        if save.is_unwanted:
+            raise Cancelled(f"{self._name}: checkpoint {save.request.tag} is not wanted any more")
 
     def _end(self, save: _Save, file: CheckpointFile | None, failure: PsError | None, *, seconds: float) -> None:
         tag = save.request.tag
         if failure is not None:
             log.warning("%s: checkpoint not saved tag=%s cause=%s", self._name, tag, failure.message)
         elif file is not None:
-            log.info("%s saved tag=%s size=%s seconds=%.3f", self._name, tag, format_bytes(file.num_bytes), seconds)
+            log.debug("%s saved tag=%s size=%s seconds=%.3f", self._name, tag, format_bytes(file.num_bytes), seconds)
         with self._lock:
             if failure is None:
                 save.progress = SaveProgress(state=SaveState.DONE, file=file)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.shard import ShardSettings, ShardSpec
+from ps_protocol.shared_memory import PushMode
 from ps_server.update_rule import UpdateRule
 
 
@@ -50,3 +51,10 @@ class RuleSettings:
 
 def _age(settings: ShardSettings) -> tuple[int, int, int]:
     return settings.epoch, settings.chief_incarnation, settings.version
+
+
+def push_mode(settings: ShardSettings) -> PushMode:
+    """Returns what workers who share memory may do without a call."""
+    if settings.applies_on_arrival:
+        return PushMode.BY_CALL
+    return PushMode.ANY_STEP if settings.accepts_stale else PushMode.OPEN_STEP_ONLY

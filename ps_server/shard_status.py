@@ -17,6 +17,7 @@ def shard_status(
     num_sharing: int = 0,
     chief_address: str = "",
     chief_heard_ago_s: float | None = None,
+    is_alone: bool = False,
 ) -> ShardStatus:
     """Returns step, memory and counters; zeros for what there is not before the variables stand."""
     accumulator = model.accumulator if model else None
@@ -40,4 +41,5 @@ def shard_status(
         num_sharing=num_sharing,
         chief_address=chief_address,
         chief_heard_ago_s=chief_heard_ago_s,
+        is_alone=is_alone,
     )

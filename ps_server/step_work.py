@@ -1,13 +1,16 @@
-"""What one apply of a shard reads and writes; and the words for a step that is not there. Knows memories; no model, no lock."""
+"""What one apply of a shard reads and writes; and the words for a step or slot that is not there. Knows memories; no model, no lock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import PsError, StepGone, StepNotReady
+from ps_protocol.averages import AVERAGE_SLOT
+from ps_protocol.errors import PsError, SlotNotFound, StepGone, StepNotReady
+from ps_protocol.shard import ShardSpec
 from ps_server.accumulator import Contribution
 from ps_server.fused_apply import FusedApply, StepMemory
 from ps_server.staging import StagedGradients
 from ps_server.table_group import SparseStep
+from ps_server.update_rule import UpdateRule
 
 NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
@@ -34,3 +37,11 @@ def other_step(step: int | None, *, at: int) -> PsError:
     if step is not None and step > at:
         return StepNotReady(f"step {step} is not there yet, the shard is at step {at}; wait for its token", facts=facts)
     return StepGone(f"step {step} is gone, the shard is at step {at} and keeps at most the one before; read a later one", facts=facts)
+
+
+def no_slot(name: str, known: Sequence[str], *, spec: ShardSpec, rules: Sequence[UpdateRule]) -> SlotNotFound:
+    """Returns the error for a slot that a shard does not have."""
+    if name == AVERAGE_SLOT:
+        return SlotNotFound(f"ps {spec.shard}: no variable here has a moving average; ask for one when the model is created")
+    names = " and ".join(sorted({repr(rule.spec.name) for rule in rules})) or repr(spec.optimizer.name)
+    return SlotNotFound(f"optimizer {names} has no slot {name!r}; it has {', '.join(known) or 'none'}")

@@ -193,6 +193,7 @@ class ParameterStore(AdoptableStore):
                 num_sharing=self._sharings.num_sharing,
                 chief_address=self._chief.address,
                 chief_heard_ago_s=self._chief.heard_ago_s(time.monotonic()),
+                is_alone=self._chief.is_alone,
             )
 
     def shutdown(self, *, epoch: int, reason: str) -> None:

@@ -29,6 +29,16 @@ class Turns:
         """Whether whoever takes the turn now would wait for nobody, and nobody for readers."""
         return not (self._is_taken or self._num_sharing or self._readers)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step and no arrival is under way; asks without the lock."""
+        return not (self._is_taken or self._num_sharing)
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        """Waits until no step and no arrival is under way, but not longer than this."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.is_idle, timeout_s)
+
     def alone(self) -> "_Turn":
         """A turn that nobody else has, for the `with` block. Waits for those under way; raises Unavailable if that takes too long."""
         return _Turn(self)

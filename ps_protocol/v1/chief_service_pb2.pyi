@@ -102,7 +102,7 @@ class Participant(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former")
+    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held_ranges")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class RegisterWorkerRequest(_message.Message):
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FORMER_FIELD_NUMBER: _ClassVar[int]
+    HELD_RANGES_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     host: str
@@ -117,10 +118,11 @@ class RegisterWorkerRequest(_message.Message):
     takeover: bool
     request_id: int
     former: Participant
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ...) -> None: ...
+    held_ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ..., held_ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses")
+    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses", "shards_version")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,7 @@ class RegisterWorkerResponse(_message.Message):
     MAY_CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STANDBY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     incarnation: int
@@ -139,7 +142,8 @@ class RegisterWorkerResponse(_message.Message):
     may_contribute: bool
     chief_incarnation: int
     standby_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    shards_version: int
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("participant",)
@@ -332,7 +336,7 @@ class DequeueTokenRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
 class DequeueTokenResponse(_message.Message):
-    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version")
+    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +344,7 @@ class DequeueTokenResponse(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     READS_LATEST_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
     result: TokenResult
     step: int
     commit: CommitResult
@@ -347,7 +352,8 @@ class DequeueTokenResponse(_message.Message):
     global_step: int
     reads_latest: bool
     settings_version: int
-    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ...) -> None: ...
+    shards_version: int
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
     __slots__ = ("call", "dequeue_token", "commit_push", "heartbeat")
@@ -410,20 +416,24 @@ class ParticipantStatus(_message.Message):
     def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ...) -> None: ...
 
 class ShardLink(_message.Message):
-    __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices")
+    __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_REACHABLE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_MISSING_FIELD_NUMBER: _ClassVar[int]
     index: int
     address: str
     is_reachable: bool
     step: int
     arena_bytes: int
     num_slices: int
-    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
+    standby: str
+    standby_missing: str
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ..., standby: _Optional[str] = ..., standby_missing: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("step", "contributors", "num_stale", "num_late", "duration", "apply_duration", "last_worker")
@@ -602,20 +612,52 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     LAST_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DATA_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
     optimizers: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.OptimizerChange]
     num_rollbacks: int
     last_rollback: str
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ...) -> None: ...
+    epoch: int
+    step: int
+    chosen: _containers.RepeatedCompositeFieldContainer[ChosenPush]
+    data: DataSpec
+    data_epoch: int
+    passes: _containers.RepeatedCompositeFieldContainer[DataPass]
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ...) -> None: ...
+
+class ChosenPush(_message.Message):
+    __slots__ = ("push_id", "ranges", "step", "weight")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    push_id: _tensor_pb2.PushId
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    step: int
+    weight: float
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class DataPass(_message.Message):
+    __slots__ = ("epoch", "done")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    done: bytes
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
     __slots__ = ("format", "format_version", "tag", "cluster", "epoch", "step", "chief_incarnation", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at")

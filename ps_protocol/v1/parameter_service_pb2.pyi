@@ -50,14 +50,18 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "chief_address")
+    __slots__ = ("epoch", "chief_incarnation", "chief_address", "alone", "forget")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
     chief_address: str
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ...) -> None: ...
+    alone: bool
+    forget: bool
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
     __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes")
@@ -433,7 +437,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
 class ApplyStepRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards")
+    __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards", "ranges")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +445,7 @@ class ApplyStepRequest(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
     DISCARDS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
     step: int
@@ -448,7 +453,8 @@ class ApplyStepRequest(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[float]
     scales: _containers.RepeatedScalarFieldContainer[float]
     discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ApplyStepResponse(_message.Message):
     __slots__ = ("step", "repeated_request")
@@ -597,7 +603,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "alone")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +622,7 @@ class GetShardStatusResponse(_message.Message):
     NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -634,7 +641,8 @@ class GetShardStatusResponse(_message.Message):
     num_sharing: int
     chief_address: str
     chief_heard_ago: _duration_pb2.Duration
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    alone: bool
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., alone: bool = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")
