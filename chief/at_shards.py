@@ -4,7 +4,6 @@ What has come of it are events; a refusal of a shard is one, too. A Ctrl-C meanw
 training for all threads.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -52,7 +51,7 @@ class AtShards:
             case rec.FindCheckpoint():
                 yield rec.CheckpointFound(checkpoint=None) if self._store is None else self._store.find(work)
             case rec.KeepRecord():
-                self._keep(work)
+                yield self._keep(work)
             case rec.CommitCheckpoint():
                 assert self._store is not None
                 yield self._store.commit(work)
@@ -91,12 +90,14 @@ class AtShards:
     def _obey(self, work: rec.AdoptShards | rec.RestoreShards) -> None:
         self._authority.epoch, self._authority.chief_incarnation = work.epoch, work.chief_incarnation
 
-    def _keep(self, work: rec.KeepRecord) -> None:
-        record, incarnation = pack_record(work.record), self._authority.chief_incarnation
-        for shard in self._shards:
-            # Nothing waits for it; whatever keeps a shard from it shows with the next step.
-            with contextlib.suppress(PsError):
+    def _keep(self, work: rec.KeepRecord) -> ev.Event:
+        record, incarnation, failure = pack_record(work.record), self._authority.chief_incarnation, ""
+        for shard in self._shards if work.is_for_all else self._shards[:1]:
+            try:
                 shard.keep_record(epoch=work.epoch, chief_incarnation=incarnation, version=work.version, record=record)
+            except PsError as error:
+                failure = failure or error.message
+        return rec.RecordKept(epoch=work.epoch, version=work.version, failure=failure)
 
     def _adopt(self, index: int) -> Adoption:
         return self._shards[index].adopt(epoch=self._authority.epoch, chief_incarnation=self._authority.chief_incarnation)

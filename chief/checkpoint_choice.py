@@ -39,6 +39,7 @@ class Search:
     has_looked: bool = False  # at what shards hold
     is_exhausted: bool = False  # there is none
     has_tried: bool = False  # to restore one
+    num_failures: int = 0  # of storage, one after the other
     only: str = ""
     excluded: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
@@ -82,13 +83,14 @@ def misfit(checkpoint: Checkpoint, *, cluster: Cluster, branch: Branch) -> str:
     return ""
 
 
-def nothing_found(search: Search, *, restore: str, step: int) -> str:
-    """Says why a cluster cannot go on without a checkpoint; empty: it may begin anew."""
+def nothing_found(search: Search, *, restore: str, step: int, failure: str = "") -> str:
+    """Says why a cluster cannot go on without a checkpoint; empty: it may begin anew. `failure`: of the latest attempt to make one."""
     there = search.damage
+    last = f" (the last attempt failed: {failure})" if failure else ""
     if search.has_lost:
         return (
-            f"{search.why} and has lost its variables (global_step {step}),"
-            f" and there is no whole checkpoint to go back to{there}; start the whole cluster again"
+            f"{search.why}{'' if ' lost the variables' in search.why else ' and has lost its variables'} (global_step {step}),"
+            f" and there is no whole checkpoint to go back to{there}{last}; start the whole cluster again"
         )
     if search.only:
         return f"there is no whole checkpoint {search.only!r} to begin with{there}; see `lockstep checkpoint ls`"

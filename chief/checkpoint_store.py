@@ -7,9 +7,9 @@ import datetime
 import logging
 
 from chief.recovery_events import CheckpointCommitted, CheckpointFound, CommitCheckpoint, FindCheckpoint, SaveFailed
-from chief.shard_requests import save_failure
+from chief.shard_requests import PASSING, save_failure
 from ps_protocol.checkpoint_manifest import ManifestEncoder
-from ps_protocol.checkpoint_search import find_checkpoint, highest_epoch, list_checkpoints, prune
+from ps_protocol.checkpoint_search import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune
 from ps_protocol.checkpoint_storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, PsError
 
@@ -23,6 +23,7 @@ class CheckpointStore:
         self._storage = storage
         self._cluster = cluster
         self._encoder = ManifestEncoder()
+        self._known = KnownCheckpoints()
 
     @property
     def place(self) -> str:
@@ -30,7 +31,7 @@ class CheckpointStore:
         return self._storage.place
 
     def find(self, wish: FindCheckpoint) -> CheckpointFound:
-        """Returns the newest whole checkpoint that is wanted; a place that cannot be read is reported among what is skipped."""
+        """Returns the newest whole checkpoint that is wanted; a place that cannot be read is reported as a failure."""
         top = 0
         try:
             top = highest_epoch(self._storage)
@@ -38,6 +39,8 @@ class CheckpointStore:
         except CheckpointNotFound as error:
             log.info("%s", error.message)
             return CheckpointFound(checkpoint=None, skipped=self._unusable(wish, error), highest_epoch=top)
+        except PASSING as error:
+            return CheckpointFound(checkpoint=None, failure=error.message)
         except PsError as error:
             return CheckpointFound(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
         skipped = tuple((one.tag, one.reason) for one in found.skipped)
@@ -73,7 +76,7 @@ class CheckpointStore:
 
     def _prune(self, keep: int, tag: str) -> None:
         try:
-            removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=(tag,))
+            removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=(tag,), known=self._known)
         except PsError as error:
             log.warning("cannot remove old checkpoints place=%s cause=%s", self.place, error.message)
         else:

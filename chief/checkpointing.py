@@ -4,65 +4,29 @@ One checkpoint is made at a time: all shards copy the same step (no other is app
 Under durability "step" a step that is applied is held back until it is saved: nobody hears of it before, so that it cannot be lost.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from chief.checkpoint_requests import CheckpointRequests
-from chief.cluster import Cluster, UnderWay
-from chief.deadlines import Key
+from chief.checkpoint_moves import CHECKPOINT_KEY, LAST_CHECKPOINT_S, LAST_KEY, RETRY_S, CheckpointMoves
+from chief.cluster import UnderWay
 from chief.events import Instruction, Note, Reply
 from chief.recovery_events import (
     CheckpointCommitted,
     CommitCheckpoint,
     SaveCheckpoint,
     SaveFailed,
-    SaveStep,
     StepCopied,
     StepSaved,
 )
 from chief.waiting_calls import slice_s
-from chief.wording import printable, seconds
-from ps_protocol.checkpoint import Checkpoint, Durability, tag_of
+from chief.wording import printable
+from ps_protocol.checkpoint import Checkpoint, Durability
 from ps_protocol.chief import CheckpointStatus, ClusterState, SavedCheckpoint
 from ps_protocol.errors import CheckpointStorageMissing, InternalError, NotInitialized, PsError, StorageFull, TrainingFailed
 from ps_protocol.shard import PushId
 
-CHECKPOINT_KEY: Key = ("checkpoint", 0)
-LAST_KEY: Key = ("last checkpoint", 0)
-# A step that is held back is saved again after this time if that failed; the last checkpoint is given up after that one.
-RETRY_S = 1.0
-LAST_CHECKPOINT_S = 30.0
-_MAX_REMEMBERED = 64
 
-
-@dataclass(slots=True, kw_only=True)
-class _Save:
-    """A checkpoint under way, as its manifest will have it but for the files. `is_held`: its step is told once it is whole."""
-
-    draft: Checkpoint
-    is_held: bool
-    is_copied: bool = False
-
-    @property
-    def tag(self) -> str:
-        return self.draft.tag
-
-
-class Checkpointing:
+class Checkpointing(CheckpointMoves):
     """Makes checkpoints when they are due or wanted. Does nothing in a cluster that has no place for them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._save: _Save | None = None
-        self._whole: SavedCheckpoint | None = None  # the latest
-        self._whole_epoch, self._whole_at = 0, 0.0
-        self._due_step: int | None = None
-        self._failure = ""
-        self._num_attempts: dict[tuple[int, int], int] = {}  # by epoch and step
-        self._requests = CheckpointRequests(cluster.deadlines)
-        # Contributors of a step that is held back: it is to be saved as soon as the shards can.
-        self._held: tuple[PushId, ...] | None = None
-        # Whether the open step is to be saved before it is told, since an earlier chief may not have done so.
-        self._is_securing = False
 
     # -- when
 
@@ -92,6 +56,17 @@ class Checkpointing:
         self._cluster.under_way = UnderWay.SAVE
         self._explain_hold()
         return self._begin(now) if self._save is None else []
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a step is held back until it is saved."""
+        return self._held is not None
+
+    def let_go(self, now: float) -> None:
+        """The step that is held back need not be saved after all."""
+        self._held, self._cluster.saving = None, ""
+        self._cluster.deadlines.clear(CHECKPOINT_KEY)
+        self._arm(now)
 
     def secure(self, now: float) -> list[Instruction]:
         """Saves the step that another chief has left, before it is told; `committed` says when that is done."""
@@ -148,6 +123,7 @@ class Checkpointing:
         """What is under way comes to nothing: the shards go back to an earlier step."""
         self._save = self._held = None
         self._is_securing, self._cluster.saving = False, ""
+        self._cluster.replicas_due.clear()
         self._requests.release()
 
     def restored(self, checkpoint: Checkpoint, now: float) -> None:
@@ -172,7 +148,8 @@ class Checkpointing:
         config = self._cluster.config.checkpoints
         if self._save is None or event.tag != self._save.tag or config is None:
             return []
-        return [CommitCheckpoint(checkpoint=replace(self._save.draft, files=event.files), keep=config.keep)]
+        is_awaited = self._save.is_held or self._is_securing
+        return [CommitCheckpoint(checkpoint=replace(self._save.draft, files=event.files), keep=config.keep, is_awaited=is_awaited)]
 
     def committed(self, event: CheckpointCommitted, now: float) -> tuple[list[Instruction], bool]:
         """A checkpoint is whole. Returns also whether the step that was held back for it may be told now."""
@@ -182,9 +159,7 @@ class Checkpointing:
         self._save, self._failure = None, ""
         self._num_attempts.clear()
         self._is_securing = False
-        text = f"checkpoint {save.tag} is whole: step {save.draft.step}"
-        whole = self._remember_whole(save.draft, now)
-        instructions = [Note(text=text), *self._requests.fulfil(whole, tag=save.tag)]
+        instructions = [self._note_whole(save, now), *self._requests.fulfil(self._remember_whole(save.draft, now), tag=save.tag)]
         if save.is_held:
             self._held, self._cluster.saving = None, ""
             return instructions, True
@@ -267,70 +242,3 @@ class Checkpointing:
             saving=self._save.tag if self._save else "",
             failure=self._failure,
         )
-
-    # -- inside
-
-    def _begin(self, now: float) -> list[Instruction]:
-        cluster, held = self._cluster, self._held
-        step = cluster.policy.step + (held is not None)
-        attempt = self._num_attempts[cluster.epoch, step] = self._num_attempts.get((cluster.epoch, step), 0) + 1
-        tag = tag_of(step=step, epoch=cluster.epoch)
-        if cluster.has_taken_over:
-            tag += f"-chief-{cluster.chief_incarnation}"  # its predecessor may have saved the same step
-        tag += f"-retry-{attempt - 1}" if attempt > 1 else ""
-        draft = Checkpoint(
-            tag=tag,
-            cluster=cluster.config.cluster,
-            epoch=cluster.epoch,
-            step=step,
-            chief_incarnation=cluster.chief_incarnation,
-            num_shards=len(cluster.shards),
-            record=cluster.record(),
-            placement=cluster.registry.placement,
-            files=(),
-            pushes=cluster.applied_pushes(extra=held or ()),
-            data=cluster.data.progress(),
-        )
-        self._save = _Save(draft=draft, is_held=held is not None)
-        self._requests.bind(tag)
-        cluster.under_way = UnderWay.SAVE
-        if held is None:
-            cluster.saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
-        else:
-            self._explain_hold()
-        return [SaveStep(epoch=cluster.epoch, step=step, tag=tag)]
-
-    def _explain_hold(self) -> None:
-        words = f"step {self._cluster.policy.step} is applied; it counts once it is saved"
-        self._cluster.saving = words + (f" (failed: {self._failure}; trying again)" if self._failure else "")
-
-    def _arm(self, now: float) -> None:
-        config = self._cluster.config.checkpoints
-        if config is None or config.durability is not Durability.INTERVAL:
-            return
-        self._cluster.deadlines.set(CHECKPOINT_KEY, now + config.interval_s)
-        self._due_step = self._cluster.policy.step + config.every_steps if config.every_steps is not None else None
-
-    def _what_next(self, save: _Save) -> str:
-        config = self._cluster.config.checkpoints
-        if save.is_held or config is None:
-            return f"step {save.draft.step} is not told before it is saved; trying again in {seconds(RETRY_S)}"
-        if config.durability is Durability.INTERVAL and not self._cluster.is_finished:
-            return f"training goes on; the next attempt follows in {seconds(config.interval_s)} at the latest"
-        return "earlier ones stay"
-
-    def _has_whole(self, step: int) -> bool:
-        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._cluster.epoch, step)
-
-    def _remember_whole(self, checkpoint: Checkpoint, now: float) -> SavedCheckpoint:
-        self._whole = whole = SavedCheckpoint(tag=checkpoint.tag, step=checkpoint.step)
-        self._whole_epoch, self._whole_at = checkpoint.epoch, now
-        return whole
-
-    def _settle_last(self, step: int) -> None:
-        if self._cluster.is_saving_last and step == self._cluster.policy.step:
-            self._end_last()
-
-    def _end_last(self) -> None:
-        self._cluster.is_saving_last = False
-        self._cluster.deadlines.clear(LAST_KEY)

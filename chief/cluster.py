@@ -10,22 +10,21 @@ from chief.data_leases import DataLeases
 from chief.deadlines import Deadlines
 from chief.discards import Discards
 from chief.events import Instruction, Refuse
-from chief.explain import Situation, explain, is_waiting
+from chief.explain import Situation, explain
 from chief.ledger import Ledger
 from chief.member import Member
 from chief.membership import Membership
 from chief.model_registry import ModelRegistry
 from chief.policies import new_policy
-from chief.policy import Policy
+from chief.policy import Counted, Policy
 from chief.pushes import merged_pushes
 from chief.quorum import quorum
-from chief.recovery_events import KeepRecord
 from chief.shard_table import ShardTable
 from chief.sync_policy import SyncPolicy
+from chief.told import Told
 from chief.waiting_calls import WaitingCalls
-from chief.wording import optimizers_words
 from ps_protocol.checkpoint import ChiefRecord
-from ps_protocol.chief import ClusterState, ClusterStatus, Participant, ParticipantKind
+from ps_protocol.chief import ClusterState, Participant, ParticipantKind
 from ps_protocol.errors import InvalidSpec, PsError, TrainingFailed, Unavailable
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.shard import PushId, ShardSpec, WorkerPushes
@@ -58,8 +57,13 @@ class Cluster:
     deadlines: Deadlines
     waiting: WaitingCalls
     chief_incarnation: int = 1
+    # Of what those who came before that were part; perhaps nobody else is left that knows of it.
+    highest_former_epoch: int = 0
     has_taken_over: bool = False  # from another chief, in this epoch
     data: DataLeases = field(default_factory=DataLeases)
+    told: Told = field(default_factory=Told)
+    # Workers to which an earlier chief may have leased data: it is known what they have once they have come back.
+    awaited: set[int] = field(default_factory=set)
     discards: Discards = field(default_factory=Discards)
     # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
     oldest_kept: int = 0
@@ -81,8 +85,9 @@ class Cluster:
     is_quorum_changed: bool = False
     has_opened: bool = False  # just now: the model is initialised
     is_saving_last: bool = False
+    # Shards with a lost replica that is there again: it is brought back between two steps.
+    replicas_due: set[int] = field(default_factory=set)
     is_quorum_lowered: bool = False
-    _record_version: int = 0
     failure: str = ""
     finish_reason: str = ""
     # Set while a step is being applied that shall be the last one, with the calls that wait for that.
@@ -107,7 +112,22 @@ class Cluster:
     @property
     def is_due(self) -> bool:
         """Whether something may have to begin at the shards that no contribution brings about."""
-        return self.is_save_due or self.is_quorum_changed or self.has_opened
+        return self.is_save_due or self.is_quorum_changed or self.has_opened or self.are_arrivals_due
+
+    @property
+    def are_arrivals_due(self) -> bool:
+        """Whether those who wait to be taken in can be, or never will."""
+        return self.waiting.has_arrivals and (self.membership.knows_predecessors or bool(self.failure) or self.is_ended)
+
+    @property
+    def shards_version(self) -> int:
+        """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
+        return self.chief_incarnation << 20 | self.shards.version if self.shards.version else 0
+
+    @property
+    def holds_for_replicas(self) -> bool:
+        """Whether the step that has just been applied is not told before replicas have been brought back."""
+        return bool(self.replicas_due) and not (self.policy.spec.accepts_stale or self.pending_finish or self.finish_reason)
 
     @property
     def is_finished(self) -> bool:
@@ -138,6 +158,10 @@ class Cluster:
                 self.waiting.take_model_call(asking.call)
                 calls.append(asking.call)
         calls += self.waiting.take_data_calls()
+        for call in self.told.waiting:
+            self.deadlines.clear(("told", call))
+            calls.append(call)
+        self.told.waiting.clear()
         return [Refuse(call=call, error=error) for call in calls]
 
     def refuse_if_recovering(self, now: float) -> None:
@@ -157,10 +181,10 @@ class Cluster:
         self.is_quorum_changed = self.is_quorum_changed or required < policy.num_required
         policy.require(required)
 
-    def new_policy(self, *, step: int, is_start: bool) -> None:
-        """Coordinates anew from this step on, with the workers that live; nothing is counted."""
+    def new_policy(self, *, step: int, is_start: bool, counted: Sequence[Counted] = ()) -> None:
+        """Coordinates anew from this step on, with the workers that live; nothing is counted but this."""
         live = [member.index for member in self.membership.workers() if member.is_live]
-        self.policy = new_policy(self.config, step=step, workers=live, is_start=is_start)
+        self.policy = new_policy(self.config, step=step, workers=live, is_start=is_start, counted=counted)
         self.turned_away.clear()
         self.discards.clear()
         self.requota()
@@ -195,11 +219,6 @@ class Cluster:
             for index, layout in enumerate(self.registry.layouts)
         )
 
-    def keep_record(self, *, above: int = 0) -> Instruction:
-        """Has shards keep that, in place of what they have (of a version up to `above`)."""
-        self._record_version = max(self._record_version, above) + 1
-        return KeepRecord(epoch=self.epoch, version=self._record_version, record=self.record())
-
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
         """Returns what has been applied of each worker lately; `extra` as the open step."""
         steps = [(self.policy.step, tuple(extra)), *self.ledger.contributors(_MAX_PUSHES)]
@@ -216,7 +235,7 @@ class Cluster:
 
     def explain(self, now: float, *, asking: int | None = None) -> str:
         """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
-        return explain(self._situation(asking), now=now)
+        return explain(self.situation(asking), now=now)
 
     def explain_to_many(self, now: float) -> str:
         """As `explain`, up to a quarter of a second old: a thousand callers whose time is up get one explanation, not each their own."""
@@ -226,51 +245,19 @@ class Cluster:
             self._told = now, self.policy.step, self.policy.num_contributions, text
         return text
 
-    def status(self, now: float, *, max_ledger_entries: int) -> ClusterStatus:
-        """Reports the cluster."""
-        situation, policy = self._situation(), self.policy
-        return ClusterStatus(
-            cluster=self.config.cluster,
-            epoch=self.epoch,
-            state=situation.state,
-            reason=situation.reason,
-            global_step=policy.step,
-            max_steps=self.config.max_steps,
-            policy=policy.spec.text,
-            replicas_to_aggregate=self.config.num_required if self.is_quorum_lowered else policy.num_required,
-            total_num_replicas=self.config.num_workers or 0,
-            num_contributions=policy.num_contributions,
-            waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
-            step_age_s=self.ledger.step_age_s(now),
-            participants=self.membership.statuses(now=now, waiting=self.waiting.token_workers),
-            shards=self.shards.links(step=policy.step if self.registry.is_ready else None, layouts=self.registry.layouts),
-            ledger=self.ledger.entries(max_ledger_entries),
-            num_accepted=self.ledger.num_accepted,
-            num_stale=self.ledger.num_stale,
-            num_late=self.ledger.num_late,
-            hyperparameters_version=self.settings_version,
-            optimizer=self._optimizer_words(),
-            max_observed_staleness=self.ledger.max_staleness,
-            chief_incarnation=self.chief_incarnation,
-            num_rollbacks=self.num_rollbacks,
-            last_rollback=self.last_rollback,
-            min_replicas=self.config.min_replicas or 0,
-            data=self.data.status(),
-        )
-
-    def _optimizer_words(self) -> str:
-        if self.optimizer or self.registry.model is None:
-            return self.optimizer
-        words = optimizers_words(self.registry.model, {})
-        if self.registry.is_ready:
-            self.optimizer = words  # a model may have very many variables
-        return words
+    def ranges_of_step(self) -> tuple[int, ...]:
+        """Returns the ranges of the training data that are done with the next step, and those done earlier that no record has."""
+        if self.data.spec is None or not self.told.is_needed:
+            return ()
+        counted_ranges = self.data.counted_ranges
+        return (*self.told.unkept, *(identity for push_id in self.policy.contributors for identity in counted_ranges(push_id)))
 
     def take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
         return self.discards.take(self.policy.counted()) if self.discards and self.policy.spec.accepts_stale else ()
 
-    def _situation(self, asking: int | None = None) -> Situation:
+    def situation(self, asking: int | None = None) -> Situation:
+        """Returns what is explained; `asking` is a worker that waits for a token although it does not block."""
         return Situation(
             state=self.state,
             reason=self.failure or self.finish_reason,
@@ -289,8 +276,13 @@ class Cluster:
         )
 
 
-def new_cluster(config: CoordinationConfig, *, shard_addresses: Sequence[str], epoch: int, policy: Policy | None, now: float) -> Cluster:
-    """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: the configuration's."""
+def new_cluster(
+    config: CoordinationConfig, *, shard_addresses: Sequence[str], epoch: int, policy: Policy | None, now: float, has_successors: bool
+) -> Cluster:
+    """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: the configuration's.
+
+    `has_successors`: whether its chief can die without its shards.
+    """
     deadlines = Deadlines()
     return Cluster(
         config=config,
@@ -302,4 +294,5 @@ def new_cluster(config: CoordinationConfig, *, shard_addresses: Sequence[str], e
         ledger=Ledger(size=config.ledger_size, now=now),
         deadlines=deadlines,
         waiting=WaitingCalls(deadlines),
+        told=Told(is_needed=has_successors),
     )

@@ -26,13 +26,18 @@ MAX_SHARDS = 10_000
 class ChiefConfig:
     """One chief. `ps` are the addresses of the parameter servers, by index; `announce` is a file for its own once it serves.
 
+    `standbys` are those of their standbys, by index; an empty one, or none at all: there is none. `advertise`: where participants that have
+    lost it find this chief (port 0: the one where it listens); empty: at `address`.
+
     `checkpoint_dir`: a path or a URL, the same for all roles; empty: there are no checkpoints, and `coordination` has none either.
     `is_takeover`: it takes the servers from their present chief, whatever that one does. `history`: a directory for a record of all steps.
     """
 
     ps: tuple[str, ...]
+    standbys: tuple[str, ...] = ()
     coordination: CoordinationConfig = field(default_factory=CoordinationConfig)
     address: str = DEFAULT_ADDRESS
+    advertise: str = ""
     announce: Path | None = None
     allow_insecure_network: bool = False
     security: Security = OPEN
@@ -46,6 +51,7 @@ class ChiefConfig:
             raise InvalidSpec("which parameter servers? give --ps ADDRESS,ADDRESS (by index), or set LOCKSTEP_PS or TF_CONFIG")
         if len(self.ps) > MAX_SHARDS:
             raise InvalidSpec(f"--ps: {len(self.ps)} parameter servers, {MAX_SHARDS} at most")
+        self._check_standbys()
         for index, address in enumerate(self.ps):
             parse_address(address)
             if address in self.ps[:index]:
@@ -53,7 +59,21 @@ class ChiefConfig:
                     f"--ps: {address} occurs twice, as ps {self.ps.index(address)} and ps {index}; each needs its own address"
                 )
         parse_address(self.address, is_bind=True)
+        if self.advertise:
+            parse_address(self.advertise, is_bind=True)
         check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
+
+    def _check_standbys(self) -> None:
+        if len(self.standbys) > len(self.ps):
+            raise InvalidSpec(f"--standbys: {len(self.standbys)} for {len(self.ps)} parameter servers; want one for each at most, by index")
+        if any(self.standbys) and self.history is not None:
+            raise InvalidSpec("--history: `lockstep verify` knows one server a shard; leave out --history, or --standbys")
+        given = [*self.ps, *filter(None, self.standbys)]
+        for index, address in enumerate(self.standbys):
+            if address:
+                parse_address(address)
+                if given.count(address) > 1:
+                    raise InvalidSpec(f"--standbys: {address} (of ps {index}) occurs twice; each process needs its own address")
 
 
 def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) -> ChiefConfig:
@@ -64,8 +84,10 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
     ps = flags.ps if flags.ps is not None else environment.get("LOCKSTEP_PS", "")
     return ChiefConfig(
         ps=tuple(part.strip() for part in ps.split(",") if part.strip()) or (task.ps if task else ()),
+        standbys=_standbys(flags.standbys if flags.standbys is not None else environment.get("LOCKSTEP_STANDBYS", "")),
         coordination=_coordination(flags, environment, task),
         address=flags.address or environment.get("LOCKSTEP_ADDRESS") or (task.bind_address if task else None) or DEFAULT_ADDRESS,
+        advertise=flags.advertise if flags.advertise is not None else environment.get("LOCKSTEP_ADVERTISE", ""),
         announce=flags.announce,
         allow_insecure_network=flags.allow_insecure_network or truth("LOCKSTEP_ALLOW_INSECURE_NETWORK", environment),
         security=security_of(flags, environment, is_server=True),
@@ -74,6 +96,10 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         history=flags.history or (Path(history) if (history := environment.get("LOCKSTEP_HISTORY", "").strip()) else None),
         enable_failpoints=flags.enable_failpoints,
     )
+
+
+def _standbys(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
 
 
 def _coordination(flags: argparse.Namespace, environment: Mapping[str, str], task: TfConfig | None) -> CoordinationConfig:
@@ -121,7 +147,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="where to listen, host:port or unix:/path; port 0: any free one [LOCKSTEP_ADDRESS] (127.0.0.1:0)",
     )
+    parser.add_argument(
+        "--advertise",
+        metavar="ADDRESS",
+        help="where workers that have lost their chief find this one; port 0: as in --address [LOCKSTEP_ADVERTISE] (where it listens;"
+        " if that is everywhere, the address that this machine has towards the parameter servers)",
+    )
     parser.add_argument("--ps", metavar="ADDRESSES", help="the parameter servers, by index, with commas between [LOCKSTEP_PS]")
+    parser.add_argument(
+        "--standbys",
+        metavar="ADDRESSES",
+        help="a second server for each parameter server, by index, with commas between; an empty part: none [LOCKSTEP_STANDBYS] (none)",
+    )
     parser.add_argument("--cluster", metavar="NAME", help="name of the cluster; others are refused [LOCKSTEP_CLUSTER] (lockstep)")
     parser.add_argument(
         "--replicas-to-aggregate",

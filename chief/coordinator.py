@@ -8,24 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from chief import assurance
 from chief import events as ev
 from chief import recovery_events as rev
-from chief.checkpointing import CHECKPOINT_KEY, LAST_KEY, Checkpointing
+from chief.checkpoint_moves import CHECKPOINT_KEY, LAST_KEY
+from chief.checkpointing import Checkpointing
 from chief.cluster import new_cluster
+from chief.cluster_status import cluster_status
 from chief.coordination import CoordinationConfig
-from chief.data_calls import DataCalls
+from chief.data_calls import RETURN_KEY, DataCalls
 from chief.ending import FINISH_KEY, Ending
-from chief.member import Member, MemberState, gone_error, superseded_error
 from chief.model_calls import ModelCalls
+from chief.participants import Participants
 from chief.policy import Policy
 from chief.recovery import Recovery
+from chief.recovery_moves import SEARCH_KEY
+from chief.replicas import Replicas
 from chief.settings import Settings
 from chief.shard_sequence import ShardSequence
 from chief.token_calls import TokenCalls
-from chief.token_replies import grant
-from chief.wording import printable, seconds
-from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind, Registration
-from ps_protocol.errors import PsError, ShuttingDown
+from chief.wording import printable
+from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind
 
 Instructions = list[ev.Instruction]
 
@@ -34,9 +37,18 @@ class Coordinator:
     """The chief's core. `handle` is the only thing that changes it."""
 
     def __init__(
-        self, *, config: CoordinationConfig, shard_addresses: Sequence[str], now: float, epoch: int = 1, policy: Policy | None = None
+        self,
+        *,
+        config: CoordinationConfig,
+        shard_addresses: Sequence[str],
+        now: float,
+        epoch: int = 1,
+        policy: Policy | None = None,
+        has_successors: bool = True,
     ) -> None:
-        self._cluster = new_cluster(config, shard_addresses=shard_addresses, epoch=epoch, policy=policy, now=now)
+        self._cluster = new_cluster(
+            config, shard_addresses=shard_addresses, epoch=epoch, policy=policy, now=now, has_successors=has_successors
+        )
         self._settings = Settings(self._cluster)
         self._models = ModelCalls(self._cluster, self._settings)
         self._checkpointing = Checkpointing(self._cluster)
@@ -45,10 +57,12 @@ class Coordinator:
         self._recovery = Recovery(self._cluster, self._settings, self._models, self._ending, self._checkpointing)
         self._data = DataCalls(self._cluster)
         self._calls = TokenCalls(self._cluster, self._sequence)
+        self._replicas = Replicas(self._cluster, self._settings, self._checkpointing, self._sequence)
+        self._participants = Participants(self._cluster, self._models, self._data, self._ending)
         self._handlers: dict[type, Callable[[Any, float], Instructions]] = {
-            ev.RegisterWorker: self._register_worker,
-            ev.Heartbeat: self._heartbeat,
-            ev.DeregisterWorker: self._deregister_worker,
+            ev.RegisterWorker: self._participants.register,
+            ev.Heartbeat: self._participants.heartbeat,
+            ev.DeregisterWorker: self._participants.deregister,
             ev.RegisterModel: self._register_model,
             ev.CompleteInitialization: self._models.complete,
             ev.GetModel: self._models.get,
@@ -68,6 +82,7 @@ class Coordinator:
             ev.StepApplied: self._apply,
             rev.ShardsFound: self._recovery.found,
             rev.RecordFound: self._recovery.record_found,
+            rev.RecordKept: self._keep,
             rev.CheckpointFound: self._recovery.checkpoint_found,
             rev.ShardsRestored: self._recovery.restored,
             rev.RestoreFailed: self._recovery.restore_failed,
@@ -77,6 +92,9 @@ class Coordinator:
             rev.SaveFailed: self._save_failed,
             rev.SaveCheckpoint: self._checkpointing.wanted,
             rev.LeaseRanges: self._data.lease,
+            rev.ReplicasChanged: self._replicas.changed,
+            rev.ReplicaReady: self._replicas.ready,
+            rev.ReplicasBack: self._replicas.back,
         }
 
     @property
@@ -86,7 +104,7 @@ class Coordinator:
 
     @property
     def chief_incarnation(self) -> int:
-        """The chief's number among those of the cluster; 1 until it has looked at the shards."""
+        """The chief's number among those of the cluster; 1 until it knows them."""
         return self._cluster.chief_incarnation
 
     @property
@@ -109,7 +127,7 @@ class Coordinator:
         if cluster.has_opened:
             self._checkpointing.opened(now)
         cluster.has_opened = cluster.is_quorum_changed = False
-        return self._sequence.proceed(now)
+        return [*self._participants.settle(now), *self._sequence.proceed(now)]
 
     def next_deadline(self) -> float | None:
         """Returns when TimerFired is due at the latest; None: never. Ask again after each event."""
@@ -117,86 +135,17 @@ class Coordinator:
 
     def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
-        status = self._cluster.status(now, max_ledger_entries=max_ledger_entries)
+        status = cluster_status(self._cluster, now, max_ledger_entries=max_ledger_entries)
         return replace(status, checkpoint=self._checkpointing.status(now))
 
     def explain(self, now: float) -> str:
         """Says in words what the cluster waits for."""
         return self._cluster.explain(now)
 
-    # -- participants
-
-    def _register_worker(self, event: ev.RegisterWorker, now: float) -> Instructions:
-        cluster, request = self._cluster, event.request
-        cluster.refuse_if_failed()
-        if cluster.is_ended:
-            raise ShuttingDown(f"the chief is shutting down: {cluster.finish_reason}")
-        instructions: Instructions = []
-        member = cluster.membership.repeated(request) or cluster.membership.returned(request, now=now)
-        if member is None:
-            member, former = cluster.membership.admit(request, now=now)
-            instructions.append(ev.Note(text=f"{member.name} joined {member.where} incarnation={member.incarnation}"))
-            if former is not None:
-                instructions += self._release(former, superseded_error(former.incarnation, by=member))
-        if member.kind is ParticipantKind.WORKER:
-            cluster.policy.join(member.index)
-            cluster.requota()
-        cluster.renew(member, now=now)
-        is_worker = member.kind is ParticipantKind.WORKER
-        registration = Registration(
-            participant=cluster.membership.participant(member),
-            lease_s=member.lease_s,
-            shard_addresses=cluster.shards.addresses,
-            global_step=cluster.policy.step,
-            may_contribute=is_worker and not cluster.is_finished and cluster.policy.may_contribute(member.index),
-            chief_incarnation=cluster.chief_incarnation,
-        )
-        return [*instructions, ev.Reply(call=event.call, value=registration)]
+    # -- models and settings
 
     def _register_model(self, event: ev.RegisterModel, now: float) -> Instructions:
         return [*self._models.register(event, now), *self._recovery.presented(now)]
-
-    def _heartbeat(self, event: ev.Heartbeat, now: float) -> Instructions:
-        cluster = self._cluster
-        if not cluster.is_finished:
-            cluster.renew(cluster.check(event.participant, now=now), now=now)
-        elif (member := cluster.membership.look_up(event.participant)).is_live:
-            cluster.renew(member, now=now)
-        return [ev.Reply(call=event.call, value=cluster.is_finished)]
-
-    def _deregister_worker(self, event: ev.DeregisterWorker, now: float) -> Instructions:
-        cluster = self._cluster
-        member = cluster.membership.look_up_leaver(event.participant)
-        reply = ev.Reply(call=event.call, value=None)
-        if member.state is MemberState.LEFT:
-            return [reply]
-        cluster.membership.leave(member, failure=event.failure, now=now)
-        words = f"{member.name} failed {member.where}: {member.failure}" if member.failure else f"{member.name} left"
-        note = ev.Note(text=words, is_warning=bool(member.failure))
-        return [reply, note, *self._release(member, gone_error(member, now=now)), *self._ending.after_loss(now)]
-
-    def _lapse(self, member: Member, now: float) -> Instructions:
-        self._cluster.membership.lapse(member, now=now)
-        words = f"the lease of {member.name} has ended: last seen {seconds(now - member.last_seen)} ago {member.where}"
-        note = ev.Note(text=words, is_warning=True)
-        return [note, *self._release(member, gone_error(member, now=now)), *self._ending.after_loss(now)]
-
-    def _release(self, gone: Member, error: PsError) -> Instructions:
-        """What a gone incarnation held goes to others, and what it still asks is refused."""
-        if gone.kind is not ParticipantKind.WORKER:
-            return []
-        waiting = self._cluster.waiting.take_token_call(gone.index)
-        refusals: Instructions = [ev.Refuse(call=waiting.call, error=error)] if waiting is not None else []
-        granted = grant(self._cluster, self._cluster.policy.drop(gone.index))
-        if self._cluster.data.drop(gone.index, gone.incarnation):
-            granted += self._data.settle()
-        self._cluster.requota()
-        self._cluster.turned_away.discard(gone.index)
-        if self._cluster.policy.spec.accepts_stale:
-            self._cluster.discards.add_incarnation(gone.index, gone.incarnation)
-        return [*refusals, *granted, *self._models.drop(self._cluster.membership.participant(gone), error)]
-
-    # -- settings
 
     def _set_policy(self, event: ev.SetPolicy, now: float) -> Instructions:
         instructions = self._settings.set_policy(event)
@@ -226,13 +175,22 @@ class Coordinator:
                 instructions += self._checkpointing.expire(number, now)
             elif what == "ranges":
                 instructions += self._data.expire(number)
+            elif what == "arrival":
+                instructions += self._participants.expire(number, now)
+            elif what == "told":
+                instructions += assurance.expire(self._cluster, number, now)
+            elif what == assurance.LINGER_KEY[0]:
+                instructions += [] if self._cluster.policy.is_complete else assurance.keep_if_awaited(self._cluster)
+            elif what == RETURN_KEY[0]:
+                instructions += self._data.stop_waiting(now)
+            elif what == SEARCH_KEY[0]:
+                instructions += self._recovery.try_again(now)
             elif what == CHECKPOINT_KEY[0]:
                 instructions += self._checkpointing.fire(now)
             elif what == LAST_KEY[0]:
                 instructions += [*self._checkpointing.give_up_last(), *self._ending.end_if_deserted()]
             else:
-                member = self._cluster.membership.find(ParticipantKind[what], number)
-                instructions += self._lapse(member, now) if member is not None and member.is_live else []
+                instructions += self._participants.lapse(ParticipantKind[what], number, now)
         return instructions
 
     def _cancel_call(self, event: ev.CallCancelled, now: float) -> Instructions:
@@ -241,6 +199,8 @@ class Coordinator:
         self._settings.cancel(event.call)
         self._checkpointing.cancel(event.call)
         self._cluster.waiting.take_data_call(event.call)
+        self._cluster.waiting.take_arrival(event.call)
+        assurance.cancel(self._cluster, event.call)
         return []
 
     # -- shards
@@ -254,7 +214,7 @@ class Coordinator:
         if repeated is not None:
             return repeated
         instructions = self._sequence.applied(event, now)
-        return [*instructions, *self._data.settle()] if self._cluster.data.spec is not None else instructions
+        return [*instructions, *self._data.settle(now)] if self._cluster.data.spec is not None else instructions
 
     def _see_shard(self, event: ev.ShardSeen, now: float) -> Instructions:
         cluster = self._cluster
@@ -274,6 +234,9 @@ class Coordinator:
             return []  # of what is given up
         return self._ending.fail(f"{cluster.shards[event.shard].name}: {printable(event.why)}")
 
+    def _keep(self, event: rev.RecordKept, now: float) -> Instructions:
+        return [*assurance.kept(self._cluster, event), *self._recovery.kept(now)]
+
     # -- checkpoints
 
     def _copied(self, event: rev.StepCopied, now: float) -> Instructions:
@@ -284,11 +247,11 @@ class Coordinator:
 
     def _committed(self, event: rev.CheckpointCommitted, now: float) -> Instructions:
         instructions, is_told = self._checkpointing.committed(event, now)
-        if is_told:
-            instructions += self._sequence.tell(now)
+        instructions += self._replicas.committed(event, now, is_told=is_told)
         instructions += self._recovery.secured(now)
         return [*instructions, *self._ending.end_if_deserted()]
 
     def _save_failed(self, event: rev.SaveFailed, now: float) -> Instructions:
         instructions, goes_on = self._checkpointing.failed(event, now)
+        instructions += self._replicas.save_failed(event, now)
         return [*instructions, *(self._sequence.proceed(now) if goes_on else []), *self._ending.end_if_deserted()]

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from chief.data_order import nth_range
 from ps_protocol.chief import DataStatus
-from ps_protocol.data_ranges import DataProgress, DataRange, DataSpec
+from ps_protocol.data_ranges import DataMarks, DataProgress, DataRange, DataSpec
 from ps_protocol.errors import DataMismatch
 from ps_protocol.shard import PushId
 
 MAX_RANGES_A_CALL = 1024
+# Of all workers: of passes without end one could lease ranges until there is no memory left.
+MAX_LEASED = 1 << 20
 # Passes that may be under way: nobody can have ranges of later ones, and a list of what is done is kept for each.
 MAX_PASSES_AHEAD = 64
 _Holder = tuple[int, int]  # worker, incarnation
@@ -70,12 +72,15 @@ class DataLeases:
         self.check(spec)
         self.spec = spec
         last_incarnation, last_request, last = self._latest.get(worker, (0, -1, ()))
-        if (last_incarnation, last_request) == (incarnation, request_id):
-            still = tuple(identity for identity in last if self._leased.get(identity) == (worker, incarnation))
-            if still:
-                return tuple(spec.range(identity) for identity in still)
+        if last_incarnation == incarnation and request_id <= last_request:
+            # A copy that comes late, perhaps after the worker has used what it was given: nobody would hear of others.
+            still = (identity for identity in last if self._leased.get(identity) == (worker, incarnation))
+            return tuple(spec.range(identity) for identity in still) if request_id == last_request else ()
         granted: list[int] = []
-        while len(granted) < min(max_ranges, MAX_RANGES_A_CALL) and (identity := self._next(spec)) is not None:
+        while (
+            len(granted) < min(max_ranges, MAX_RANGES_A_CALL, MAX_LEASED - len(self._leased) + len(granted))
+            and (identity := self._next(spec)) is not None
+        ):
             self._leased[identity] = worker, incarnation
             granted.append(identity)
         if granted:
@@ -114,13 +119,42 @@ class DataLeases:
             self._counted[push_id] = taken
             self._in_counted.update(taken)
 
-    def applied(self, contributors: Iterable[PushId]) -> None:
-        """These contributions are applied: their ranges are done."""
+    def applied(self, contributors: Iterable[PushId]) -> list[int]:
+        """These contributions are applied: their ranges are done. Returns them."""
+        done: list[int] = []
         for push_id in contributors:
             ranges = self._counted.pop(push_id, ())
             self._in_counted.difference_update(ranges)
+            done += ranges
+        self.finish(done)
+        return done
+
+    def finish(self, ranges: Iterable[int]) -> None:
+        """These are done, whoever had them."""
+        if self.spec is not None:
             for identity in ranges:
+                self._leased.pop(identity, None)
                 self._mark_done(identity)
+
+    def counted_ranges(self, push_id: PushId) -> tuple[int, ...]:
+        """Returns what a contribution was made from that is counted and not applied."""
+        return self._counted.get(push_id, ())
+
+    def may_use(self, worker: int, incarnation: int, ranges: Sequence[int]) -> bool:
+        """Whether the worker may contribute what is made from these: none is done, in a contribution, or leased to somebody else."""
+        if self.spec is None or not ranges:
+            return True
+        holder = (worker, incarnation)
+        return not any(identity >= 0 and (self._is_over(identity) or self._leased.get(identity, holder) != holder) for identity in ranges)
+
+    def hold(self, worker: int, incarnation: int, ranges: Iterable[int]) -> None:
+        """An earlier chief has leased these to the worker, which still has them: they stay so, if they are free."""
+        if self.spec is None:
+            return
+        last_pass = min(self.spec.num_epochs or math.inf, self._first_pass + MAX_PASSES_AHEAD)
+        for identity in ranges:
+            if 0 <= identity < last_pass * self.spec.num_ranges and not self._is_taken(identity):
+                self._leased[identity] = worker, incarnation
 
     def progress(self) -> DataProgress | None:
         """Returns what is done; None if there is no training data to go through."""
@@ -129,6 +163,23 @@ class DataLeases:
         size = self.spec.num_ranges
         done = tuple(number * size + index for number in sorted(self._done) for index in _set_bits(self._done[number]))
         return DataProgress(data=self.spec, epoch=self._first_pass, done=done)
+
+    def marks(self) -> DataMarks | None:
+        """Returns the same in few bytes, for a record."""
+        if self.spec is None:
+            return None
+        passes = tuple((number, bytes(self._done[number])) for number in sorted(self._done))
+        return DataMarks(data=self.spec, epoch=self._first_pass, passes=passes)
+
+    def resume(self, marks: DataMarks | None) -> None:
+        """As `restart`, from a record."""
+        self.restart(None)
+        if marks is None:
+            return
+        self.spec, self._first_pass, self._pass = marks.data, marks.epoch, marks.epoch
+        for number, done in marks.passes:
+            self._done[number] = bytearray(done)
+            self._num_done[number] = sum(byte.bit_count() for byte in done)
 
     def status(self) -> DataStatus | None:
         """Returns how far it is; None if there is no training data to go through."""

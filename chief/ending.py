@@ -1,5 +1,6 @@
 """How training ends, well or badly: the coordinator's methods for that. Knows the cluster; no clock, thread or wire."""
 
+from chief import assurance
 from chief.checkpointing import Checkpointing
 from chief.cluster import Cluster
 from chief.deadlines import Key
@@ -61,6 +62,7 @@ class Ending:
             *(Reply(call=call, value=cluster.policy.step) for call in calls),
             *(Reply(call=waiting.call, value=finished(cluster, waiting.commit)) for waiting in cluster.waiting.take_token_calls()),
             *(Reply(call=call, value=LeaseReply(result=LeaseResult.EXHAUSTED)) for call in cluster.waiting.take_data_calls()),
+            *assurance.release(cluster),
             *self._settings.refuse(over),
             *self._models.settle(),
             *self.end_if_deserted(),
@@ -83,6 +85,7 @@ class Ending:
             *self._settings.refuse(error),
             *self._checkpointing.refuse(error),
             *(Refuse(call=call, error=error) for call in cluster.waiting.take_data_calls()),
+            *assurance.refuse(cluster, error),
             *self._models.refuse_completions(error),
             *self._models.settle(),
             *self.end_if_deserted(),

@@ -1,30 +1,31 @@
-"""What the coordinator is told, and what it then wants done. Plain values: no behaviour, no transport.
+"""What the coordinator is told; what it then wants done is in `instructions`. Plain values: no behaviour, no transport.
 
 `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 """
 
 from dataclasses import dataclass
 
-from chief.recovery_events import RecoveryEvent, RecoveryInstruction
+from chief.instructions import AdoptShard as AdoptShard
+from chief.instructions import Answer as Answer
+from chief.instructions import ApplyStep as ApplyStep
+from chief.instructions import ConfigureShards as ConfigureShards
+from chief.instructions import EndProcesses as EndProcesses
+from chief.instructions import Instruction as Instruction
+from chief.instructions import Note as Note
+from chief.instructions import PrepareStep as PrepareStep
+from chief.instructions import Refuse as Refuse
+from chief.instructions import Reply as Reply
+from chief.instructions import ShardWork as ShardWork
+from chief.recovery_events import RecoveryEvent
 from ps_protocol.chief import (
-    AgreedModel,
-    CommitResult,
     HyperparameterChange,
-    LeaseReply,
-    ModelReply,
     Participant,
     PushCommit,
     RegisterRequest,
-    Registration,
-    SavedCheckpoint,
-    SettingsReply,
-    TokenReply,
 )
-from ps_protocol.errors import PsError
 from ps_protocol.model import ModelSpec
-from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import Adoption, PushId
+from ps_protocol.shard import Adoption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,87 +224,3 @@ Event = (
     | StepApplied
     | RecoveryEvent
 )
-
-Answer = (
-    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """Answer a caller."""
-
-    call: int
-    value: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """Answer a blocked caller with an error."""
-
-    call: int
-    error: PsError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyStep:
-    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted.
-
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1.
-    """
-
-    epoch: int
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...] = ()
-    scales: tuple[tuple[float, ...], ...] = ()
-    discards: tuple[PushId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareStep:
-    """Have all shards say how large the mean of a step is, and report StepPrepared when all have."""
-
-    epoch: int
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigureShards:
-    """Have all shards work otherwise from now on, and report ShardsConfigured when all do; the fields are those of ShardSettings."""
-
-    epoch: int
-    version: int
-    step: int
-    accepts_stale: bool
-    applies_on_arrival: bool
-    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptShard:
-    """Adopt a shard that was restarted before it held anything, and report ShardAdopted."""
-
-    shard: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndProcesses:
-    """Nobody needs the cluster any more: shut down the shards, then end with this exit code."""
-
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something happened that belongs in the log, in words."""
-
-    text: str
-    is_warning: bool = False
-
-
-ShardWork = PrepareStep | ApplyStep | ConfigureShards
-Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction

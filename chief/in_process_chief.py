@@ -51,7 +51,7 @@ class InProcessChief:
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
-        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock())
+        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock(), has_successors=False)
         self._store, self._authority = store, Authority()
         self._changed = threading.Condition()
         self._calls = itertools.count(1)

@@ -10,7 +10,7 @@ from chief.push_outcomes import PushOutcomes
 from chief.wording import lease_end, name_of, printable, seconds
 from ps_protocol.chief import Participant, ParticipantKind, ParticipantStatus, RegisterRequest
 from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, WorkerIndexOutOfRange
-from ps_protocol.shard import AppliedPush, WorkerPushes
+from ps_protocol.shard import AppliedPush, PushId, WorkerPushes
 
 _MAX_HOST = 255
 # Incarnations of one index that one chief may give, as a power of two.
@@ -25,12 +25,16 @@ class Membership:
 
     def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
         self.config = config
+        # Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before.
+        self.knows_predecessors = False
         self._epoch = epoch
         self._why_epoch, self._epoch_step = "", ""
         self._chief_incarnation = 1
-        # What earlier chiefs' workers have had applied lately, by worker; and whom this chief took in before it knew that there were any.
+        # What earlier chiefs' workers have had applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
-        self._provisional: dict[tuple[ParticipantKind, int, int], tuple[str, int]] = {}
+        self._chosen: Mapping[PushId, int] = {}
+        # Chiefs' numbers that this one had for a while: whoever has a number that was given under them is nobody that others know.
+        self._disowned: set[int] = set()
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
@@ -63,6 +67,10 @@ class Membership:
         """Returns the latest incarnation, if there ever was one."""
         return self._members[kind].get(index)
 
+    def knows(self, participant: Participant) -> bool:
+        """Whether somebody has had this place here."""
+        return participant.index in self._members[participant.kind]
+
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
         return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation)
@@ -76,7 +84,7 @@ class Membership:
 
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
-        if participant.epoch != self._epoch:
+        if participant.epoch != self._epoch and self.knows_predecessors:
             raise self.other_epoch(participant.epoch)
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
@@ -101,17 +109,22 @@ class Membership:
         self._epoch, self._why_epoch, self._epoch_step = epoch, why, "" if step is None else str(step)
 
     def succeed(self, *, chief_incarnation: int) -> None:
-        """Forgets all who were taken in before it was known that there was another chief earlier: others may have their numbers."""
+        """Numbers from now on as this chief; whoever was taken in under another number registers again, and is given a new one."""
+        if any(self._members.values()):
+            self._disowned.add(self._chief_incarnation)
         for member in self.all():
-            self._provisional[member.kind, member.index, member.incarnation] = (member.host, member.pid)
             self._end(member)
         for members in self._members.values():
             members.clear()
         self._chief_incarnation = chief_incarnation
 
-    def remember(self, pushes: Iterable[WorkerPushes]) -> None:
-        """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay."""
+    def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
+        """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay.
+
+        `chosen`: what is counted besides, with the step that it will be a part of.
+        """
         self._pushes = {pushed.worker: pushed for pushed in pushes}
+        self._chosen = chosen or {}
         for member in self.workers():
             member.outcomes.restart(self._applied_of(member.index, member.incarnation))
 
@@ -139,9 +152,9 @@ class Membership:
         if former is None or former.kind is not request.kind or not self._is_plausible(former):
             return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
-        if self._provisional.get((former.kind, former.index, former.incarnation)) == where:
-            return None
         member = self._members[former.kind].get(former.index)
+        if member is None and _chief_of(former) == self._chief_incarnation:
+            return None  # not given here: by one of the same number, of a cluster that was lost as a whole
         if member is None:
             member = self._recognised(request, former, now=now)
         elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
@@ -163,13 +176,15 @@ class Membership:
         if former is not None:
             self._end(former)
         least = (self._chief_incarnation - 1) << _BITS_OF_A_CHIEF
-        taken = max((incarnation for kind, place, incarnation in self._provisional if (kind, place) == (request.kind, index)), default=0)
-        member = self._made(request, index, incarnation=max(former.incarnation if former else 0, taken, least) + 1, former=former, now=now)
+        if request.former is not None and request.former.index == index and self._is_plausible(request.former):
+            least = max(least, request.former.incarnation)  # or it would seem to be the same one
+        member = self._made(request, index, incarnation=max(former.incarnation if former else 0, least) + 1, former=former, now=now)
         return member, former
 
     def _is_plausible(self, former: Participant) -> bool:
         places = self._places(former.kind)
-        return former.index < places and 1 <= former.incarnation < self._chief_incarnation << _BITS_OF_A_CHIEF
+        given_by = _chief_of(former)
+        return former.index < places and former.incarnation >= 1 and given_by <= self._chief_incarnation and given_by not in self._disowned
 
     def _places(self, kind: ParticipantKind) -> int:
         return (self.config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
@@ -182,7 +197,9 @@ class Membership:
 
     def _applied_of(self, worker: int, incarnation: int) -> Sequence[AppliedPush]:
         pushed = self._pushes.get(worker)
-        return pushed.applied if pushed is not None and pushed.incarnation == incarnation else ()
+        applied = pushed.applied if pushed is not None and pushed.incarnation == incarnation else ()
+        mine = [one for one in self._chosen if (one.worker, one.incarnation) == (worker, incarnation)]
+        return (*applied, *(AppliedPush(sequence=one.sequence, step=self._chosen[one]) for one in sorted(mine)))
 
     def _made(self, request: RegisterRequest, index: int, *, incarnation: int, former: Member | None, now: float) -> Member:
         member = Member(
@@ -263,3 +280,8 @@ class Membership:
         else:
             text += ". Close one of them first, or name an index and take it over"
         raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
+
+
+def _chief_of(participant: Participant) -> int:
+    """Returns the incarnation of the chief that gave this number."""
+    return 1 + (participant.incarnation >> _BITS_OF_A_CHIEF)

@@ -1,5 +1,6 @@
 """How workers agree on the model and who initialises it: methods of the coordinator. Knows the cluster; no clock, thread or wire."""
 
+from chief import assurance
 from chief.cluster import Cluster
 from chief.events import CompleteInitialization, GetModel, Instruction, Note, Refuse, RegisterModel, Reply
 from chief.model_registry import check_clip
@@ -51,7 +52,7 @@ class ModelCalls:
         cluster.has_opened = True
         cluster.ledger.open_step(cluster.policy.step, now=now)
         completions, self._completions = self._completions, []
-        return [*(Reply(call=call, value=None) for call in completions), *self.settle(), cluster.keep_record()]
+        return [*(Reply(call=call, value=None) for call in completions), *self.settle(), assurance.keep(cluster)]
 
     def refuse_completions(self, error: PsError) -> list[Instruction]:
         """The shards cannot be told how to work."""

@@ -49,7 +49,8 @@ class ModelRegistry:
         rest = len(differences) - _MAX_DIFFERENCES
         text = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
         raise ModelMismatch(
-            f"your model is not the one that this cluster trains: {text}. Start all workers with the same model, or restart the cluster"
+            f"your model is not the one that this cluster trains: {text}. Start all workers with the same model, or"
+            " begin anew: restart the cluster, with --restore none if it has checkpoints"
         )
 
     def join(self, worker: int, incarnation: int, model: ModelSpec) -> ModelState:

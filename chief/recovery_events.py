@@ -34,16 +34,27 @@ class RecordFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordKept:
+    """Shards keep the record of this version, or why they do not."""
+
+    epoch: int
+    version: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFound:
     """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with what is wrong with them.
 
     `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
+    `failure`: why nobody knows, since storage cannot be read now.
     """
 
     checkpoint: Checkpoint | None
     manifest_sha256: str = ""
     skipped: tuple[tuple[str, str], ...] = ()
     highest_epoch: int = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +68,16 @@ class ShardsRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFailed:
-    """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do."""
+    """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do.
+
+    `is_passing`: since storage cannot be read now, so that the same may do later.
+    """
 
     epoch: int
     tag: str
     why: str
     is_damaged: bool
+    is_passing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +134,31 @@ class LeaseRanges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasChanged:
+    """Who holds a shard that has a standby: the process that is asked, and the one that goes along (empty: none, for that reason)."""
+
+    shard: int
+    address: str
+    standby: str
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReady:
+    """An empty process is at the place of a lost replica of a shard: it can be brought back."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasBack:
+    """BringReplicasBack is over in this epoch; `failures`: why replicas are not back, with the shard."""
+
+    epoch: int
+    failures: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
     """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
 
@@ -128,19 +168,27 @@ class AdoptShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecord:
-    """Have shards keep this for the chief's successor. Nothing waits for it; a later one of a higher version takes its place."""
+    """Have shards keep this for the chief's successor, and report RecordKept; a later one takes its place.
+
+    `is_for_all` False: the first shard is enough.
+    """
 
     epoch: int
     version: int
     record: ChiefRecord
+    is_for_all: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCheckpoint:
-    """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound."""
+    """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound.
+
+    `fence`: put all shards under this chief first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
+    """
 
     excluded: tuple[str, ...] = ()
     only: str = ""
+    fence: "AdoptShards | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,15 +217,35 @@ class SaveStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
-    """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed."""
+    """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed.
+
+    `is_awaited`: a step is told once it is whole. Then a shard must still obey this chief after it has become so: one that comes later
+    puts the shards under it and looks for checkpoints then, so that it finds this one.
+    """
 
     checkpoint: Checkpoint
     keep: int
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringReplicasBack:
+    """Give the lost replicas of these shards the values of a checkpoint, which the others have now, and report ReplicasBack.
+
+    `specs` and `settings` are as in RestoreShards, `specs` one for each of `shards`. No step is applied meanwhile.
+    """
+
+    epoch: int
+    tag: str
+    shards: tuple[int, ...]
+    specs: tuple[ShardSpec, ...]
+    settings: ShardSettings
 
 
 RecoveryEvent = (
     ShardsFound
     | RecordFound
+    | RecordKept
     | CheckpointFound
     | ShardsRestored
     | RestoreFailed
@@ -187,5 +255,8 @@ RecoveryEvent = (
     | SaveFailed
     | SaveCheckpoint
     | LeaseRanges
+    | ReplicasChanged
+    | ReplicaReady
+    | ReplicasBack
 )
-RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint
+RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack

@@ -9,11 +9,12 @@ from chief.authority import Authority
 from chief.checkpoint_store import CheckpointStore
 from chief.events import AdoptShard, ShardAdopted
 from chief.found_record import record_found
+from chief.replica_return import trusted
 from chief.shard_calls import CONTROL_TIMEOUT_S, ShardCalls
 from chief.shard_requests import finding, restore_failure, restore_requests, save_failure
 from chief.wording import seconds
-from ps_protocol.codec_record import pack_record
-from ps_protocol.errors import InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.codec_record import RecordPacker
+from ps_protocol.errors import CheckpointNotFound, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.shard import Adoption, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class RecoveryTasks:
         # Whoever looks for a checkpoint shall find the one that is just becoming whole.
         self._at_store = asyncio.Lock()
         self._num_restoring = 0
+        self._packer = RecordPacker()
 
     @property
     def is_restoring(self) -> bool:
@@ -56,7 +58,7 @@ class RecoveryTasks:
         """
         start, is_said = self._calls.clock(), False
         while True:
-            statuses = await self._calls.at_all(self._calls.look_at)
+            statuses = trusted(self._calls.links, await self._calls.at_all(self._calls.look_at))
             words = "" if is_takeover else self._living_chief(statuses)
             if not words:
                 break
@@ -87,26 +89,41 @@ class RecoveryTasks:
         self._calls.report(ShardAdopted(shard=work.shard, process_incarnation=process_incarnation, adoption=adoption))
 
     async def keep_record(self, work: rec.KeepRecord) -> None:
-        """Has all shards keep a record. Reports nothing: what keeps a shard from it shows with the next step."""
-        record, incarnation, links = pack_record(work.record), self._authority.chief_incarnation, self._calls.links
+        """Has shards keep a record, and reports RecordKept; what keeps a shard from it shows with the next step, too."""
+        record, failure = self._packer.pack(work.record), ""
         try:
-            await self._calls.at_all(
-                lambda index: self._calls.insist(
-                    index,
-                    lambda: links[index].keep_record(
-                        epoch=work.epoch,
-                        chief_incarnation=incarnation,
-                        version=work.version,
-                        record=record,
-                        timeout_s=_COPY_TIMEOUT_S,
-                    ),
-                )
-            )
+            if work.is_for_all:
+                await self._calls.at_all(lambda index: self._keep_at(index, work, record))
+            else:
+                await self._keep_at(0, work, record)
+        except Superseded as error:
+            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
+            return
         except PsError as error:
-            log.warning("a parameter server did not take the chief's record version=%d cause=%s", work.version, error.message)
+            failure = error.message
+        self._calls.report(rec.RecordKept(epoch=work.epoch, version=work.version, failure=failure))
+
+    async def _keep_at(self, index: int, work: rec.KeepRecord, record: bytes) -> None:
+        link, incarnation = self._calls.links[index], self._authority.chief_incarnation
+        await self._calls.insist(
+            index,
+            lambda: link.keep_record(
+                epoch=work.epoch, chief_incarnation=incarnation, version=work.version, record=record, timeout_s=_COPY_TIMEOUT_S
+            ),
+        )
+
+    def manifest_of(self, tag: str) -> str:
+        """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
+        found = None if self._store is None else self._store.find(rec.FindCheckpoint(only=tag))
+        if found is None or found.checkpoint is None:
+            why = "; ".join(why for _, why in found.skipped) if found else "there is no place for checkpoints"
+            raise CheckpointNotFound(f"checkpoint {tag} cannot be read: {why}")
+        return found.manifest_sha256
 
     async def find(self, wish: rec.FindCheckpoint) -> None:
         """Looks for a checkpoint, and reports CheckpointFound."""
+        if wish.fence is not None and not await self._fenced():
+            return
         if self._store is None:
             self._calls.report(rec.CheckpointFound(checkpoint=None))
             return
@@ -119,7 +136,8 @@ class RecoveryTasks:
         assert self._store is not None
         async with self._at_store:
             done = await asyncio.to_thread(self._store.commit, work)
-        self._calls.report(done)
+        if not work.is_awaited or isinstance(done, rec.SaveFailed) or await self._still_rules(work.checkpoint.epoch):
+            self._calls.report(done)
 
     async def save(self, work: rec.SaveStep) -> None:
         """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
@@ -159,6 +177,30 @@ class RecoveryTasks:
         finally:
             self._num_restoring -= 1
 
+    async def _fenced(self) -> bool:
+        """Puts all shards under this chief, whatever they hold; says whether they are."""
+        for failure in await self._calls.at_all(self._fence):
+            if isinstance(failure, Superseded):
+                self._on_superseded(failure.message)
+                return False
+        return True
+
+    async def _fence(self, index: int) -> PsError | None:
+        try:
+            await self._adopt(index)
+        except PsError as error:
+            return error  # what is wrong with a shard shows when it is brought back
+        return None
+
+    async def _still_rules(self, epoch: int) -> bool:
+        """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""
+        status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
+        if status.chief_incarnation > self._authority.chief_incarnation:
+            self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.chief_incarnation}")
+            return False
+        # Another process, or epoch, has not heard of this chief, or not in this epoch: the cluster is about to go back, or has gone.
+        return (status.epoch, status.chief_incarnation) == (epoch, self._authority.chief_incarnation)
+
     async def _adopt(self, index: int) -> tuple[int, Adoption]:
         calls, authority = self._calls, self._authority
         status = await calls.look_at(index)
@@ -171,6 +213,7 @@ class RecoveryTasks:
                 timeout_s=CONTROL_TIMEOUT_S,
             ),
         )
+        calls.adopted(index, process_incarnation=status.process_incarnation)
         log.info(
             "adopted ps=%d address=%s chief_incarnation=%d epoch=%d step=%s",
             index,

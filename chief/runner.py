@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ class Runner:
         self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: float | None = None
+        self._listens_until = -math.inf
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
         self._is_hasty = self._is_superseded = False
 
@@ -182,7 +184,7 @@ class Runner:
             case ev.EndProcesses():
                 self._in_loop(self._finish, instruction)
             case ev.Note():
-                log.log(logging.WARNING if instruction.is_warning else logging.INFO, "%s", instruction.text)
+                log.log(_level(instruction), "%s", instruction.text)
             case _:
                 self._shards.carry_out(instruction)
 
@@ -193,8 +195,12 @@ class Runner:
 
     def _set_timer(self) -> None:
         due = self._coordinator.next_deadline()
+        if due is None:
+            return
+        # While it listens after a sleep, what is overdue must not wake it again, or it would listen for ever.
+        due = max(due, self._listens_until)
         # Most events move deadlines later, if at all; the timer then stays as it is.
-        if due is not None and (self._timer_due is None or due < self._timer_due):
+        if self._timer_due is None or due < self._timer_due:
             self._timer_due = due
             self._in_loop(self._start_timer)
 
@@ -210,7 +216,7 @@ class Runner:
         with self._lock:
             now = self._clock()
             if now - due > _LATE_S:
-                self._timer_due = now + _HEARING_S
+                self._timer_due = self._listens_until = now + _HEARING_S
                 self._start_timer()
                 return
             self._timer = self._timer_due = None
@@ -251,3 +257,9 @@ class Runner:
     def _broken_off(self, error: BaseException) -> None:
         log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
         self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
+
+
+def _level(note: ev.Note) -> int:
+    if note.is_warning:
+        return logging.WARNING
+    return logging.DEBUG if note.is_detail else logging.INFO

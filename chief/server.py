@@ -12,6 +12,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from chief.checkpoint_store import CheckpointStore
 from chief.config import ChiefConfig
+from chief.own_address import reachable as reachable
+from chief.own_address import towards
+from chief.replicated_link import ReplicatedLink
 from chief.runner import Runner
 from chief.service import SERVICE, ChiefService, chief_service_handler
 from chief.shard_links import GrpcShardLink, ShardLink
@@ -33,7 +36,6 @@ log = logging.getLogger(__name__)
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
 # Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.
 _MAX_THREADS = 4_096
-_ANY_HOST = ("0.0.0.0", "::", "")
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5
 
@@ -50,7 +52,7 @@ class ChiefServer:
         cluster = config.coordination.cluster
         access = Access(config.security, role=CallerRole.CHIEF)
         if links is None:
-            links = [GrpcShardLink(address, index=index, cluster=cluster, access=access) for index, address in enumerate(config.ps)]
+            links = shard_links(config, access)
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store)
         guards = interceptors(config.security, cluster=cluster, address=config.address)
@@ -84,7 +86,10 @@ class ChiefServer:
 
     async def wait(self) -> int:
         """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""
-        return await self._runner.run(chief_address=reachable(self._address), is_takeover=self._config.is_takeover)
+        own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
+        if not own:
+            log.warning("listening everywhere, and under no name that participants could be told: give --advertise HOST:PORT")
+        return await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
 
     def request_stop(self, reason: str) -> None:
         """Finishes training and makes `wait` return within 2 s. To be called in the event loop."""
@@ -99,6 +104,13 @@ class ChiefServer:
         await self._runner.close()
         await asyncio.to_thread(self._executor.shutdown)
         log.info("chief ended")
+
+    def _own_address(self) -> str:
+        advertised = self._config.advertise
+        if not advertised:
+            return reachable(self._address)
+        told = parse_address(advertised, is_bind=True)
+        return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self._address).port))
 
     def _listen(self, address: str) -> str:
         check_address_is_free(address)
@@ -115,7 +127,16 @@ class ChiefServer:
         self._health.set(SERVICE, status)
 
 
-def reachable(address: str) -> str:
-    """Returns an address as others may call it; empty if it is that of every network interface, which is nobody's name."""
-    parsed = parse_address(address)
-    return "" if not parsed.is_unix and parsed.host.strip("[]") in _ANY_HOST else address
+def shard_links(config: ChiefConfig, access: Access) -> list[ShardLink]:
+    """Returns the ways to the parameter servers, and to their standbys."""
+    cluster = config.coordination.cluster
+    links: list[ShardLink] = []
+    for index, address in enumerate(config.ps):
+        link = GrpcShardLink(address, index=index, cluster=cluster, access=access)
+        standby = config.standbys[index] if index < len(config.standbys) else ""
+        if standby:
+            other = GrpcShardLink(standby, index=index, cluster=cluster, access=access)
+            links.append(ReplicatedLink([link, other], index=index))
+        else:
+            links.append(link)
+    return links

@@ -6,19 +6,19 @@ A change waits until no step is being applied. Then all shards are told, if it c
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
+from chief import assurance
 from chief.cluster import Cluster, UnderWay
 from chief.events import ConfigureShards, Instruction, Note, Refuse, Reply, SetHyperparameters, SetPolicy
+from chief.optimizer_changes import Optimizers, changed_optimizers, words_of
 from chief.policies import new_policy
 from chief.policy import Counted, Grant
 from chief.token_replies import grant
 from chief.waiting_calls import slice_s
-from chief.wording import optimizers_words
 from ps_protocol.checkpoint import ChiefRecord
 from ps_protocol.chief import HyperparameterChange, ParticipantKind, SettingsReply
-from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, TrainingFailed, VariableNotFound
-from ps_protocol.optimizer_spec import INITIAL_HYPERPARAMETERS, OptimizerSpec
+from ps_protocol.errors import PsError, TrainingFailed
+from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.shard import ShardSettings
 
@@ -35,7 +35,7 @@ class _Change:
     calls: list[int] = field(default_factory=list)
     # What is being introduced: of a policy that needs two moves, first another one.
     policy: PolicySpec | None = None
-    optimizers: dict[str, tuple[OptimizerSpec, OptimizerSpec]] | None = None
+    optimizers: Optimizers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Settings:
         self._done: dict[_Key, SettingsReply] = {}
         self._known = _ForShards()  # what the shards have been told
         # By key, as the model has it and as it is: those that were changed.
-        self._optimizers: dict[str, tuple[OptimizerSpec, OptimizerSpec]] = {}
+        self._optimizers: Optimizers = {}
         # Shards begin with 0; what they are to be told first needs a higher one.
         self.version = int(self._wanted(cluster.config.policy) != self._known)
 
@@ -68,7 +68,7 @@ class Settings:
     def set_hyperparameters(self, event: SetHyperparameters) -> list[Instruction]:
         """Takes a change of an optimizer in. Raises InvalidSpec, VariableNotFound or NotInitialized."""
         self._check_open()
-        self._changed(event.change)
+        changed_optimizers(self._cluster, self._optimizers, event.change)
         return self._take_in(("hyperparameters", event.request_id), event.change, event.call)
 
     def wait(self, call: int, *, max_wait_s: float, now: float) -> list[Instruction]:
@@ -106,7 +106,7 @@ class Settings:
         """Goes on with what an earlier chief has left; shards know of settings up to this version, perhaps others."""
         self._optimizers = {original.key: (original, new) for original, new in record.optimizers}
         self._cluster.optimizers = record.optimizers
-        self._cluster.optimizer = self._optimizer_words() if record.optimizers else ""
+        self._cluster.optimizer = words_of(self._cluster, self._optimizers) if record.optimizers else ""
         self._cluster.settings_version = record.settings_version
         self.version = max(record.settings_version, version)
         self._known = self._wanted(self._cluster.config.policy)
@@ -140,7 +140,7 @@ class Settings:
         wanted = self._wanted(self._cluster.config.policy)
         return [] if wanted == self._known else [self._tell(wanted)]
 
-    def begin(self) -> list[Instruction]:
+    def begin(self, now: float) -> list[Instruction]:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
         if not self._pending:
             return []
@@ -150,7 +150,7 @@ class Settings:
         while self._pending and self._cluster.under_way is None:
             change = self._pending[0]
             if isinstance(change.asked, HyperparameterChange):
-                change.optimizers = self._changed(change.asked)
+                change.optimizers = changed_optimizers(self._cluster, self._optimizers, change.asked)
             else:
                 change.policy = self._next_move(change.asked)
                 if change.policy is None:
@@ -161,10 +161,10 @@ class Settings:
                 instructions.append(self._tell(wanted))
             else:
                 self.version += 1
-                instructions += self.configured()
+                instructions += self.configured(now)
         return instructions
 
-    def configured(self) -> list[Instruction]:
+    def configured(self, now: float) -> list[Instruction]:
         """The shards know: from now on the change holds, or its first move, if it needs two."""
         if not self._pending:
             return []  # training was finished meanwhile
@@ -173,9 +173,9 @@ class Settings:
         if change.optimizers is not None:
             self._optimizers = change.optimizers
             self._cluster.optimizers = tuple(change.optimizers.values())
-            self._cluster.optimizer = self._optimizer_words()
+            self._cluster.optimizer = words_of(self._cluster, self._optimizers)
         if change.policy is not None:
-            instructions += self._install(change.policy)
+            instructions += self._install(change.policy, now)
             if change.policy != change.asked:
                 return instructions
         del self._pending[0]
@@ -185,7 +185,7 @@ class Settings:
         for call in change.calls:
             self._cluster.deadlines.clear(("settings", call))
             instructions.append(Reply(call=call, value=reply))
-        kept = [self._cluster.keep_record()] if self._cluster.registry.is_ready else []
+        kept = [assurance.keep(self._cluster)] if self._cluster.registry.is_ready else []
         what = f"policy {self._cluster.policy.spec.text}" if change.policy is not None else f"optimizer {self._cluster.optimizer}"
         return [Note(text=f"settings version {self.version} hold from step {reply.step} on: {what}"), *instructions, *kept]
 
@@ -222,7 +222,7 @@ class Settings:
         is_queue = old.accepts_stale and not old.applies_on_arrival
         return is_queue and (policy.applies_on_arrival or not policy.accepts_stale)
 
-    def _install(self, policy: PolicySpec) -> list[Instruction]:
+    def _install(self, policy: PolicySpec, now: float) -> list[Instruction]:
         cluster, old = self._cluster, self._cluster.policy
         cluster.config = cluster.membership.config = cluster.config.with_policy(policy)
         if not policy.accepts_stale:
@@ -242,7 +242,7 @@ class Settings:
             step = cluster.ask(waiting.worker, local_step=local_step, request_id=waiting.request_id)
             if step is not None:
                 granted.append(Grant(waiting.worker, step))
-        return grant(cluster, granted)
+        return grant(cluster, granted, now)
 
     def _spread(self, counted: Sequence[Counted]) -> None:
         """What was counted for one step becomes a step each: tells those who have not been answered yet, and who asks again."""
@@ -257,6 +257,7 @@ class Settings:
                 result = dataclasses.replace(result, applied_step=step, staleness=step - entry.step)
                 member.outcomes.revise(entry.push_id, result)
                 cluster.waiting.revise_commit(entry.push_id, result)
+                assurance.revise(cluster, entry.push_id, result)
                 cluster.ledger.max_staleness = max(cluster.ledger.max_staleness, result.staleness)
 
     def _tell(self, wanted: _ForShards) -> Instruction:
@@ -270,46 +271,11 @@ class Settings:
             optimizers=wanted.optimizers,
         )
 
-    def _wanted(self, policy: PolicySpec, optimizers: dict[str, tuple[OptimizerSpec, OptimizerSpec]] | None = None) -> _ForShards:
+    def _wanted(self, policy: PolicySpec, optimizers: Optimizers | None = None) -> _ForShards:
         changed = self._optimizers if optimizers is None else optimizers
         return _ForShards(
             accepts_stale=policy.accepts_stale, applies_on_arrival=policy.applies_on_arrival, optimizers=tuple(changed.values())
         )
-
-    def _changed(self, change: HyperparameterChange) -> dict[str, tuple[OptimizerSpec, OptimizerSpec]]:
-        original = self._original(change.variable)
-        fixed = sorted(INITIAL_HYPERPARAMETERS.intersection(change.hyperparameters))
-        if fixed:
-            raise InvalidSpec(
-                f"optimizer {original.name!r}: {', '.join(fixed)} cannot be changed while training: the slots are made by it"
-                " when the model is created; start the cluster again"
-            )
-        current = self._optimizers.get(original.key, (original, original))[1]
-        learning_rate = current.learning_rate if change.learning_rate is None else change.learning_rate
-        numbers = {**current.hyperparameters, **change.hyperparameters}
-        new = OptimizerSpec(name=current.name, learning_rate=learning_rate, hyperparameters=numbers)
-        return {**self._optimizers, original.key: (original, new)}
-
-    def _original(self, name: str) -> OptimizerSpec:
-        model = self._cluster.registry.model
-        if model is None or not self._cluster.registry.is_ready:
-            raise NotInitialized("there is no model yet whose optimizer could be changed; create the model first")
-        if not name:
-            return model.optimizer
-        variable = next((variable for variable in model.variables if variable.name == name), None)
-        if variable is None:
-            known = ", ".join(repr(variable.name) for variable in model.variables[:5])
-            close = get_close_matches(name, [variable.name for variable in model.variables], n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise VariableNotFound(f"the model has no variable {name!r}; it has {known}{', …' if len(model.variables) > 5 else ''}{meant}")
-        if variable.optimizer is None:
-            raise InvalidSpec(f"variable {name!r} has no optimizer of its own; change the model's, by naming no variable")
-        return variable.optimizer
-
-    def _optimizer_words(self) -> str:
-        model = self._cluster.registry.model
-        assert model is not None
-        return optimizers_words(model, {key: spec for key, (_, spec) in self._optimizers.items()})
 
     def _remember(self, key: _Key, reply: SettingsReply) -> None:
         self._done[key] = reply

@@ -13,7 +13,7 @@ from chief import events as ev
 from chief.shard_links import ShardLink
 from chief.wording import seconds
 from ps_protocol.backoff import delays_s
-from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, ShuttingDown, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
 from ps_protocol.shard import ShardStatus
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class ShardCalls:
         self.clock = clock
         self._rng = random.Random()
         self._heard_at = [0.0] * len(self.links)
+        self._processes: dict[int, int] = {}  # that have been adopted
 
     def __len__(self) -> int:
         return len(self.links)
@@ -53,6 +54,16 @@ class ShardCalls:
     def silence_s(self, index: int) -> float:
         """For how long a shard was not heard."""
         return self.clock() - self._heard_at[index]
+
+    def adopted(self, index: int, *, process_incarnation: int) -> None:
+        """From now on this process is the one that is called again."""
+        self._processes[index] = process_incarnation
+
+    async def check_process(self, index: int) -> None:
+        """Raises EpochMismatch if another process is at the place of the one that was adopted."""
+        status = await self.links[index].status(timeout_s=CONTROL_TIMEOUT_S)
+        if status.process_incarnation != self._processes.get(index, status.process_incarnation):
+            raise EpochMismatch(f"{self.name(index)} is another process than the one that this chief has adopted")
 
     def name(self, index: int) -> str:
         """For example "ps 1 at 10.0.0.4:5000"."""

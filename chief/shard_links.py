@@ -125,9 +125,20 @@ class GrpcShardLink:
         answer = await self._unary("GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
         return codec_shard_status.decode_shard_status(answer)
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", timeout_s: float) -> Adoption:
-        """Puts the shard under a chief."""
-        request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+    async def adopt(
+        self,
+        *,
+        epoch: int,
+        chief_incarnation: int,
+        chief_address: str = "",
+        timeout_s: float,
+        is_alone: bool = False,
+        forgets: bool = False,
+    ) -> Adoption:
+        """Puts the shard under a chief. `is_alone`, `forgets`: see ReplicaLink."""
+        request = pb.AdoptShardRequest(
+            epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, alone=is_alone, forget=forgets
+        )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
         return codec_checkpoints.decode_adoption(answer)
 

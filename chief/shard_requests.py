@@ -2,8 +2,11 @@
 
 from chief.events import ApplyStep, ConfigureShards, PrepareStep
 from chief.recovery_events import RestoreFailed, RestoreShards, SaveFailed, ShardFinding
-from ps_protocol.errors import CheckpointNotFound, DataLoss, PsError, StorageFull
-from ps_protocol.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
+from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardSpec, ShardStatus
+
+# What storage fails with while it cannot be read, or until somebody lets it.
+PASSING = (StorageFailed, PermissionDenied)
 
 
 def prepare_request(step: PrepareStep, *, chief_incarnation: int) -> ApplyRequest:
@@ -24,6 +27,7 @@ def apply_requests(step: ApplyStep, *, chief_incarnation: int, num_shards: int) 
             weights=step.weights,
             scales=step.scales[index] if step.scales else (),
             discards=step.discards,
+            ranges=step.ranges,
         )
         for index in range(num_shards)
     )
@@ -44,16 +48,16 @@ def settings_of(change: ConfigureShards, *, chief_incarnation: int) -> ShardSett
 
 def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
     """Returns what each shard is sent to be brought back to a checkpoint."""
+    sha256, incarnation = work.manifest_sha256, work.chief_incarnation
     return tuple(
-        RestoreRequest(
-            chief_incarnation=work.chief_incarnation,
-            spec=spec,
-            tag=work.tag,
-            manifest_sha256=work.manifest_sha256,
-            settings=work.settings,
-        )
+        restore_request(spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, chief_incarnation=incarnation)
         for spec in work.specs
     )
+
+
+def restore_request(spec: ShardSpec, *, tag: str, manifest_sha256: str, settings: ShardSettings, chief_incarnation: int) -> RestoreRequest:
+    """Returns what one shard, or one replica of it, is sent to be brought back to a checkpoint."""
+    return RestoreRequest(chief_incarnation=chief_incarnation, spec=spec, tag=tag, manifest_sha256=manifest_sha256, settings=settings)
 
 
 def finding(status: ShardStatus) -> ShardFinding:
@@ -75,4 +79,10 @@ def save_failure(tag: str, error: PsError, *, where: str = "") -> SaveFailed:
 def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> RestoreFailed:
     """Returns the event that a shard could not be brought back."""
     why = f"{where}: {error.message}" if where else error.message
-    return RestoreFailed(epoch=work.epoch, tag=work.tag, why=why, is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)))
+    return RestoreFailed(
+        epoch=work.epoch,
+        tag=work.tag,
+        why=why,
+        is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)),
+        is_passing=isinstance(error, PASSING),
+    )

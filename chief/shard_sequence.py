@@ -3,6 +3,7 @@
 At most one thing is under way at all shards. When it is done everywhere, the next is begun.
 """
 
+from chief import assurance
 from chief.checkpointing import Checkpointing
 from chief.cluster import Cluster, UnderWay
 from chief.ending import Ending
@@ -30,7 +31,7 @@ class ShardSequence:
         cluster = self._cluster
         if cluster.failure or cluster.recovering:
             return []
-        instructions = self._settings.begin()
+        instructions = self._settings.begin(now)
         if cluster.is_save_due and cluster.under_way is None:
             instructions += self._checkpointing.begin(now)
         if cluster.under_way is None and cluster.registry.is_ready and cluster.policy.is_complete:
@@ -43,7 +44,7 @@ class ShardSequence:
         if cluster.under_way is not UnderWay.CONFIGURE or event.version != self._settings.version or not self._is_current(event.epoch):
             return []  # reported again, or too late to matter
         cluster.under_way = None
-        done = self._settings.configured() if cluster.registry.is_ready else self._models.open(now)
+        done = self._settings.configured(now) if cluster.registry.is_ready else self._models.open(now)
         return [*done, *self.proceed(now)]
 
     def prepared(self, event: StepPrepared, now: float) -> list[Instruction]:
@@ -63,12 +64,15 @@ class ShardSequence:
         cluster = self._cluster
         if cluster.under_way is not UnderWay.APPLY or event.step != cluster.policy.step or not self._is_current(event.epoch):
             return []
-        contributors = cluster.policy.contributors if cluster.data.has_counted or self._checkpointing.holds_steps else ()
+        is_held = (self._checkpointing.holds_steps or cluster.holds_for_replicas) and not cluster.is_finished
+        is_of_interest = cluster.data.has_counted or is_held or cluster.told.waiting or cluster.told.sure
+        contributors = cluster.policy.contributors if is_of_interest else ()
         if cluster.data.has_counted:
-            cluster.data.applied(contributors)
-        if self._checkpointing.holds_steps and not cluster.is_finished:
-            return self._checkpointing.hold(contributors, now)
-        return self.tell(now)
+            cluster.told.unkept += cluster.data.applied(contributors)
+        instructions = assurance.applied(cluster, contributors, is_held=is_held)
+        if is_held:
+            return [*instructions, *self._checkpointing.hold(contributors, now)]
+        return [*instructions, *self.tell(now)]
 
     def tell(self, now: float) -> list[Instruction]:
         """The step that all shards have applied is made known: the next one is open."""
@@ -88,7 +92,7 @@ class ShardSequence:
         ledger = self._cluster.ledger
         ledger.complete_step((push_id,), last_worker=push_id.worker, now=now)
         ledger.close_step(now=now)
-        self._cluster.data.applied((push_id,))
+        self._cluster.told.unkept += self._cluster.data.applied((push_id,))
         self._checkpointing.stepped()
         return self._end_or([], now)
 
@@ -100,7 +104,7 @@ class ShardSequence:
         max_steps = cluster.config.max_steps
         if max_steps is not None and cluster.policy.step >= max_steps and not cluster.is_finished:
             return self._ending.finish(f"max_steps {max_steps} reached", now)
-        return [*grant(cluster, granted), *self.proceed(now)]
+        return [*grant(cluster, granted, now), *self.proceed(now)]
 
     def _begin_step(self, now: float) -> Instruction:
         cluster, policy, model = self._cluster, self._cluster.policy, self._cluster.registry.model
@@ -120,4 +124,5 @@ class ShardSequence:
             weights=policy.weights,
             scales=factors,
             discards=cluster.take_discards(),
+            ranges=cluster.ranges_of_step(),
         )

@@ -18,6 +18,7 @@ from chief import recovery_events as rec
 from chief.authority import Authority
 from chief.checkpoint_store import CheckpointStore
 from chief.recovery_tasks import RecoveryTasks
+from chief.replica_return import ReplicaReturn, replicated
 from chief.shard_caller import DirectLink
 from chief.shard_calls import ShardCalls
 from chief.shard_lanes import ShardLanes, Work
@@ -53,6 +54,7 @@ class ShardSide:
         self._calls = ShardCalls(links, report=report, clock=clock)
         self._steps = ShardTasks(self._calls, authority=self.authority, on_superseded=on_superseded)
         self._recovery = RecoveryTasks(self._calls, authority=self.authority, store=store, on_superseded=on_superseded)
+        self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._recovery.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
         self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
         # What the thread that has brought a step about does itself, once it has told of everything.
@@ -74,6 +76,8 @@ class ShardSide:
     def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
         """Begins to look at the shards and to watch them; `on_failure` is told if they are not to be had."""
         self.authority.chief_address = chief_address
+        for link in self._replicas.links.values():
+            link.attach(self._report)
         self._spawn(self._look_at_all(is_takeover, on_failure))
 
     def carry_out(self, wish: Wish) -> None:
@@ -96,9 +100,13 @@ class ShardSide:
             case rec.SaveStep():
                 self._in_loop(self._begin, self._save, wish)
             case rec.FindCheckpoint():
+                if wish.fence is not None:
+                    self._obey(wish.fence)
                 self._in_loop(self._begin_lasting, self._recovery.find, wish)
             case rec.CommitCheckpoint():
                 self._in_loop(self._begin_lasting, self._commit, wish)
+            case rec.BringReplicasBack():
+                self._in_loop(self._begin, self._replicas.bring_back, wish)
 
     def do_own_work(self) -> None:
         """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
@@ -144,10 +152,10 @@ class ShardSide:
             self._calls.heard_all()
             self._applied(step)
         else:
-            self._in_loop(self._begin, self._insist_on, step)
+            self._in_loop(self._begin, partial(self._insist_on, is_again=True), step)
 
-    async def _insist_on(self, step: ev.ApplyStep) -> None:
-        if await self._steps.apply(step):
+    async def _insist_on(self, step: ev.ApplyStep, *, is_again: bool = False) -> None:
+        if await self._steps.apply(step, is_again=is_again):
             self._applied(step)
 
     def _applied(self, step: ev.ApplyStep) -> None:
@@ -178,6 +186,8 @@ class ShardSide:
             self._is_watching = True
             for index in range(len(self._calls)):
                 self._spawn(self._steps.watch(index, is_paused=lambda: self._recovery.is_restoring))
+            if self._replicas.links:
+                self._spawn(self._replicas.watch(is_paused=lambda: self._recovery.is_restoring))
 
     async def _adopt(self, wish: ev.AdoptShard) -> None:
         try:
@@ -208,8 +218,11 @@ class ShardSide:
 
     # -- tasks
 
-    def _begin_epoch(self, wish: Any, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    def _obey(self, wish: rec.AdoptShards | rec.RestoreShards) -> None:
         self.authority.epoch, self.authority.chief_incarnation = wish.epoch, wish.chief_incarnation
+
+    def _begin_epoch(self, wish: Any, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        self._obey(wish)
 
         def begin() -> None:
             for task in [*self._of_epoch]:

@@ -19,6 +19,9 @@ class ShardRecord:
     is_reachable: bool = False
     unreachable_since: float = 0.0
     why: str = ""
+    # Where its standby is that goes along, or why there is none; both empty: it was given none.
+    standby: str = ""
+    standby_missing: str = ""
     # Processes that were there before this one, and will not come back; a late answer may still speak of them.
     gone: set[int] = field(default_factory=set)
 
@@ -32,9 +35,26 @@ class ShardTable:
     """All parameter servers, by index."""
 
     def __init__(self, addresses: Sequence[str], *, now: float) -> None:
-        self.addresses = tuple(addresses)
+        self.version = 0
         self._records = [ShardRecord(index=index, address=address, unreachable_since=now) for index, address in enumerate(addresses)]
         self._num_adopted = 0
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the shards are, by index."""
+        return tuple(record.address for record in self._records)
+
+    @property
+    def standby_addresses(self) -> tuple[str, ...]:
+        """Where the standbys are that go along, by index; empty: there is none. Nothing at all if the cluster was given none."""
+        return tuple(record.standby for record in self._records) if self.version else ()
+
+    def held_by(self, index: int, *, address: str, standby: str, missing: str) -> None:
+        """Says who holds a shard that was given a standby. `version` grows if that is somebody else than before; it begins with 0."""
+        record = self._records[index]
+        if (address, standby) != (record.address, record.standby) or not self.version:
+            self.version += 1
+        record.address, record.standby, record.standby_missing = address, standby, missing
 
     def __len__(self) -> int:
         return len(self._records)
@@ -109,6 +129,8 @@ class ShardTable:
                 step=step,
                 arena_bytes=held_bytes(layouts[record.index]) if layouts else 0,
                 num_slices=len(layouts[record.index].slices) + len(layouts[record.index].tables) if layouts else 0,
+                standby=record.standby,
+                standby_missing=record.standby_missing,
             )
             for record in self._records
         )

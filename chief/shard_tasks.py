@@ -43,11 +43,14 @@ class ShardTasks:
         if sums is not None:
             self._calls.report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums), epoch=step.epoch))
 
-    async def apply(self, step: ev.ApplyStep) -> bool:
-        """Has all shards apply a step, at once. Returns whether they have; if not, ShardFailed is reported."""
+    async def apply(self, step: ev.ApplyStep, *, is_again: bool = False) -> bool:
+        """Has all shards apply a step, at once. Returns whether they have; if not, ShardFailed is reported. `is_again`: after a failure."""
         requests, links = self.requests_of(step), self._calls.links
         replies = await self._at_all(
-            f"to apply step {step.step}", step.epoch, lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
+            f"to apply step {step.step}",
+            step.epoch,
+            lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S),
+            is_again=is_again,
         )
         return replies is not None
 
@@ -108,15 +111,26 @@ class ShardTasks:
         """Closes all connections."""
         await asyncio.gather(*(link.close() for link in self._calls.links))
 
-    async def _at_all(self, what: str, epoch: int, call: Callable[[int], Awaitable[Result]]) -> list[Result] | None:
+    async def _at_all(
+        self, what: str, epoch: int, call: Callable[[int], Awaitable[Result]], *, is_again: bool = False
+    ) -> list[Result] | None:
         """Calls all shards at once, each until it answers; returns their answers, or None if one refuses, which it reports."""
-        answers = await self._calls.at_all(lambda index: self._at(index, what, epoch, call))
+        answers = await self._calls.at_all(lambda index: self._at(index, what, epoch, call, is_again=is_again))
         known = [answer[0] for answer in answers if answer is not None]
         return known if len(known) == len(answers) else None
 
-    async def _at(self, index: int, what: str, epoch: int, call: Callable[[int], Awaitable[Result]]) -> tuple[Result] | None:
+    async def _at(
+        self, index: int, what: str, epoch: int, call: Callable[[int], Awaitable[Result]], *, is_again: bool
+    ) -> tuple[Result] | None:
+        async def attempt() -> Result:
+            nonlocal is_again
+            if is_again:
+                await self._calls.check_process(index)
+            is_again = True
+            return await call(index)
+
         try:
-            return (await self._calls.insist(index, lambda: call(index)),)
+            return (await self._calls.insist(index, attempt),)
         except PsError as error:
             log.error("parameter server refused ps=%d what=%s cause=%s", index, what, error.message)
             try:

@@ -6,13 +6,15 @@ If some shards have applied the open step and others have not, it is repeated at
 from collections.abc import Sequence
 
 from chief.cluster import Cluster, UnderWay
+from chief.data_calls import RETURN_KEY
 from chief.events import ApplyStep, Instruction, PrepareStep, StepApplied, StepPrepared
+from chief.policy import Counted
 from chief.pushes import newest_pushes
 from chief.resuming import Resumption, has_applied, mismatch, resumption
 from chief.settings import Settings
-from ps_protocol.checkpoint import ChiefRecord
+from ps_protocol.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.clipping import scales
-from ps_protocol.shard import Adoption, ApplyRequest
+from ps_protocol.shard import Adoption, ApplyRequest, PushId, WorkerPushes
 
 
 class Takeover:
@@ -23,6 +25,8 @@ class Takeover:
         self._settings = settings
         self._resumption: Resumption | None = None
         self._redo: ApplyRequest | None = None
+        self._pushes: tuple[WorkerPushes, ...] = ()
+        self._chosen: tuple[ChosenPush, ...] = ()
         self._must_tell = False
         self.is_waiting_for_model = False
         # Whether nothing would be lost if all began anew.
@@ -52,6 +56,8 @@ class Takeover:
         if isinstance(found, str):
             return found
         held = [adoption for adoption in adoptions if adoption is not None]
+        if self._lacks_its_record(record, held):
+            return "the chief before this one ended while it brought the parameter servers back to a checkpoint"
         if record is None or model is None:
             cluster.registry.held = tuple(adoption.layout_hash for adoption in held)
             self._settings.version = max(self._settings.version, max(self.settings_versions, default=0))
@@ -64,9 +70,31 @@ class Takeover:
                 cluster.registry.restart()
                 return problem
             self._take_settings(record)
-        cluster.membership.remember(newest_pushes(adoption.pushes for adoption in held))
+        self._pushes = newest_pushes(adoption.pushes for adoption in held)
+        self._chosen = ()
+        cluster.data.restart(None)
+        if record is not None and record.epoch == cluster.epoch:
+            self._take_data(record, held)
+            if found.redo is None:
+                applied = {
+                    PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
+                    for one in self._pushes
+                    for push in one.applied
+                }
+                is_open = policy.accepts_stale or record.step == found.step
+                self._chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
+        cluster.membership.remember(self._pushes)
         self._resumption = found
         return ""
+
+    def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> bool:
+        """Whether shards that were brought back have not been told what holds there: which training data is done, for one."""
+        if any(adoption.last_apply is not None for adoption in held):
+            return False
+        if record is not None:
+            return record.epoch not in (0, self._cluster.epoch)
+        config = self._cluster.config
+        return config.checkpoints is not None and not config.policy.applies_on_arrival and any(adoption.step for adoption in held)
 
     def begin(self, now: float) -> list[Instruction]:
         """Has the interrupted step repeated, if there is one and the model is known."""
@@ -77,10 +105,13 @@ class Takeover:
             return []
         if self.is_waiting_for_model:
             self.is_waiting_for_model, self._must_tell = False, True
-        cluster.new_policy(step=found.step, is_start=False)
         redo = self._redo = found.redo
+        if cluster.awaited:
+            cluster.deadlines.set(RETURN_KEY, now + cluster.config.lease_s / 2)
         if redo is None:
+            self._count_chosen(found.step)
             return []
+        cluster.new_policy(step=found.step, is_start=False)
         cluster.recovering = cluster.recovering or "another chief was here before"
         cluster.plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
         cluster.ledger.roll_back(redo.step, now=now)
@@ -107,6 +138,29 @@ class Takeover:
         self._redo = None
         cluster.new_policy(step=event.step + 1, is_start=False)
         return []
+
+    def _take_data(self, record: ChiefRecord, held: Sequence[Adoption]) -> None:
+        """What is done of the training data; and whoever contributed to it may have some of it still."""
+        cluster = self._cluster
+        cluster.data.resume(record.data)
+        if record.data is None:
+            return
+        done = {identity for adoption in held if adoption.last_apply is not None for identity in adoption.last_apply.ranges}
+        cluster.data.finish(done)
+        cluster.told.is_data_kept, cluster.told.unkept = True, sorted(done)
+        cluster.awaited = {one.worker for one in self._pushes} | {one.push_id.worker for one in record.chosen}
+
+    def _count_chosen(self, step: int) -> None:
+        """What the earlier chief had counted is counted, in its order: somebody may have been told so."""
+        cluster, chosen = self._cluster, self._chosen
+        is_queue = cluster.config.policy.accepts_stale
+        counted = [Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in chosen]
+        cluster.new_policy(step=step, is_start=False, counted=() if cluster.config.policy.applies_on_arrival else counted)
+        for one in chosen:
+            cluster.data.count(one.push_id, one.ranges)
+        cluster.told.sure.update(one.push_id for one in chosen)
+        steps = {one.push_id: step + position if is_queue else step for position, one in enumerate(chosen)}
+        cluster.membership.remember(self._pushes, chosen=steps)
 
     def told(self) -> list[Instruction]:
         """Tells the shards what holds, if some may have heard of something else."""
@@ -140,4 +194,11 @@ class Takeover:
     def _apply(self, redo: ApplyRequest, factors: tuple[tuple[float, ...], ...]) -> ApplyStep:
         cluster = self._cluster
         cluster.under_way = UnderWay.APPLY
-        return ApplyStep(epoch=cluster.epoch, step=redo.step, contributors=redo.contributors, weights=redo.weights, scales=factors)
+        return ApplyStep(
+            epoch=cluster.epoch,
+            step=redo.step,
+            contributors=redo.contributors,
+            weights=redo.weights,
+            scales=factors,
+            ranges=redo.ranges,
+        )

@@ -1,5 +1,6 @@
 """Contributions and waits for tokens: methods of the coordinator. Knows the cluster; no clock, thread or wire."""
 
+from chief import assurance
 from chief.cluster import Cluster
 from chief.events import CommitPush, DequeueToken, Instruction, Reply
 from chief.member import Member
@@ -25,7 +26,7 @@ class TokenCalls:
         self._cluster.refuse_if_recovering(now)
         result, instructions = self._commit(member, event.commit, now)
         self._cluster.renew(member, now=now)
-        return [Reply(call=event.call, value=result), *instructions]
+        return [*self._tell(Reply(call=event.call, value=result), event.commit, result, now), *instructions]
 
     def dequeue_token(self, event: DequeueToken, now: float) -> list[Instruction]:
         """Counts what rides along, and gives a token, or has the caller wait for one."""
@@ -39,22 +40,26 @@ class TokenCalls:
         cluster.renew(member, now=now)
         earlier = cluster.waiting.take_token_call(member.index)
         if earlier is not None:
-            instructions.append(Reply(call=earlier.call, value=wait(cluster, earlier.commit, "another call of the same worker")))
+            known = assurance.is_told(cluster, earlier.push_id, earlier.commit)
+            instructions.append(Reply(call=earlier.call, value=wait(cluster, known, "another call of the same worker")))
         if cluster.is_finished:
             return [*instructions, Reply(call=event.call, value=finished(cluster, commit))]
         step = cluster.ask(member.index, local_step=event.local_step, request_id=event.request_id)
         if step is not None:
-            return [*instructions, Reply(call=event.call, value=token(cluster, step, commit))]
+            reply = Reply(call=event.call, value=token(cluster, step, commit))
+            return [*instructions, *self._tell(reply, event.commit, commit, now)]
+        push_id = event.commit.push_id if event.commit is not None else None
         if not slice_s(event.max_wait_s):
             cluster.policy.forget_wish(member.index)
-            return [*instructions, Reply(call=event.call, value=wait(cluster, commit, cluster.explain(now, asking=member.index)))]
+            known = assurance.is_told(cluster, push_id, commit)
+            return [*instructions, Reply(call=event.call, value=wait(cluster, known, cluster.explain(now, asking=member.index)))]
         call = TokenCall(
             call=event.call,
             worker=member.index,
             commit=commit,
             local_step=event.local_step,
             request_id=event.request_id,
-            push_id=event.commit.push_id if event.commit is not None else None,
+            push_id=push_id,
         )
         cluster.waiting.add_token_call(call, until=now + slice_s(event.max_wait_s))
         return instructions
@@ -68,7 +73,10 @@ class TokenCalls:
         waiting_for = cluster.explain_to_many(now)
         waiting = cluster.waiting.take_token_call(worker)
         cluster.policy.forget_wish(worker)
-        return [Reply(call=waiting.call, value=wait(cluster, waiting.commit, waiting_for))] if waiting is not None else []
+        if waiting is None:
+            return []
+        known = assurance.is_told(cluster, waiting.push_id, waiting.commit)
+        return [Reply(call=waiting.call, value=wait(cluster, known, waiting_for))]
 
     def cancel(self, call: int) -> None:
         """A blocked caller has gone away."""
@@ -76,6 +84,12 @@ class TokenCalls:
         if worker is not None:
             self._cluster.waiting.take_token_call(worker)
             self._cluster.policy.forget_wish(worker)
+
+    def _tell(self, reply: Reply, commit: PushCommit | None, result: CommitResult | None, now: float) -> list[Instruction]:
+        if commit is not None and commit.is_applied and commit.ranges:
+            return assurance.tell_of_data(self._cluster, reply, now=now)
+        push_id = commit.push_id if commit is not None else None
+        return assurance.tell(self._cluster, reply, push_id=push_id, commit=result, now=now)
 
     def _commit(self, member: Member, commit: PushCommit, now: float) -> tuple[CommitResult, list[Instruction]]:
         cluster, push_id = self._cluster, commit.push_id
@@ -89,7 +103,9 @@ class TokenCalls:
         if not cluster.registry.is_ready:
             raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
         open_step = policy.step
-        is_complete, verdict = policy.is_complete, self._judge(commit)
+        is_complete, has_ranges = policy.is_complete, cluster.data.may_use(member.index, member.incarnation, commit.ranges)
+        # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
+        verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
         result = CommitResult(
             outcome=verdict.outcome,
             global_step=open_step,
@@ -104,11 +120,11 @@ class TokenCalls:
             cluster.discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED and commit.is_applied == policy.spec.applies_on_arrival:
             cluster.turned_away.discard(member.index)
-        elif policy.spec.accepts_stale or commit.is_applied or (not commit.staged and not is_complete):
-            cluster.turned_away.add(member.index)  # it has met a change of policy
+        elif policy.spec.accepts_stale or commit.is_applied or ((not commit.staged or not has_ranges) and not is_complete):
+            cluster.turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or cluster.data.starved:
             self._count_ranges(member, commit, verdict)
-        granted = grant(cluster, policy.after_commit(member.index))
+        granted = grant(cluster, policy.after_commit(member.index), now)
         if policy.step > open_step:
             return result, [*granted, *self._sequence.counted(push_id, now)]
         return result, [*granted, *self._sequence.proceed(now)]
@@ -119,7 +135,7 @@ class TokenCalls:
         if verdict.outcome is PushOutcome.ACCEPTED:
             leases.count(commit.push_id, commit.ranges)
             if commit.is_applied:
-                leases.applied((commit.push_id,))
+                self._cluster.told.unkept += leases.applied((commit.push_id,))
         else:
             leases.give_back(member.index, member.incarnation, commit.ranges)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from chief import assurance
 from chief.cluster import Cluster
 from chief.events import Instruction, Reply
 from chief.policy import Grant
@@ -23,13 +24,14 @@ def finished(cluster: Cluster, commit: CommitResult | None) -> TokenReply:
     return _reply(cluster, TokenResult.FINISHED, cluster.policy.step, commit)
 
 
-def grant(cluster: Cluster, grants: Iterable[Grant]) -> list[Instruction]:
+def grant(cluster: Cluster, grants: Iterable[Grant], now: float) -> list[Instruction]:
     """Answers those who wait and have a token now."""
-    return [
-        Reply(call=waiting.call, value=token(cluster, due.step, waiting.commit))
-        for due in grants
-        if (waiting := cluster.waiting.take_token_call(due.worker)) is not None
-    ]
+    instructions: list[Instruction] = []
+    for due in grants:
+        if (waiting := cluster.waiting.take_token_call(due.worker)) is not None:
+            reply = Reply(call=waiting.call, value=token(cluster, due.step, waiting.commit))
+            instructions += assurance.tell(cluster, reply, push_id=waiting.push_id, commit=waiting.commit, now=now)
+    return instructions
 
 
 def _reply(cluster: Cluster, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "") -> TokenReply:
@@ -41,4 +43,5 @@ def _reply(cluster: Cluster, result: TokenResult, step: int, commit: CommitResul
         global_step=cluster.policy.step,
         reads_latest=cluster.policy.spec.reads_latest,
         settings_version=cluster.settings_version,
+        shards_version=cluster.shards_version,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chief.deadlines import Deadlines, Key
+from chief.events import RegisterWorker
 from ps_protocol.chief import MAX_WAIT_SLICE_S, CommitResult, Participant
 from ps_protocol.data_ranges import DataSpec
 from ps_protocol.model import ModelSpec
@@ -57,6 +58,7 @@ class WaitingCalls:
         self._worker_of_call: dict[int, int] = {}
         self._model_calls: dict[int, ModelCall] = {}
         self._data_calls: dict[int, DataCall] = {}
+        self._arrivals: dict[int, RegisterWorker] = {}
 
     @property
     def token_workers(self) -> frozenset[int]:
@@ -133,6 +135,27 @@ class WaitingCalls:
         """The calls for ranges at this moment, the oldest first."""
         return [*self._data_calls.values()] if self._data_calls else ()
 
+    def add_arrival(self, call: int, event: RegisterWorker, *, until: float) -> None:
+        """Blocks somebody who wants to take part."""
+        self._arrivals[call] = event
+        self._deadlines.set(_arrival_key(call), until)
+
+    def take_arrival(self, call: int) -> RegisterWorker | None:
+        """Takes out the call of somebody who wants to take part."""
+        event = self._arrivals.pop(call, None)
+        if event is not None:
+            self._deadlines.clear(_arrival_key(call))
+        return event
+
+    def take_arrivals(self) -> list[RegisterWorker]:
+        """Takes out all calls of those who want to take part, in the order in which they came."""
+        return [event for call in [*self._arrivals] if (event := self.take_arrival(call)) is not None]
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether somebody waits to take part."""
+        return bool(self._arrivals)
+
     def worker_of(self, call: int) -> int | None:
         """Returns the worker that blocks in this call on a token."""
         return self._worker_of_call.get(call)
@@ -144,6 +167,10 @@ def _revised(told: CommitResult, result: CommitResult) -> CommitResult:
 
 def _data_key(call: int) -> Key:
     return ("ranges", call)
+
+
+def _arrival_key(call: int) -> Key:
+    return ("arrival", call)
 
 
 def _token_key(worker: int) -> Key:
