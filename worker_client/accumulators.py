@@ -4,7 +4,6 @@ They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccum
 does what running the operation did.
 """
 
-import operator
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from ps_protocol.accumulators import (
     AccumulatorSpec,
     AccumulatorStatus,
     GradientHeader,
-    Reduction,
     Taken,
     TakeRequest,
     check_num_required,
@@ -30,6 +28,7 @@ from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, Sha
 from ps_protocol.tensors import Array, DataType
 from ps_protocol.variable_options import SparseMean
 from worker_client.accumulator_access import Access, Target, open_access
+from worker_client.accumulator_arguments import data_type_of, declared_shape, reduction_of, whole_number
 from worker_client.patience import Patience
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class _RemoteAccumulator:
 
     def set_global_step(self, new_global_step: SupportsIndex) -> None:
         """Sets the accumulator's step, backwards too; gradients that are in stay in. Idempotent. Raises InvalidSpec below 0."""
-        step = _whole("new_global_step", new_global_step)
+        step = whole_number("new_global_step", new_global_step)
         check_step("new_global_step", step)
         self._ask("set its step", lambda accumulators: accumulators.set_step(self.name, step))
 
@@ -99,7 +98,7 @@ class _RemoteAccumulator:
         self._access.close()
 
     def _apply(self, values: Array, indices: Array | None, dense_shape: tuple[int, ...] | None, local_step: SupportsIndex) -> bool:
-        caller, step = self._caller, _whole("local_step", local_step)
+        caller, step = self._caller, whole_number("local_step", local_step)
         caller.num_gradients += 1
         header = GradientHeader(
             name=self.name,
@@ -113,7 +112,7 @@ class _RemoteAccumulator:
         return self._ask("apply a gradient", lambda accumulators: accumulators.apply_gradient(header, values, indices)).accepted
 
     def _take(self, num_required: SupportsIndex, timeout_s: float | None) -> Taken:
-        wanted = _whole("num_required", num_required)
+        wanted = whole_number("num_required", num_required)
         check_num_required(wanted, name=self.name)
         caller, patience = self._caller, Patience(f"accumulator {self.name!r}: take {wanted} gradients", timeout_s=timeout_s)
         caller.num_takings += 1
@@ -178,7 +177,7 @@ class ConditionalAccumulator(_RemoteAccumulator):
         timeout_s: float | None = None,
     ) -> None:
         spec = AccumulatorSpec(
-            name=shared_name, data_type=data_type_of(dtype), shape=_declared(shape), reduction=_reduction(reduction_type)
+            name=shared_name, data_type=data_type_of(dtype), shape=declared_shape(shape), reduction=reduction_of(reduction_type)
         )
         super().__init__(target, spec, timeout_s=timeout_s)
 
@@ -227,8 +226,8 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
         spec = AccumulatorSpec(
             name=shared_name,
             data_type=data_type_of(dtype),
-            shape=_declared(shape),
-            reduction=_reduction(reduction_type),
+            shape=declared_shape(shape),
+            reduction=reduction_of(reduction_type),
             is_sparse=True,
             sparse_mean=means[sparse_mean],
         )
@@ -255,7 +254,7 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
         if indices.dtype.kind not in "iu":
             raise DtypeMismatch(f"accumulator {self.name!r}: indices are {indices.dtype}; want integers")
         values = self._elements(grad_values, "values of the gradient")
-        whole = None if grad_shape is None else tuple(_whole("grad_shape", extent) for extent in grad_shape)
+        whole = None if grad_shape is None else tuple(whole_number("grad_shape", extent) for extent in grad_shape)
         return self._apply(values, np.ascontiguousarray(indices, np.dtype("<i8")), whole, local_step)
 
     def apply_indexed_slices_grad(self, grad: "IndexedSlices", local_step: SupportsIndex = 0) -> bool:
@@ -279,31 +278,3 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
         indices, values, shape = self.take_grad(num_required, timeout_s)
         whole = tuple(int(extent) for extent in shape)
         return IndexedSlices(indices, values, None if UNKNOWN in whole else whole)
-
-
-def data_type_of(dtype: npt.DTypeLike | DataType) -> DataType:
-    """Returns the element type that a NumPy type, its name, or "bfloat16" stands for. Raises InvalidSpec for others."""
-    if isinstance(dtype, DataType):
-        return dtype
-    name = dtype if dtype == DataType.BFLOAT16.value else np.dtype(dtype).name
-    try:
-        return DataType(name)
-    except ValueError:
-        raise InvalidSpec(f"dtype: got {name}, want one of {', '.join(data_type.value for data_type in DataType)}") from None
-
-
-def _declared(shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
-    return None if shape is None else tuple(UNKNOWN if extent is None else _whole("shape", extent) for extent in shape)
-
-
-def _whole(what: str, value: SupportsIndex) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidSpec(f"{what}: got {value!r}, want a whole number") from None
-
-
-def _reduction(reduction_type: str) -> Reduction:
-    if reduction_type not in Reduction.__members__:
-        raise ValueError(f"reduction_type: got {reduction_type!r}, want one of {', '.join(Reduction.__members__)}")
-    return Reduction[reduction_type]

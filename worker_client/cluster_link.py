@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from ps_protocol import history_events, retry
 from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.chief import Chief, CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome, RegisterRequest, Registration
-from ps_protocol.errors import WorkerIndexTaken
+from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken
 from ps_protocol.history import HistoryWriter
 from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
@@ -30,6 +30,8 @@ Result = TypeVar("Result")
 # Inode of the machine's own process-id namespace, fixed in the kernel (PROC_PID_INIT_INO).
 _MACHINE_PID_NAMESPACE = "pid:[4026531836]"
 _UNWATCHED = nullcontext()
+# When a caller's time is up, a chief that is there may still answer: with what is waited for.
+_LAST_ANSWER_S = 1.0
 AS_IS = WireFormat()
 
 
@@ -39,6 +41,10 @@ class SharingShard(Shard, Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether it still does."""
+
+    @property
+    def unshared(self) -> Shard:
+        """The same shard without shared memory."""
 
     def kept_memory(self) -> Array | None:
         """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
@@ -58,14 +64,16 @@ class MemorySharing(Protocol):
 class ClusterLink:
     """The chief, and how to reach a shard by its index and address; `timeout_s` is how long a server that does not answer is waited for.
 
-    `open_shard` returns once the shard has answered. `is_in_process`: nothing can be cut off or die alone, so no lease need be kept.
-    `watch` speaks for calls that hang; None in process. `sharing` None: memory is never shared. `know_layout` tells a shard's client how
-    its variables lie. `wire`: how gradients travel. `search` finds a chief that has moved; None: it stays where it is.
-    `access`: what clients prove with who they are. `history`: where contributions are noted, for `lockstep verify`; None: nowhere.
+    `open_shard` returns once the shard has answered; `open_replica`, for one of several processes that hold a shard, makes no call (None:
+    `open_shard` does). `is_in_process`: nothing can be cut off or die alone, so no lease need be kept. `watch` speaks for calls that hang;
+    None in process. `sharing` None: memory is never shared. `know_layout` tells a shard's client how its variables lie. `wire`: how
+    gradients travel. `search` finds a chief that has moved; None: it stays where it is. `access`: what clients prove with who they are.
+    `history`: where contributions are noted, for `lockstep verify`; None: nowhere.
     """
 
     chief: Chief
     open_shard: Callable[[int, str], Shard]
+    open_replica: Callable[[int, str], Shard] | None = None
     is_in_process: bool
     timeout_s: float
     watch: SilenceWatch | None = None
@@ -81,18 +89,41 @@ class ClusterLink:
         """The chief where it is now, as far as is known."""
         return self.chief if self.search is None else self.search.chief
 
-    def ask_once(self, question: Callable[[Chief], Result]) -> Result:
-        """Returns the chief's answer to one attempt."""
-        return question(self.chief) if self.search is None else self.search.ask(question)
+    def ask_once(self, question: Callable[[Chief], Result], *, within_s: float | None = None) -> Result:
+        """Returns the chief's answer to one attempt, which takes `within_s` seconds at most."""
+        return question(self.chief) if self.search is None else self.search.ask(question, within_s=within_s)
+
+    def beat(self, participant: Participant) -> bool:
+        """Makes one attempt to renew the lease, and returns whether training is finished; in a thread that nobody waits for."""
+        with self.watching("", alarm=self._look_around):
+            return self.ask_once(lambda chief: chief.heartbeat(participant))
 
     def ask(self, question: Callable[[Chief], Result], *, what: str, timeout_s: float | None = None, expected_s: float = 0.0) -> Result:
-        """Returns the chief's answer; asks again while it cannot be reached, for `timeout_s` or the link's timeout, whichever is less.
+        """Returns the chief's answer; asks again while it does not answer, for `timeout_s` or the link's timeout, whichever is less.
 
-        `expected_s` is how long the chief may rightly be silent.
+        `expected_s` is how long the chief may rightly be silent. Raises Unavailable; DeadlineExceeded where `timeout_s` was the less.
         """
-        limit_s, subject = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s), f"the chief: {what}"
-        with self.watching(subject, expected_s=expected_s):
-            return retry.call(lambda _: self.ask_once(question), what=subject, timeout_s=limit_s)
+        is_callers = timeout_s is not None and timeout_s < self.timeout_s
+        limit_s, subject = timeout_s if is_callers and timeout_s is not None else self.timeout_s, f"the chief: {what}"
+
+        def attempt(left_s: float) -> Result:
+            try:
+                # Each by itself: one that fails is spoken of between two of them.
+                with self.watching(subject, expected_s=expected_s, alarm=self._look_around):
+                    return self.ask_once(question, within_s=left_s + _LAST_ANSWER_S)
+            except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
+                raise Unavailable(error.message, facts=error.facts) from None
+
+        try:
+            return retry.call(attempt, what=subject, timeout_s=limit_s)
+        except Unavailable as error:
+            if is_callers:
+                raise DeadlineExceeded(f"{what}: not within {timeout_s:.3g} s: {error.message}", facts=error.facts) from None
+            raise
+
+    def _look_around(self) -> None:
+        if self.search is not None:
+            self.search.look_around()
 
     def note_contribution(self, header: PushHeader, gradients: Segments, *, shard: int) -> None:
         """Writes into the history, if there is one, what a shard is about to be sent."""
@@ -107,9 +138,9 @@ class ClusterLink:
                 self.history, commit.push_id, epoch=epoch, outcome=outcome.name, step=commit.step, applied_step=result.applied_step
             )
 
-    def watching(self, what: str, *, expected_s: float = 0.0) -> AbstractContextManager[None]:
-        """Has the enclosed call spoken for while it hangs."""
-        return _UNWATCHED if self.watch is None else self.watch.expecting(what, expected_s=expected_s)
+    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it."""
+        return _UNWATCHED if self.watch is None else self.watch.expecting(what, expected_s=expected_s, alarm=alarm)
 
 
 def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
@@ -123,21 +154,37 @@ def register(link: ClusterLink, *, kind: ParticipantKind, index: int | None, tak
     return _ask_for_place(link, kind=kind, index=index, takeover=True)
 
 
-def register_again(link: ClusterLink, former: Participant) -> Registration:
-    """Takes a participant in again: the same one, unless the epoch has risen or its lease had ended. Raises WorkerIndexTaken."""
-    return _ask_for_place(link, kind=former.kind, index=former.index, takeover=False, former=former)
+def register_again(link: ClusterLink, former: Participant, *, held: tuple[int, ...] = ()) -> Registration:
+    """Takes a participant in again: the same one, unless the epoch has risen or its lease had ended. Raises WorkerIndexTaken.
+
+    `held`: ranges of the training data that it has; they stay its own, if it stays the same one.
+    """
+    return _ask_for_place(link, kind=former.kind, index=former.index, takeover=False, former=former, held=held)
 
 
 def _ask_for_place(
-    link: ClusterLink, *, kind: ParticipantKind, index: int | None, takeover: bool, former: Participant | None = None
+    link: ClusterLink,
+    *,
+    kind: ParticipantKind,
+    index: int | None,
+    takeover: bool,
+    former: Participant | None = None,
+    held: tuple[int, ...] = (),
 ) -> Registration:
     # The number is the same in repetitions, so that the chief gives one place for all of them.
     request = RegisterRequest(
-        kind=kind, index=index, host=machine_name(), pid=os.getpid(), request_id=secrets.randbits(63), takeover=takeover, former=former
+        kind=kind,
+        index=index,
+        host=machine_name(),
+        pid=os.getpid(),
+        request_id=secrets.randbits(63),
+        takeover=takeover,
+        former=former,
+        held=held,
     )
     registration = link.ask(lambda chief: chief.register_worker(request), what="register")
     if link.search is not None:
-        link.search.begin(registration.shard_addresses)
+        link.search.begin([*registration.shard_addresses, *filter(None, registration.standby_addresses)])
     return registration
 
 

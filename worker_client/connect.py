@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ps_protocol import retry
 from ps_protocol.access import Access
@@ -190,8 +191,9 @@ def _enter(
 
         link = ClusterLink(
             chief=client,
-            search=ChiefSearch(client, address=target.chief, open_chief=open_chief, look=look),
+            search=ChiefSearch(client, address=target.chief, open_chief=open_chief, look=look, bounded=_bounded),
             open_shard=open_shard,
+            open_replica=partial(_shard, cluster=cluster, wire=wire, access=access),
             is_in_process=False,
             timeout_s=timeout_s,
             watch=watch,
@@ -213,13 +215,21 @@ def _history(kind: ParticipantKind) -> HistoryWriter | None:
     return HistoryWriter(directory, role="worker") if directory and kind is ParticipantKind.WORKER else None
 
 
+def _bounded(chief: Chief, timeout_s: float) -> Chief:
+    return chief.within(timeout_s) if isinstance(chief, GrpcChief) else chief
+
+
 def _know_layout(shard: Shard, layout: Layout) -> None:
     if isinstance(shard, GrpcShard):
         shard.know_layout(layout)
 
 
+def _shard(index: int, address: str, *, cluster: str, wire: WireFormat, access: Access) -> GrpcShard:
+    return GrpcShard(address, index=index, cluster=cluster, variables_encoding=wire.variable_encoding, access=access)
+
+
 def _open_shard(index: int, address: str, *, cluster: str, timeout_s: float, wire: WireFormat, access: Access) -> Shard:
-    shard = GrpcShard(address, index=index, cluster=cluster, variables_encoding=wire.variable_encoding, access=access)
+    shard = _shard(index, address, cluster=cluster, wire=wire, access=access)
     try:
         _warn(address, retry.call(shard.handshake, what=f"ps {index} at {address}", timeout_s=timeout_s))
     except BaseException:

@@ -4,11 +4,14 @@ A training belongs to one participant. When the epoch rises (the cluster was bro
 gone, its place is taken again, and a new training begins at the step that stands then. What was pushed before that is rolled back.
 """
 
+import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
+from ps_protocol.data_ranges import DataRange
 from ps_protocol.errors import Cancelled, PsError
 from worker_client.declarations import Declared
 from worker_client.gradients import Gradients, Updates
@@ -25,18 +28,25 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+# How long the chief may take to say why it has gone back.
+_STATUS_S = 1.0
+
 
 class Course:
     """Does what a user asks of the training, at the worker's present place. For one thread.
 
-    `num_rollbacks`: how often it has begun again in a later epoch. `ranges`: ids of the ranges of the training data that the next
-    contribution is made from.
+    `num_rollbacks`: how often it has begun again in a later epoch.
     """
 
     def __init__(self, member: Membership) -> None:
         self.progress = Progress(member)
         self.num_rollbacks = 0
-        self.ranges: tuple[int, ...] = ()
+        # Of the training data: what the next contribution is made from, whether some of it has gone back to the chief, and what the worker
+        # still has of a contribution that was not sent for that.
+        self._ranges: tuple[DataRange, ...] = ()
+        self._has_lost_ranges = False
+        self._unused: tuple[DataRange, ...] = ()
+        self._skipped: tuple[DataRange, ...] = ()
         self._member = member
         self._who = f"worker {member.participant.index}"
         self._training: Training | None = None
@@ -45,6 +55,15 @@ class Course:
     def training(self) -> Training | None:
         """The training at the present place; None before there is a model."""
         return self._training
+
+    def use(self, given: DataRange) -> None:
+        """The next contribution is made from this range as well."""
+        self._ranges += (given,)
+
+    def take_back(self) -> tuple[DataRange, ...]:
+        """Returns the ranges that no contribution is going to be made from, though this worker has them still; forgets them."""
+        unused, self._unused = self._unused, ()
+        return unused
 
     def join(self, declared: Declared, *, create: bool, timeout_s: float | None) -> bool:
         """Creates or joins the model; returns whether it created it."""
@@ -97,6 +116,20 @@ class Course:
 
         return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
 
+    @property
+    def num_unnamed(self) -> int:
+        """How many ranges have no contribution made from them yet."""
+        return len(self._ranges)
+
+    def skip(self, *, timeout_s: float | None) -> None:
+        """Has the ranges count as done that no contribution was made from: with one that has no gradient for any variable."""
+        ranges, self._ranges = self._ranges, ()
+        self._skipped = ranges
+        try:
+            self.step(None, timeout_s=timeout_s)
+        finally:
+            self._skipped = ()
+
     def _contribute(
         self,
         give: Callable[[Training, PushCommit], Push],
@@ -108,15 +141,22 @@ class Course:
         timeout_s: float | None,
     ) -> Push:
         training, step = self._present(), self.progress.local_step
+        if gradients is not None and self._has_lost_ranges:
+            # Made from samples that others may get now: it would count them twice.
+            self._has_lost_ranges, self._unused, self._ranges = False, self._ranges, ()
+            return Push(outcome=PushOutcome.ROLLED_BACK, step=step, global_step=self.progress.global_step)
         commit: PushCommit | None = None
+        ranges = self._ranges if gradients is not None else self._skipped
         try:
-            ranges = self.ranges if gradients is not None else ()
-            commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=is_waited_for, ranges=ranges)
-            if ranges:
-                self.ranges = ()
+            ids = tuple(given.id for given in ranges)
+            commit = training.stage(gradients, updates=updates, metrics=metrics, is_waited_for=is_waited_for, ranges=ids)
+            if gradients is not None:
+                self._ranges = ()
             return give(training, commit)
         except LOST as error:
             known = commit is not None and self._member.commits.is_accepted(commit)
+            if gradients is not None:
+                self._ranges = ()  # what becomes of this contribution becomes of them
             self._come_back(training, error, timeout_s=timeout_s)
             push = self._fate(commit, step=step, epoch=training.participant.epoch, is_known=known)
         if is_waited_for:
@@ -167,14 +207,27 @@ class Course:
             except LOST as error:
                 self._leave_place_of(registration.participant, error)
         training.release()
-        self.ranges = ()
+        self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
         self._training = Training(joined, member=member, progress=self.progress, num_pushes=training.num_pushes)
-        step, participant = self.progress.local_step, registration.participant
-        if participant.epoch != former.epoch:
+        if registration.participant.epoch != former.epoch:
             self.num_rollbacks += 1
-            log.warning("%s: rolled back to step %d (epoch %d): %s", self._who, step, participant.epoch, cause.message)
-        else:
-            log.warning("%s: goes on at step %d as incarnation %d: %s", self._who, step, participant.incarnation, cause.message)
+        # What the errors on the way here hold goes at the next time at the latest: the variables of servers that are gone.
+        gc.collect()
+        log.warning("%s: %s", self._who, self._words(registration.participant, former, cause))
+
+    def _words(self, participant: Participant, former: Participant, cause: PsError) -> str:
+        """Says where the worker goes on, and why there."""
+        step = self.progress.local_step
+        if participant.epoch == former.epoch:
+            # What was closed under it was closed because of that.
+            why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
+            return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"
+        with suppress(PsError):
+            found = self._member.status(max_ledger_entries=0, timeout_s=_STATUS_S)
+            if found.epoch == participant.epoch and f"(epoch {found.epoch})" in found.last_rollback:
+                is_there = found.last_rollback.startswith(f"rolled back to step {step} ")
+                return found.last_rollback if is_there else f"{found.last_rollback}; goes on at step {step}"
+        return f"rolled back to step {step} (epoch {participant.epoch}): {_without_advice(cause)}"
 
     def _leave_place_of(self, participant: Participant, cause: PsError) -> PsError:
         """Returns, with the best words for why, once the member is another participant; raises the cause if it stays this one."""
@@ -184,3 +237,8 @@ class Course:
         if isinstance(cause, Cancelled):
             raise cause
         return member.await_new_place(participant, cause)
+
+
+def _without_advice(cause: PsError) -> str:
+    """What its last words ask for has been done."""
+    return cause.message.removesuffix(" Connect again").removesuffix(" Register again").rstrip(".")

@@ -8,6 +8,7 @@ step when it gets some again. Under ssp and with fifo tokens it would hold up th
 while it waits, and another waits for it, it gives contributions that have no gradient for any variable and count in no mean.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 
@@ -20,8 +21,11 @@ from worker_client.patience import Patience
 from worker_client.rejoining import LOST
 from worker_client.training import Training
 
+log = logging.getLogger(__name__)
+
 # Enough that asking is not felt, and so few that a lost worker's are soon done by others.
 NUM_AHEAD = 4
+_SKIPPED = "worker %d: %d ranges of %r were yielded here and no contribution was made from them: they count as done, without gradients"
 # Who waits for ranges looks so often whether others wait for it.
 _LOOK_AGAIN_S = 0.1
 
@@ -46,12 +50,14 @@ class DataBatches:
     def __next__(self) -> DataRange:
         self._member.check_open()
         self._notice_move()
+        # What was yielded here since the worker has its present place, for a contribution that was not sent after all.
+        self._ahead.extendleft(reversed(self._course.take_back()))
         if not self._ahead:
             self._await_ranges()
         if not self._ahead:
             raise StopIteration
         given = self._ahead.popleft()
-        self._course.ranges += (given.id,)
+        self._course.use(given)
         if self._lane is not None and self._wish is None and len(self._ahead) <= NUM_AHEAD // 2:
             self._wish = _Wish(self, self._lane, participant=self._participant, request_id=self.request_id)
         return given
@@ -88,6 +94,7 @@ class DataBatches:
                 continue
             self.request_id += 1
             self._ahead.extend(reply.ranges)
+            self._member.commits.lease(given.id for given in reply.ranges)
             if reply.result is LeaseResult.WAIT:
                 has_waited = True
                 patience.explain(reply.waiting_for)
@@ -99,6 +106,11 @@ class DataBatches:
     def _keep_up(self, patience: Patience) -> None:
         """Others have gone on while this worker had nothing to do."""
         progress = self._course.progress
+        if self._course.num_unnamed:
+            # It would wait for itself; or two of them for one another.
+            log.warning(_SKIPPED, self._participant.index, self._course.num_unnamed, self.spec.name)
+            self._course.skip(timeout_s=patience.left_s())
+            return
         if not progress.reads_latest:
             if self._member.status(max_ledger_entries=0).global_step > progress.local_step:
                 self._course.wait(timeout_s=patience.left_s())
@@ -122,12 +134,24 @@ class DataBatches:
 
     def _slice_s(self, patience: Patience) -> float:
         slice_s = patience.slice_s()
-        return min(slice_s, _LOOK_AGAIN_S) if self._course.progress.reads_latest else slice_s
+        return min(slice_s, _LOOK_AGAIN_S) if self._course.progress.reads_latest or self._course.num_unnamed else slice_s
 
     def _is_waited_for(self) -> bool:
         participants = self._member.status(max_ledger_entries=0).participants
         own = self._participant.index
         return any(other.is_waiting and other.index != own for other in participants if other.kind is ParticipantKind.WORKER)
+
+
+def batches_of(spec: DataSpec, last: DataBatches | None, *, member: Membership, course: Course, timeout_s: float | None) -> DataBatches:
+    """Returns the ranges of this data: the last iterator if it is of the same, which goes on, else a new one in its place."""
+    if last is None or last.spec != spec:
+        first = 1
+        if last is not None:
+            first = last.request_id + 1
+            last.close()
+        last = DataBatches(spec, member=member, course=course, first_request=first)
+    last.timeout_s = timeout_s
+    return last
 
 
 class _Wish:

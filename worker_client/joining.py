@@ -58,6 +58,7 @@ def join_model(declared: Declared, *, member: Membership, create: bool, patience
             has_initialized = _is_accepted(reply, member=member, participant=participant)
         else:
             patience.explain(reply.waiting_for)
+    member.hear_of_shards()
     shards.share(variables.layouts)
     is_shared = "shared_memory" in shards.transports
     if has_initialized and is_shared:
@@ -91,6 +92,7 @@ def join_again(joined: Joined, *, member: Membership, patience: Patience) -> Joi
     # Only now: a server that is away is the chief's affair, which has the words for it.
     shards = member.shards()
     arrangement = layouts(reply.placement, num_shards=len(shards))
+    member.hear_of_shards()
     shards.share(arrangement)
     variables, gradients = joined.variables, joined.gradients
     if tuple(layout.hash for layout in arrangement) != tuple(layout.hash for layout in variables.layouts):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ps_protocol.chief import Chief, ClusterStatus, Participant, Registration
-from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError
+from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, Superseded
 from ps_protocol.model import ModelSpec
 from worker_client.cluster_link import ClusterLink
 from worker_client.departure import leave
@@ -18,6 +18,7 @@ from worker_client.shard_group import ShardGroup
 Result = TypeVar("Result")
 
 _LOOK_AGAIN_S = 0.1
+_ENDED = "its lease had ended, and it has registered again since"
 
 
 class Membership:
@@ -80,6 +81,9 @@ class Membership:
                 place.renew(generation, error)
                 if place.participant is not participant:
                     raise
+            except Superseded as error:
+                place.check_superseded(participant, error)
+                raise LeaseExpired(_ENDED) from None
 
     def note_model(self, model: ModelSpec) -> None:
         """Takes note of the model that was joined, for a chief that does not know it."""
@@ -97,7 +101,7 @@ class Membership:
                 self.ask(lambda chief: chief.heartbeat(participant), participant=participant, what="the epoch")
             except (EpochMismatch, LeaseExpired) as error:
                 return error
-            if not patience.left_s():
+            if isinstance(cause, Superseded) or not patience.left_s():
                 raise cause
             patience.explain(f"the chief has not heard of it yet: {cause.message}")
             patience.pause(_LOOK_AGAIN_S)
@@ -109,13 +113,19 @@ class Membership:
             self._shards.close()
             self._shards = None
         if self._shards is None:
-            self._shards = ShardGroup(self.link, self.registration)
+            self._shards = ShardGroup(self.link, self.registration, ask_again=self._place.ask_again)
         return self._shards
 
-    def status(self, *, max_ledger_entries: int) -> ClusterStatus:
+    def hear_of_shards(self, version: int | None = None) -> None:
+        """Asks the chief which servers hold the shards, if that may be others than is known here: not of `version` (None: in any case)."""
+        known = self.registration.shards_version
+        if self._shards is not None and known != version and (known or version):
+            self._shards.hear()
+
+    def status(self, *, max_ledger_entries: int, timeout_s: float | None = None) -> ClusterStatus:
         """Returns the chief's report."""
         self.check_open()
-        return self.link.ask(lambda chief: chief.status(max_ledger_entries=max_ledger_entries), what="status")
+        return self.link.ask(lambda chief: chief.status(max_ledger_entries=max_ledger_entries), what="status", timeout_s=timeout_s)
 
     def applies_on_arrival(self) -> bool:
         """Asks the chief whether shards apply each contribution at once and without a lock, so that they have no common steps."""
@@ -142,10 +152,12 @@ class Membership:
         place = self._place
         generation, participant = place.generation, place.participant
         try:
-            return self.link.ask_once(lambda chief: chief.heartbeat(participant))
+            return self.link.beat(participant)
         except (EpochMismatch, LeaseExpired) as error:
             place.renew(generation, error)
-            return False
+        except Superseded as error:
+            place.check_superseded(participant, error)
+        return False
 
     def _give_up_shards(self) -> None:
         """What is still tried at servers in the name of a former identity is of no use."""

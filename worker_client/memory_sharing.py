@@ -9,6 +9,7 @@ from ps_protocol.shard import Shard
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.shared_memory_shard import MemoryNotShared, share_memory
 from worker_client.cluster_link import MemorySharing, SharingShard
+from worker_client.replicated_shard import ReplicatedShard
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class _Sharing:
 
     def __call__(self, shard: Shard, *, where: str, participant: Participant, layout: Layout, timeout_s: float) -> SharingShard | None:
         """Returns a shard that shares memory, or None. Raises MemoryNotShared if it is required, and what the server's call raises."""
+        if isinstance(shard, ReplicatedShard) and self._is_required and layout.nbytes:
+            raise MemoryNotShared(f"{where}: it has a standby, and memory is shared with single servers only", is_same_host=True)
         if not isinstance(shard, GrpcShard):
             return None
         try:

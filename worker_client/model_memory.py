@@ -8,7 +8,7 @@ Where a shard gives an arena of its own (`on`), its whole variables are views of
 own, which all memories for the same model share, and every slice of them is copied, by `pack` and `unpack`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -172,3 +172,10 @@ def _set_writable(views: Iterable[Array], *, is_writable: bool) -> None:
 
 def _owner(array: Array) -> object:
     return array if array.base is None else array.base
+
+
+def with_tables(values: ModelMemory, index: int, tables: Mapping[str, Array]) -> Segments:
+    """Returns the bytes of a shard's first values: its arena, then the rows of those tables that have no initializer."""
+    sent = [piece for piece in values.layouts[index].tables if piece.variable.initializer is None]
+    rows = [tables[piece.variable.name][piece.start : piece.stop].reshape(-1).view(np.uint8) for piece in sent]
+    return values.segments[index].followed_by([piece for piece in rows if piece.nbytes])

@@ -1,5 +1,7 @@
 """The contributions that a chief has been told of and that are in no applied step yet. Knows commits and steps; no chief and no thread."""
 
+from collections.abc import Iterable
+
 from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
 
 
@@ -10,6 +12,16 @@ class OpenCommits:
         self.owner = owner
         self._commits: dict[int, PushCommit] = {}
         self._applied_steps: dict[int, int] = {}
+        self._leased: dict[int, None] = {}
+
+    def lease(self, ranges: Iterable[int]) -> None:
+        """These ranges of the training data are the participant's, until a contribution that was made from them is answered."""
+        self._leased.update(dict.fromkeys(ranges))
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The ranges that it has, also those of a contribution that is not answered."""
+        return tuple(self._leased)
 
     def sent(self, commit: PushCommit) -> None:
         """It may have been counted from now on."""
@@ -19,6 +31,8 @@ class OpenCommits:
         """Takes note of what became of it, while `global_step` is open."""
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
         sequence = commit.push_id.sequence
+        for identity in commit.ranges:
+            self._leased.pop(identity, None)
         if outcome is not PushOutcome.ACCEPTED or result.applied_step is None:
             self._commits.pop(sequence, None)
         else:
@@ -37,6 +51,10 @@ class OpenCommits:
         """Whether the chief has said that it counts, and it is not known to be applied."""
         return commit.push_id.sequence in self._applied_steps
 
+    def unanswered(self) -> PushCommit | None:
+        """The latest that the chief has not said anything of: it may not have heard of it."""
+        return next((commit for sequence, commit in reversed(self._commits.items()) if sequence not in self._applied_steps), None)
+
     def all(self) -> tuple[PushCommit, ...]:
         """Returns them, oldest first."""
         return tuple(self._commits.values())
@@ -45,4 +63,5 @@ class OpenCommits:
         """The epoch or the incarnation that they belong to is over; those to come are of this participant."""
         self._commits.clear()
         self._applied_steps.clear()
+        self._leased.clear()
         self.owner = owner

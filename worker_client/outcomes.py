@@ -84,6 +84,18 @@ def push_of(result: CommitResult, *, step: int) -> Push:
     )
 
 
+def step_result_of(push: Push, *, is_finished: bool) -> StepResult:
+    """Returns the outcome of a step for the user."""
+    return StepResult(
+        outcome=push.outcome,
+        step=push.step,
+        is_finished=is_finished,
+        applied_step=push.applied_step,
+        staleness=push.staleness,
+        weight=push.weight,
+    )
+
+
 def metric_reports(cells: Iterable[MetricCell]) -> dict[str, MetricReport]:
     """Returns a report for each name, in order of the names."""
     by_name: dict[str, list[MetricCell]] = {}

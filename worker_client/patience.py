@@ -7,8 +7,11 @@ from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 
 log = logging.getLogger(__name__)
 
-FIRST_SLICE_S = 2.0
+FIRST_NOTICE_S = 2.0
 REPEAT_S = 10.0
+# Who is asked answers as often as this, so that one who has fallen silent is noticed: at first soon, later at little cost.
+_FIRST_SLICE_S = 1.0
+_LATER_SLICE_S = 3.0
 
 
 class Patience:
@@ -21,13 +24,13 @@ class Patience:
         self._start_s = time.monotonic()
         self._deadline_s = None if timeout_s is None else self._start_s + timeout_s
         self._timeout_s = timeout_s
-        self._next_words_s = self._start_s + FIRST_SLICE_S
+        self._next_words_s = self._start_s + FIRST_NOTICE_S
 
     def slice_s(self) -> float:
-        """Returns how long the next call may block, in seconds: until there is something to say, or the deadline."""
+        """Returns how long the next call may block, in seconds: until there is something to say, or the deadline, and not for long."""
         now = time.monotonic()
         end = self._next_words_s if self._deadline_s is None else min(self._next_words_s, self._deadline_s)
-        return max(0.0, end - now)
+        return max(0.0, min(end - now, _FIRST_SLICE_S if now < self._start_s + FIRST_NOTICE_S else _LATER_SLICE_S))
 
     def left_s(self) -> float | None:
         """Returns the time to the deadline in seconds; None if there is none."""

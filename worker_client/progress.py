@@ -87,13 +87,20 @@ class Progress:
         )
 
     def await_token(self, commit: PushCommit | None, *, timeout_s: float | None) -> CommitResult | None:
-        """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded."""
+        """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.
+
+        Without one, it is the one of a call that ended before the chief had answered, if there is such.
+        """
         self.has_newest = False
         if commit is not None:
             failpoint("worker.commit.before")
+        else:
+            commit = self._member.commits.unanswered()
         grant = self._tokens.wait(self.participant, local_step=self.local_step, commit=commit, timeout_s=timeout_s)
         self.is_finished, self.global_step = grant.is_finished, max(self.global_step, grant.global_step)
         failpoint("worker.token.after")
+        if grant.shards_version != self._member.registration.shards_version:
+            self._member.hear_of_shards(grant.shards_version)
         self._member.commits.advance(grant.global_step)
         if not grant.is_finished and (grant.settings_version, grant.reads_latest) != (self._settings_version, self.reads_latest):
             self.hear_policy()

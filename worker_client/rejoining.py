@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ps_protocol.chief import Participant, Registration
-from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, WorkerIndexTaken
+from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, Unavailable, WorkerIndexTaken
 from ps_protocol.model import ModelSpec
 from worker_client.cluster_link import ClusterLink, register_again
 from worker_client.open_commits import OpenCommits
 
 log = logging.getLogger(__name__)
 
-# What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again.
-LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled)
+# What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again. Superseded: by
+# another process, or by this very one, whose other thread has come back as another incarnation.
+LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled, Superseded)
 
 
 class Place:
@@ -46,6 +47,12 @@ class Place:
             with self._lock:
                 pass
 
+    def check_superseded(self, participant: Participant, error: Superseded) -> None:
+        """Raises the error unless the other thread has taken the place again meanwhile, as the one that supersedes this participant."""
+        self.settle()
+        if self.participant is participant:
+            raise error
+
     def renew(self, generation: int, cause: PsError) -> None:
         """Registers again, unless that has been done since `generation`. Where it is still the same, tells the chief what is open.
 
@@ -66,13 +73,31 @@ class Place:
         if has_moved:
             self._moved()
 
-    def _take(self, cause: PsError) -> bool:
+    def ask_again(self, version: int) -> Registration:
+        """Registers again to hear which servers hold the shards now, unless that has been done since `version` of that; returns what holds.
+
+        Blocks and raises as `renew`.
+        """
+        with self._lock:
+            if self.registration.shards_version != version or self.is_closed:
+                return self.registration
+            has_moved = self._take(Unavailable("a parameter server does not answer"), is_question=True)
+            self.generation += has_moved
+        if has_moved:
+            self._moved()
+        return self.registration
+
+    def _take(self, cause: PsError, *, is_question: bool = False) -> bool:
         former = self.participant
         try:
-            registration = register_again(self._link, former)
+            registration = register_again(self._link, former, held=self.commits.held if self.commits.owner is former else ())
         except WorkerIndexTaken as error:
             raise Superseded(f"{cause.message}; and meanwhile {error.message}", facts=error.facts) from None
         if registration.participant == former:
+            is_same_chief = registration.chief_incarnation == self.registration.chief_incarnation
+            if is_question and is_same_chief:
+                self.registration = replace(registration, participant=former)
+                return False
             log.info("registered again index=%d epoch=%d chief=%d", former.index, former.epoch, registration.chief_incarnation)
             # The same object, by which everybody sees that nothing else has changed.
             self.registration = replace(registration, participant=former)

@@ -15,12 +15,12 @@ from ps_protocol.tensors import Array
 from worker_client import steering
 from worker_client.cluster_link import ClusterLink
 from worker_client.course import Course
-from worker_client.data_batches import DataBatches
+from worker_client.data_batches import DataBatches, batches_of
 from worker_client.declarations import declare
 from worker_client.departure import failure_text
 from worker_client.gradients import Gradients, Updates
 from worker_client.membership import Membership
-from worker_client.outcomes import MetricReport, Push, StepResult
+from worker_client.outcomes import MetricReport, Push, StepResult, step_result_of
 from worker_client.outgoing import Metrics
 from worker_client.placements import Placement, placement_of
 from worker_client.training import Training
@@ -38,8 +38,7 @@ class Session:
     """
 
     def __init__(self, link: ClusterLink, registration: Registration) -> None:
-        index = registration.participant.index
-        self._who = f"worker {index}"
+        self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
         self._course = Course(self._member)
         self._batches: DataBatches | None = None
@@ -197,14 +196,7 @@ class Session:
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
         """
         push = self._at_work().step(gradients, updates=updates, metrics=metrics, timeout_s=timeout_s)
-        return StepResult(
-            outcome=push.outcome,
-            step=push.step,
-            is_finished=self._course.progress.is_finished,
-            applied_step=push.applied_step,
-            staleness=push.staleness,
-            weight=push.weight,
-        )
+        return step_result_of(push, is_finished=self._course.progress.is_finished)
 
     def batches(
         self,
@@ -226,15 +218,8 @@ class Session:
         it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/data.md.
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
-        course, last = self._at_work(), self._batches
-        if last is None or last.spec != spec:
-            first = 1
-            if last is not None:
-                first = last.request_id + 1
-                last.close()
-            self._batches = last = DataBatches(spec, member=self._member, course=course, first_request=first)
-        last.timeout_s = timeout_s
-        return last
+        self._batches = found = batches_of(spec, self._batches, member=self._member, course=self._at_work(), timeout_s=timeout_s)
+        return found
 
     def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.

@@ -1,12 +1,11 @@
 """The model's shards, spoken to all at once. Knows shards and the memory that is sent and filled; no chief and no tokens."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
-
-import numpy as np
 
 from ps_protocol import retry
 from ps_protocol.chief import ModelReply, Registration
@@ -20,8 +19,10 @@ from ps_protocol.tensors import Array
 from worker_client.bounded import run_bounded
 from worker_client.cluster_link import ClusterLink, SharingShard
 from worker_client.fan_out import FanOut
-from worker_client.model_memory import ModelMemory
+from worker_client.model_memory import ModelMemory, with_tables
 from worker_client.outgoing import ShardPart
+from worker_client.replicated_shard import ReplicatedShard, know_layouts
+from worker_client.shard_places import ShardPlaces
 from worker_client.shared_memories import SharedMemories
 
 Result = TypeVar("Result")
@@ -31,6 +32,8 @@ SLOWEST_BYTES_PER_S = 10e6
 CLOSE_WAIT_S = 0.25
 # How often shards that have moved on are read again, to get one step from all of them.
 MAX_ALIGNMENTS = 8
+# Readings of the newest variables before it is said that steps pass faster than they can be read.
+MAX_NEWEST_ATTEMPTS = 20
 # What is copied from shared memory in the caller's own thread.
 MAX_NEAR_BYTES = 1 << 20
 
@@ -41,8 +44,10 @@ class ShardGroup:
     The errors of several shards end as the error of the first of them, after all calls have ended. For one thread.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration) -> None:
+    def __init__(self, link: ClusterLink, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
         self._link = link
+        # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
+        self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
         self._timeout_s = link.timeout_s
         self.epoch = registration.participant.epoch
         self.participant = registration.participant
@@ -50,6 +55,7 @@ class ShardGroup:
         name = f"lockstep-{registration.participant.index}-ps"
         self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not link.is_in_process)
         self._closed = threading.Event()
+        self._transports_at_end: tuple[str, ...] = ()
         self._shards: list[Shard] = []
         self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
         try:
@@ -60,6 +66,8 @@ class ShardGroup:
 
     def _open(self, link: ClusterLink) -> None:
         def opening(index: int, address: str) -> Callable[[], Shard]:
+            if (places := self._places) is not None:
+                return lambda: ReplicatedShard(index, places, open_replica=link.open_replica or link.open_shard)
             return lambda: link.open_shard(index, address)
 
         opened = self._fan_out.run([opening(index, address) for index, address in enumerate(self._addresses)])
@@ -72,13 +80,17 @@ class ShardGroup:
     def transports(self) -> tuple[str, ...]:
         """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "grpc", or "local"."""
         plain = "local" if self._link.is_in_process else "grpc"
-        return tuple(plain if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
+        found = tuple(plain if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
+        return self._transports_at_end or found
 
     def know(self, layouts: Sequence[Layout]) -> None:
         """Tells the clients of the shards how the variables lie; only then these can travel encoded."""
-        if self._link.know_layout is not None:
-            for shard, layout in zip(self._shards, layouts, strict=True):
-                self._link.know_layout(shard, layout)
+        know_layouts(self._shards, layouts, self._link.know_layout)
+
+    def hear(self) -> None:
+        """Asks the chief where the shards are now, if they have standbys."""
+        if self._places is not None:
+            self._places.hear(self._places.version, is_urgent=True)
 
     def share(self, layouts: Sequence[Layout]) -> None:
         """Shares memory with those shards that it can be shared with, once the variables stand. See `MemorySharing` for errors."""
@@ -98,18 +110,25 @@ class ShardGroup:
             self._shards[index] = shard
         self.memories = SharedMemories(sharing_shards, epoch=self.epoch, num_shards=len(self))
 
+    def _share_again(self, layouts: Sequence[Layout]) -> None:
+        if not self.memories.is_whole and self._link.sharing is not None:
+            found = self.memories.share_again(self._link.sharing, layouts, participant=self.participant, now=time.monotonic())
+            for index, shard in found.items():
+                self._shards[index] = shard
+
     def expect(self, layouts: Sequence[Layout], *, step: int) -> None:
         """Tells the shards that variables travel from that this step will be read."""
-        for index, shard in enumerate(self._shards):
-            if layouts[index].nbytes and self.memories.travels(index):
-                shard.expect_variables(epoch=self.epoch, step=step, layout_hash=layouts[index].hash)
+        for index, layout in enumerate(layouts):
+            if layout.nbytes and self.memories.travels(index):
+                self._share_again(layouts)
+                self._shards[index].expect_variables(epoch=self.epoch, step=step, layout_hash=layout.hash)
 
     def create(self, values: ModelMemory, *, tables: Mapping[str, Array], model: ModelSpec, reply: ModelReply) -> None:
         """Creates the variables with their initial values, also on shards that hold none of them: all must step along.
 
         `tables`: the first values of those tables that have no initializer.
         """
-        contents = [_with_tables(values, index, tables) for index in range(len(self))]
+        contents = [with_tables(values, index, tables) for index in range(len(self))]
 
         def create(index: int, shard: Shard, timeout_s: float) -> bool:
             spec = ShardSpec(
@@ -140,6 +159,8 @@ class ShardGroup:
 
         `held`: the step of each shard's part of the memory, which is not moved again if it is the newest still. Returns the steps by shard.
         """
+        if self.memories.shards:
+            self._share_again(into.layouts)
         holders = [index for index, segments in enumerate(into.segments) if segments.nbytes]
         found = self._read(into, None, holders, held=held)
         for _ in range(MAX_ALIGNMENTS if is_aligned else 0):
@@ -231,13 +252,17 @@ class ShardGroup:
         return self._call(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
 
     def give_up(self) -> None:
-        """Has calls that are being repeated end as Cancelled. May come from any thread."""
+        """Has all calls end as Cancelled, also one that hangs at a server that is gone. May come from any thread."""
         self._closed.set()
+        run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
     def close(self) -> None:
         """Releases the connections, which ends calls under way. Takes a quarter of a second at most."""
+        self._transports_at_end = self.transports
         self._closed.set()
         self._fan_out.close()
+        if self._places is not None:
+            self._places.close()
         # A channel closes only when its last write has left, and a server that is stopped does not take it.
         run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
@@ -263,7 +288,7 @@ class ShardGroup:
         if not indices:
             return {}
 
-        def read(index: int, shard: Shard, timeout_s: float) -> int:
+        def read_once(index: int, shard: Shard, timeout_s: float) -> int:
             return shard.read_variables(
                 into.segments[index],
                 epoch=self.epoch,
@@ -272,6 +297,8 @@ class ShardGroup:
                 held_step=held[index] if held else None,
                 timeout_s=timeout_s,
             )
+
+        read = _until_it_stands(read_once) if step is None else read_once
 
         # Copied in this thread where that is sooner done than said to another.
         found: dict[int, int] = {}
@@ -284,12 +311,21 @@ class ShardGroup:
         return found | self._each(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
 
     def _call(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
-        subject = f"ps {index} at {self._addresses[index]}: {what}"
+        address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
+        subject = f"ps {index} at {address}: {what}"
         with self._link.watching(subject, expected_s=transfer_s):
             return retry.call(call, what=subject, timeout_s=self._timeout_s + transfer_s, stop=self._closed)
 
 
-def _with_tables(values: ModelMemory, index: int, tables: Mapping[str, Array]) -> Segments:
-    sent = [piece for piece in values.layouts[index].tables if piece.variable.initializer is None]
-    rows = [tables[piece.variable.name][piece.start : piece.stop].reshape(-1).view(np.uint8) for piece in sent]
-    return values.segments[index].followed_by([piece for piece in rows if piece.nbytes])
+def _until_it_stands(read: Callable[[int, Shard, float], int]) -> Callable[[int, Shard, float], int]:
+    """Reads again where the newest variables were overwritten in the middle: there are newer ones then."""
+
+    def again(index: int, shard: Shard, timeout_s: float) -> int:
+        for _ in range(MAX_NEWEST_ATTEMPTS - 1):
+            try:
+                return read(index, shard, timeout_s)
+            except StepGone:
+                continue
+        return read(index, shard, timeout_s)
+
+    return again

@@ -12,7 +12,7 @@ class Grant:
     """How a wait ended: the step of the token, or the last step if training is finished; and what became of the commit that rode along.
 
     `global_step` is the open step; `settings_version` grows whenever the cluster's policy is changed; `reads_latest`: the newest variables
-    are to be read, not exactly those of `step`.
+    are to be read, not exactly those of `step`. `shards_version` grows whenever other servers hold the shards than before.
     """
 
     step: int
@@ -21,6 +21,7 @@ class Grant:
     global_step: int
     settings_version: int
     reads_latest: bool
+    shards_version: int = 0
 
 
 class TokenWaiter:
@@ -55,6 +56,7 @@ class TokenWaiter:
                     global_step=max(reply.step, reply.global_step),
                     settings_version=reply.settings_version,
                     reads_latest=reply.reads_latest,
+                    shards_version=reply.shards_version,
                 )
             patience.explain(reply.waiting_for)
 
