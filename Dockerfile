@@ -10,11 +10,12 @@ COPY ps_server ps_server
 COPY chief chief
 COPY worker_client worker_client
 COPY lockstep lockstep
-# [demo]: the workers of docker-compose.yml learn the digits that come with scikit-learn.
-RUN pip install '.[demo]'
+# [demo]: the workers of docker-compose.yml learn the digits that come with scikit-learn. [certs]: the file makes its own certificates.
+RUN pip install '.[demo,certs]'
 
-# Nothing that a role does needs more than an ordinary user, and no file of its own.
-RUN useradd --create-home --uid 10001 lockstep && install --directory --owner lockstep /checkpoints
+# Nothing that a role does needs more than an ordinary user, and no file of its own. A new volume has the owner and mode of what it covers.
+RUN useradd --create-home --uid 10001 lockstep && install --directory --owner lockstep /checkpoints && \
+    install --directory --owner lockstep --mode 0700 /secrets /secrets/ps /secrets/chief /secrets/worker
 USER lockstep
 WORKDIR /home/lockstep
 

@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.figures import RunFigures
@@ -14,20 +14,29 @@ from benchmarks.watching import POLL_S, Watcher
 from benchmarks.worker import GO_VARIABLE, KEEP_STEPPING, RELEASE_VARIABLE
 from benchmarks.workload import Workload
 from lockstep.cluster import ClusterSpec, LocalCluster
+from lockstep.recovery_options import Recovery
 from lockstep.supervision import Supervisor
 
 _START_TIMEOUT_S = 120.0
 
 
-def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float, security: Mapping[str, str] | None = None) -> RunFigures:
-    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster.
+def run_cluster(
+    workload: Workload,
+    *,
+    setting: Setting,
+    timeout_s: float,
+    security: Mapping[str, str] | None = None,
+    on_name: Callable[[str], object] = lambda name: None,
+) -> RunFigures:
+    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; the files may be made by `on_name`.
 
     Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
     """
     watcher = Watcher()
     with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
-        spec = cluster_spec(workload, setting)
+        spec = cluster_spec(workload, setting, checkpoint_dir=str(Path(logs) / "checkpoints"))
         cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr), security=security)
+        on_name(cluster.name)
         cluster.start_roles()
         watcher.servers = cluster.roles
         start_workers(cluster, workload, setting=setting, directory=supervisor.directory)
@@ -41,9 +50,13 @@ def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float, secur
     return figures
 
 
-def cluster_spec(workload: Workload, setting: Setting) -> ClusterSpec:
-    """Returns what to start for a workload."""
+def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = "") -> ClusterSpec:
+    """Returns what to start for a workload; `checkpoint_dir` is for settings with checkpoints."""
+    recovery = Recovery()
+    if setting.durability:
+        recovery = Recovery(checkpoint_dir=checkpoint_dir, durability=setting.durability, interval_steps=setting.checkpoint_steps)
     return ClusterSpec(
+        recovery=recovery,
         num_ps=workload.num_ps,
         num_workers=workload.num_workers,
         is_tcp=not setting.is_unix,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lockstep.recovery_options import DURABILITIES
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicySpec
 from worker_client import async_policy, sync_policy
@@ -20,13 +21,18 @@ class WrongTransport(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`transport` "local" is one process for everything; `is_unix`: Unix sockets instead of TCP; `wire`: of what travels, if anything."""
+    """`transport` "local" is one process for everything; `is_unix`: Unix sockets instead of TCP; `wire`: of what travels, if anything.
+
+    `durability`: of checkpoints in a temporary directory; empty: there is none. `checkpoint_steps`: how many steps lie between two.
+    """
 
     transport: str = "auto"
     is_unix: bool = False
     wire: str = "float32"
     policy: str = "sync"
     chief_in_ps: bool = False
+    durability: str = ""
+    checkpoint_steps: int | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -36,6 +42,10 @@ class Setting:
         for name, known in (("transport", TRANSPORTS), ("policy", POLICIES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
+        if self.durability not in ("", *DURABILITIES):
+            raise ValueError(f"durability: got {self.durability!r}, want one of {', '.join(DURABILITIES)}")
+        if self.is_local and self.durability:
+            raise ValueError("transport local: there are no checkpoints; give no durability")
         if self.is_local and (self.wire != "float32" or self.chief_in_ps or self.is_unix):
             raise ValueError("transport local: nothing travels there and there is one process; give no sockets, wire or place of the chief")
 
@@ -60,7 +70,8 @@ class Setting:
         """For example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
         sockets = ("unix" if self.is_unix else "tcp") if self.transport == "grpc" else ""
         wire = "" if self.wire == "float32" else self.wire
-        return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "") if word)
+        kept = f"durability {self.durability}" if self.durability else ""
+        return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "", kept) if word)
 
     def check(self, used: Sequence[str]) -> None:
         """Raises WrongTransport unless every shard of every worker was reached as asked. `used`: what the sessions said, in any order."""
@@ -72,5 +83,6 @@ class Setting:
     def record(self) -> dict[str, object]:
         """For a report in JSON."""
         sockets = {} if self.is_local else {"sockets": "unix" if self.is_unix else "tcp"}
-        words = {"transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
+        kept = {"durability": self.durability, "checkpoint_steps": self.checkpoint_steps} if self.durability else {}
+        words = {**kept, "transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
         return {**words, "chief_in_ps": self.chief_in_ps}

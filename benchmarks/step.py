@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.figures import RunFigures, human_bytes, summary
 from benchmarks.setting import POLICIES, TRANSPORTS, WIRES, Setting, WrongTransport
 from benchmarks.workload import OPTIMIZERS, Workload
+from lockstep.recovery_options import DURABILITIES
 from lockstep.supervision import Interrupted, LaunchFailed
 
 _TIMEOUT_S = 600.0
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wire=options.wire,
             policy=options.policy,
             chief_in_ps=options.chief_in_ps,
+            durability=options.durability,
+            checkpoint_steps=options.checkpoint_steps,
         )
         workload = Workload(
             total_bytes=options.bytes,
@@ -73,10 +76,11 @@ def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
 def in_words(report: dict[str, Any]) -> str:
     """Returns the report for a reader."""
     sockets = f" over {report['sockets']}" if "sockets" in report else ""
+    kept = f", durability {report['durability']}" if "durability" in report else ""
     lines = [
         f"{human_bytes(report['total_bytes'])} in {report['num_variables']} variables, {report['num_workers']} workers,"
         f" {report['num_ps']} ps, {report['optimizer']}, {report['policy']}, {report['num_steps']} steps",
-        f"  {report['transport']}{sockets}, {report['wire']}; the sessions used {', '.join(report['transport_used'])}",
+        f"  {report['transport']}{sockets}, {report['wire']}{kept}; the sessions used {', '.join(report['transport_used'])}",
         f"  median {report['median_ms']:.2f} ms   p90 {report['p90_ms']:.2f} ms   (medians of all runs: {report['medians_ms']})",
     ]
     for role, cpu_s in report["cpu_s_per_step"].items():
@@ -120,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
     parser.add_argument("--policy", choices=list(POLICIES), default="sync", help="async: every contribution is a step of its own")
     parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
+    parser.add_argument("--durability", choices=["", *DURABILITIES], default="", help="with checkpoints in a temporary directory")
+    parser.add_argument("--checkpoint-steps", type=int, default=None, help="… of every so many steps (default: one a minute)")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")

@@ -1,6 +1,7 @@
 """`python -m benchmarks.tls`: what tokens and TLS add to a step, by turns with a cluster that has neither. Knows the report; no step."""
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -18,8 +19,8 @@ from lockstep import certs
 from lockstep.supervision import Interrupted, LaunchFailed
 
 _TIMEOUT_S = 600.0
-_KINDS = ("open", "tokens", "tls")
-_WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens"}
+_WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}
+_KINDS = tuple(_WORDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,6 @@ def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: i
     """Returns the report: for each size and kind the medians of all runs. Raises LaunchFailed."""
     rows = []
     with tempfile.TemporaryDirectory() as directory:
-        certs.create(Path(directory) / "certs", cluster="any")
         for size in sizes:
             # Large steps take long enough for fewer of them to do.
             steps = num_steps if size < 16 << 20 else max(10, num_steps // 5)
@@ -46,8 +46,17 @@ def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: i
             runs: dict[str, list[RunFigures]] = {kind: [] for kind in _KINDS}
             for _ in range(repeat):
                 for kind in _KINDS:
-                    security = _security(kind, Path(directory) / "certs")
-                    runs[kind].append(run_cluster(workload, setting=Setting(transport="grpc"), timeout_s=_TIMEOUT_S, security=security))
+                    files = Path(tempfile.mkdtemp(dir=directory))
+                    runs[kind].append(
+                        run_cluster(
+                            workload,
+                            setting=Setting(transport="grpc"),
+                            timeout_s=_TIMEOUT_S,
+                            security=_security(kind, files),
+                            # Certificates name the cluster.
+                            on_name=functools.partial(_make_files, files),
+                        )
+                    )
             rows += [_row(size, kind, runs[kind], open_runs=runs["open"]) for kind in _KINDS]
     return {"num_workers": num_workers, "num_steps": num_steps, "repeat": repeat, "rows": rows, "machine": machine()}
 
@@ -80,16 +89,20 @@ def _row(size: int, kind: str, runs: Sequence[RunFigures], *, open_runs: Sequenc
     }
 
 
+def _make_files(directory: Path, cluster: str) -> None:
+    certs.create(directory, cluster=cluster, with_all=True)
+
+
 def _security(kind: str, directory: Path) -> Mapping[str, str]:
     if kind == "open":
         return {}
     variables = {"LOCKSTEP_TOKEN_FILE": str(directory / "tokens")}
     if kind == "tokens":
         return variables
-    # One certificate for all servers: callers show it, too, and are not asked for it.
-    files = {"TLS_CA": "ca.pem", "TLS_CERT": "chief.pem", "TLS_KEY": "chief.key"}
+    # One certificate for all: callers show it, too, and are asked for it only with "mtls".
+    files = {"TLS_CA": "ca.pem", "TLS_CERT": "all.pem", "TLS_KEY": "all.key"}
     variables |= {f"LOCKSTEP_{name}": str(directory / file) for name, file in files.items()}
-    return variables
+    return variables | ({"LOCKSTEP_VERIFY_CLIENTS": "1"} if kind == "mtls" else {})
 
 
 def _parser() -> argparse.ArgumentParser:

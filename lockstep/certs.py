@@ -38,7 +38,7 @@ def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="name or IP address by which servers are called, also *.NAME; may be repeated (always: localhost, 127.0.0.1, ::1)",
+        help="name or IP address by which servers are called, also *.ps.example; may be repeated (always: localhost, 127.0.0.1, ::1)",
     )
     parser.add_argument("--days", type=int, default=365, metavar="N", help="how long the certificates are good (default 365)")
 
@@ -58,9 +58,10 @@ def run_certs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: int = 365) -> list[str]:
+def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: int = 365, with_all: bool = False) -> list[str]:
     """Makes the files, keys and tokens readable for their owner only, and returns their names; overwrites none.
 
+    `with_all`: also `all.pem` and `all.key`, which act as every role: for processes that share one environment, as in benchmarks.
     Raises InvalidSpec, LaunchFailed if the directory cannot be written to, OSError.
     """
     try:
@@ -70,7 +71,7 @@ def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: in
     if not 1 <= days <= 36_500:
         raise InvalidSpec(f"--days: got {days}, want 1 to 36500")
     make_directory(directory, flag="DIR")
-    files = _files(cluster, hosts=[*_LOCAL_HOSTS, *hosts], days=days)
+    files = _files(cluster, hosts=[*_LOCAL_HOSTS, *hosts], days=days, with_all=with_all)
     if taken := [name for name in files if (directory / name).exists()]:
         raise InvalidSpec(f"{directory / taken[0]} is there already; choose another directory, or remove what is in it")
     for name, content in files.items():
@@ -81,7 +82,7 @@ def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: in
     return list(files)
 
 
-def _files(cluster: str, *, hosts: Sequence[str], days: int) -> dict[str, bytes]:
+def _files(cluster: str, *, hosts: Sequence[str], days: int, with_all: bool) -> dict[str, bytes]:
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
@@ -91,11 +92,13 @@ def _files(cluster: str, *, hosts: Sequence[str], days: int) -> dict[str, bytes]
     issuer_key = ec.generate_private_key(ec.SECP256R1())
     issuer = _authority(cluster, issuer_key, days=days)
     files = {"ca.pem": _pem(issuer), "ca.key": _pem(issuer_key)}
-    for role in CallerRole:
+    holders = {role.value: (role,) for role in CallerRole} | ({"all": tuple(CallerRole)} if with_all else {})
+    for holder, roles in holders.items():
         key = ec.generate_private_key(ec.SECP256R1())
-        names = hosts if role in _SERVERS else ()
-        certificate = _certificate(role, key, uri=identity_uri(cluster, role), hosts=names, issuer=issuer, issuer_key=issuer_key, days=days)
-        files |= {f"{role.value}.pem": _pem(certificate), f"{role.value}.key": _pem(key)}
+        names = hosts if set(roles) & set(_SERVERS) else ()
+        uris = [identity_uri(cluster, role) for role in roles]
+        certificate = _certificate(holder, key, uris=uris, hosts=names, issuer=issuer, issuer_key=issuer_key, days=days)
+        files |= {f"{holder}.pem": _pem(certificate), f"{holder}.key": _pem(key)}
     tokens = new_token_lines()
     files["tokens"] = tokens.encode()
     return files | {f"{line.split()[0]}.token": f"{line}\n".encode() for line in tokens.splitlines()}
@@ -127,10 +130,10 @@ def _authority(cluster: str, key: "ec.EllipticCurvePrivateKey", *, days: int) ->
 
 
 def _certificate(
-    role: CallerRole,
+    holder: str,
     key: "ec.EllipticCurvePrivateKey",
     *,
-    uri: str,
+    uris: Sequence[str],
     hosts: Sequence[str],
     issuer: "x509.Certificate",
     issuer_key: "ec.EllipticCurvePrivateKey",
@@ -141,10 +144,10 @@ def _certificate(
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     # The chief calls parameter servers, and is called: both uses.
-    uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if role in _SERVERS else [])]
-    names = [x509.UniformResourceIdentifier(uri), *map(_host_name, dict.fromkeys(hosts))]
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+    names = [*map(x509.UniformResourceIdentifier, uris), *map(_host_name, dict.fromkeys(hosts))]
     return (
-        _builder(_name(f"Lockstep {role.value}"), issuer=issuer.subject, key=key, days=days)
+        _builder(_name(f"Lockstep {holder}"), issuer=issuer.subject, key=key, days=days)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -184,6 +187,8 @@ def _host_name(host: str) -> "x509.GeneralName":
         pass
     if not host.isascii() or any(character.isspace() or character in "/:@" for character in host):
         raise InvalidSpec(f"--host: got {host[:80]!r}, want a name or an IP address, without a port")
+    if "*" in host and (not host.startswith("*.") or "*" in host[1:] or "." not in host[2:].strip(".")):
+        raise InvalidSpec(f"--host: got {host[:80]!r}; a star stands for one name before two others, as in *.ps.example; name each host")
     return x509.DNSName(host)
 
 

@@ -29,6 +29,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="without a cluster", metavar="ACTION")
     listing = actions.add_parser("ls", help="list the checkpoints of a directory, the newest last", description="List checkpoints.")
     listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.add_argument("place", nargs="?", default="", metavar="PLACE", help="the same as --checkpoint-dir PLACE")
     listing.set_defaults(action=_list)
     verify = actions.add_parser("verify", help="read every byte of checkpoints, and compare", description="Verify checkpoints.")
     verify.add_argument("tag", nargs="?", default="", metavar="TAG", help="which (default: all)")
@@ -144,9 +145,10 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _storage_of(arguments: argparse.Namespace) -> CheckpointStorage:
-    if not arguments.checkpoint_dir:
+    place = getattr(arguments, "place", "") or arguments.checkpoint_dir
+    if not place:
         raise InvalidSpec("which checkpoints? give --checkpoint-dir PLACE or set LOCKSTEP_CHECKPOINT_DIR")
-    return open_storage(arguments.checkpoint_dir)
+    return open_storage(place)
 
 
 def _row(one: Found) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ DEFAULT_POLICY = PolicySpec()
 _FOREIGN = {
     f"LOCKSTEP_{name}": None
     for name in (
-        *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX"),
+        *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX", "STANDBYS"),
         *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX"),
         *(
             "CHECKPOINT_DIR",
@@ -46,7 +46,7 @@ class ClusterSpec:
     """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
-    `chief_in_ps`: the chief runs in the process of ps 0.
+    `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
     """
 
     num_ps: int
@@ -57,6 +57,7 @@ class ClusterSpec:
     lease_s: float | None = None
     is_tcp: bool = False
     chief_in_ps: bool = False
+    has_standbys: bool = False
     policy: PolicySpec = DEFAULT_POLICY
     recovery: Recovery = NO_RECOVERY
 
@@ -76,6 +77,10 @@ class ClusterSpec:
         if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
             want = f"1 to {self.replicas_to_aggregate}, which a step needs when nobody is gone" if self.is_sync else "the policy sync"
             raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
+        if self.has_standbys and self.recovery.history is not None:
+            raise LaunchFailed("--history: `lockstep verify` knows one server a shard; leave out --history, or --standbys", exit_code=2)
+        if self.has_standbys and self.chief_in_ps:
+            raise LaunchFailed("--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=2)
         if self.lease_s is not None and not self.lease_s > 0:
             raise LaunchFailed(f"--lease: got {self.lease_s}, want more than 0 seconds", exit_code=2)
 
@@ -146,10 +151,13 @@ class LocalCluster:
         if self._given_security is None:
             self.token_file = self._supervisor.directory / BESIDE_SOCKET
             write_secret(self.token_file, new_token_lines())
-        self._role_environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **self._own_security}
+        told = self.spec.recovery.environment
+        self._role_environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **told, **self._own_security}
         # The process with the chief must be told where the others are.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._start_role(f"ps {index}"))
+        for index in range(self.spec.num_ps if self.spec.has_standbys else 0):
+            self.roles.append(self._start_role(f"standby {index}"))
         for process in self.roles:
             self._addresses[process.name] = self._await_address(process, process.name)
         if self.spec.chief_in_ps:
@@ -182,7 +190,14 @@ class LocalCluster:
         has_chief = role is self.chief
         if role.returncode is None or (has_chief and role.returncode >= 0):
             return False
+        if (other := self.replica_of(role)) is not None and other.is_running:
+            return True
         return self.spec.recovery.has_checkpoints or (has_chief and not self.spec.chief_in_ps)
+
+    def replica_of(self, role: Process) -> Process | None:
+        """The other parameter server that holds the same, if standbys were asked for."""
+        others = [other for other in self.roles if other is not role and other.name != "chief"]
+        return next((other for other in others if other.name.partition(" ")[2] == role.name.partition(" ")[2]), None)
 
     def restart_role(self, role: Process) -> Process:
         """Starts a role that has ended again, at its old address; does not wait until it serves."""
@@ -223,7 +238,7 @@ class LocalCluster:
         return module
 
     def _ps_flags(self, name: str) -> list[str]:
-        return [*self._common_flags(name), "--index", name.removeprefix("ps "), *self.spec.recovery.ps_flags]
+        return [*self._common_flags(name), "--index", name.partition(" ")[2], *self.spec.recovery.ps_flags]
 
     def _chief_flags(self, *, is_again: bool) -> list[str]:
         spec = self.spec
@@ -231,6 +246,8 @@ class LocalCluster:
         if spec.chief_in_ps:
             servers[0] = "self"
         flags = [*self._common_flags("chief"), "--ps", ",".join(servers)]
+        if spec.has_standbys:
+            flags += ["--standbys", ",".join(self._addresses[f"standby {index}"] for index in range(spec.num_ps))]
         flags += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
         if spec.policy != DEFAULT_POLICY:
             flags += policy_flags(spec.policy)

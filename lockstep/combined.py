@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def chief_config(words: Sequence[str], *, ps: ParameterServerConfig, address: str, environment: Mapping[str, str]) -> ChiefConfig:
     """Returns the chief's configuration beside a parameter server that serves at `address`. Raises InvalidSpec."""
-    flags = [*words]
+    # "--ps=self" is "--ps self": what is looked for below, and must not be given twice.
+    flags = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--cluster" not in flags:
         flags += ["--cluster", ps.cluster]
     if "--ps" not in flags:
@@ -67,6 +68,8 @@ def chief_config(words: Sequence[str], *, ps: ParameterServerConfig, address: st
     if servers.count(_SELF) != 1 or servers.index(_SELF) != ps.index:
         raise InvalidSpec(f"--ps: want the word {_SELF} once, at index {ps.index}, for the parameter server in this process")
     flags[position] = ",".join(address if server == _SELF else server for server in servers)
+    if environment.get("LOCKSTEP_STANDBYS") or any(flag.startswith("--standbys") for flag in flags):
+        raise InvalidSpec("--standbys: a server with the chief in its process has no standby; give the chief a process of its own")
     rest = {name: value for name, value in environment.items() if name not in _OF_PS}
     config = parse_chief_config(flags, environment=rest)
     if config.coordination.cluster != ps.cluster:

@@ -59,7 +59,12 @@ class Recovery:
     @property
     def ps_flags(self) -> list[str]:
         """What each parameter server is told."""
-        return _given({"--checkpoint-dir": self.checkpoint_dir or None, "--history": self.history})
+        return _given({"--checkpoint-dir": self.checkpoint_dir if self.is_local else None, "--history": self.history})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is told by a variable: there may be a password in a URL, and everybody on the machine sees command lines."""
+        return {"LOCKSTEP_CHECKPOINT_DIR": self.checkpoint_dir} if self.has_checkpoints and not self.is_local else {}
 
     @property
     def chief_flags(self) -> list[str]:

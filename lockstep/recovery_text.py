@@ -48,6 +48,8 @@ def loss_text(status: ClusterStatus) -> str:
     """Says what the loss of a parameter server would cost now; empty where there is no model that could be lost."""
     if status.state not in (ClusterState.TRAINING, ClusterState.RECOVERING):
         return ""
+    if status.shards and all(link.standby for link in status.shards):
+        return "the loss of a parameter server would cost nothing: each has a standby"
     checkpoint = status.checkpoint
     if checkpoint is None or not checkpoint.durability:
         return "the loss of a parameter server would cost the whole training: there are no checkpoints (--checkpoint-dir)"

@@ -14,6 +14,7 @@ import numpy as np
 from chief import events as ev
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
+from chief.recovery_events import ShardFinding, ShardsFound
 from lockstep.latencies import Latency
 from lockstep.shared_link import Transfers
 from lockstep.simulation_result import Moment, SimulationResult, result_of
@@ -138,7 +139,9 @@ class _Simulation:
         config = CoordinationConfig(
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
-        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0)
+        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False)
+        empty = ShardFinding(process_incarnation=1, epoch=0, chief_incarnation=0, step=None)
+        self._tell(ShardsFound(findings=(empty,)))
         self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
         self._workers = [self._join(index, seed) for index in range(num_workers)]
         self._begin()

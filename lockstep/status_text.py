@@ -120,8 +120,14 @@ def _shards(shards: Sequence[ShardLink]) -> str:
     for link in shards:
         state = "reachable" if link.is_reachable else "UNREACHABLE"
         step = "-" if link.step is None else str(link.step)
-        rows.append((str(link.index), state, step, bytes_text(link.arena_bytes), str(link.num_slices), link.address))
+        rows.append((str(link.index), state, step, bytes_text(link.arena_bytes), str(link.num_slices), link.address + _standby(link)))
     return table(rows, left=(0, 1, 5))
+
+
+def _standby(link: ShardLink) -> str:
+    if link.standby:
+        return f", standby {link.standby}"
+    return f", NO STANDBY: {printable(link.standby_missing)}" if link.standby_missing else ""
 
 
 def _placement(placement: Placement) -> str:

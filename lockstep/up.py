@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
     parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
     parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
+    parser.add_argument("--standbys", action="store_true", help="start a second server beside each parameter server, that takes its place")
     parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
     add_recovery_options(parser)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
@@ -82,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             lease_s=arguments.lease,
             is_tcp=arguments.tcp,
             chief_in_ps=arguments.chief_in_ps,
+            has_standbys=arguments.standbys,
             policy=chosen_policy(arguments),
             recovery=recovery_of(arguments),
         )

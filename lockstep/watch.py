@@ -92,7 +92,13 @@ class ClusterWatch:
         if not self._plan_restart(process, words):
             count = self._role_restarts.num_in_a_row(process.name)
             often = f"\nit has ended {count} times in quick succession, and is not started again" if count > 1 else ""
-            self._fail(process, words + often)
+            self._fail(process, words + often + self._what_is_lost(process))
+
+    def _what_is_lost(self, role: Process) -> str:
+        """What might have brought a parameter server back."""
+        if role is self._cluster.chief or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
+            return ""
+        return "\nits part of the model is lost with it: there are no checkpoints to go back to (--checkpoint-dir DIR makes some)"
 
     def _plan_restart(self, role: Process, words: str) -> bool:
         """Has a role started again, at once or after a pause; False if that is of no use any more."""
@@ -111,6 +117,8 @@ class ClusterWatch:
     def _what_a_restart_costs(self, role: Process) -> str:
         if role is self._cluster.chief and not self._cluster.spec.chief_in_ps:
             return "the parameter servers keep the model, and training goes on at its step"
+        if (other := self._cluster.replica_of(role)) is not None and other.is_running:
+            return f"{other.name} has the same, and training goes on at its step"
         return "the cluster goes back to its newest checkpoint, and training goes on from there"
 
     def _restart_what_is_due(self) -> None:

@@ -9,7 +9,7 @@ from lockstep.why_text import why_text
 from ps_protocol.errors import PsError
 
 _WITHOUT_CHIEF = (
-    "without its chief a cluster does not go on, but loses nothing: the parameter servers keep the model, and the workers wait. Start the"
+    "if it was killed, nothing is lost: the parameter servers keep the model, and the workers wait. Start the"
     " chief again, best at the same address (`lockstep up`, compose and Kubernetes do so by themselves); it goes on at the same step"
 )
 

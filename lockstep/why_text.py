@@ -76,6 +76,8 @@ def _shards(shards: tuple[ShardLink, ...]) -> Iterator[str]:
     for link in shards:
         if not link.is_reachable:
             yield f"  ps {link.index} at {link.address}: DOES NOT ANSWER"
+        if link.standby_missing:
+            yield f"  ps {link.index} at {link.address} HAS NO STANDBY: {printable(link.standby_missing)}"
     steps = {link.step for link in shards if link.is_reachable and link.step is not None}
     if len(steps) > 1:
         yield "  steps of the parameter servers: " + ", ".join(
