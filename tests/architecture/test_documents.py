@@ -51,6 +51,8 @@ def test_make_targets_exist(page: Path) -> None:
     assert not [target for target in named if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)]
 
 
+# In one process, so that each command is asked once.
+@pytest.mark.xdist_group("help")
 @pytest.mark.parametrize(
     "page",
     [
@@ -66,6 +68,7 @@ def test_flags_exist(page: Path) -> None:
     assert named <= known | foreign, named - known - foreign
 
 
+@pytest.mark.xdist_group("help")
 def test_every_flag_of_the_servers_is_documented() -> None:
     text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     flags = {

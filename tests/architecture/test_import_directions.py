@@ -12,18 +12,28 @@ ROLES = ("ps_server", "chief", "worker_client")
 
 # The half of ps_protocol that knows no wire; whatever is not named here belongs to the other half, and no core may import it.
 PURE = {
-    *("errors", "tensors", "layout", "segments", "optimizer_spec", "model", "placement"),
+    *("errors", "error_base", "checkpoint_errors", "tensors", "layout", "segments", "optimizer_spec", "model", "placement"),
     *("shard", "chief", "backoff", "version", "addresses", "handshake", "tf_config"),
     *("averages", "clipping", "policy_spec", "variable_options", "accumulators", "partitioners"),
     *("encodings", "encodings_halves", "encodings_int8", "encodings_top_k", "encodings_frames", "encodings_gradients"),
     *("shared_memory", "worker_slots"),
-    *("shard_values", "chief_values", "checkpoint", "checkpoint_format", "data_ranges", "authorization"),
+    *(
+        "shard_values",
+        "shard_save_values",
+        "chief_values",
+        "chief_status_values",
+        "checkpoint",
+        "checkpoint_format",
+        "data_ranges",
+        "authorization",
+    ),
 }
 # The shells of the servers, innermost first; whatever is not named here is core. A module imports only from its own row or earlier ones.
 SHELLS: dict[str, list[set[str]]] = {
     "ps_server": [
         {"config", "idle_streams", "index_stream", "apply_threads", "background", "checkpoint_reading", "shard_history"},
-        {"sharing", "transactions", "readings", "creations", "turns", "listeners", "shard_saves", "shard_restores"},
+        {"sharing", "transactions", "readings", "creations", "turns", "listeners"},
+        {"copy_memories", "save_pace", "shard_saves", "shard_restores"},
         {"adoptable_store", "store", "named_accumulator", "accumulator_registry"},
         {"arena_stream"},
         {"push_streams", "variables_streams"},
@@ -32,9 +42,9 @@ SHELLS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
     "chief": [
-        {"config", "shard_stream", "shard_caller"},
+        {"config", "own_address", "shard_stream", "shard_caller"},
         {"shard_links", "checkpoint_store", "found_record"},
-        {"shard_calls", "shard_lanes", "at_shards"},
+        {"shard_calls", "shard_lanes", "at_shards", "replica", "replica_calls", "replicated_link", "replica_return"},
         {"shard_tasks", "recovery_tasks"},
         {"shard_side"},
         {"runner"},

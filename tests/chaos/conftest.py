@@ -1,13 +1,15 @@
 """What the chaos tests share: a cluster of a test's own, and the table of recovery times."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import Cluster, Plan
+from tests.chaos.plan import Plan
+from tests.chaos.processes import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 RECOVERY_TIMES = ROOT / "lockstep-runs" / "chaos" / "recovery.jsonl"
@@ -40,6 +42,7 @@ def record(request: pytest.FixtureRequest) -> Record:
     """Adds a line to the table of recovery times: what happened, how long nobody got a step done, and what is promised."""
 
     def add(fault: str, *, standstill_s: float, target_s: float) -> None:
+        assert math.isfinite(standstill_s), f"{fault}: nothing came after it"
         RECOVERY_TIMES.parent.mkdir(parents=True, exist_ok=True)
         line = {"fault": fault, "standstill_s": round(standstill_s, 2), "target_s": target_s, "test": request.node.name}
         with RECOVERY_TIMES.open("a") as file:

@@ -4,7 +4,8 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.chaos.processes import Cluster, Plan
+from tests.chaos.plan import Plan
+from tests.chaos.processes import Cluster
 
 
 def main() -> None:

@@ -8,42 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import worker_client
 from ps_protocol.chief import ClusterStatus
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
-from tests.chaos import script
+from tests.chaos import claims, script
+from tests.chaos.plan import Plan
 from tests.chaos.proxy import Proxy, Weather
 from tests.contract.clusters import ROOT
 from tests.waiting import wait_until
 
 Event = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to start. `checkpoint_steps` and `durability` None: no checkpoints. `failpoints`: by process name, of its first life only."""
-
-    num_ps: int = 2
-    num_workers: int = 3
-    num_steps: int = 40
-    pace_s: float = 0.02
-    lease_s: float = 3.0
-    checkpoint_steps: int | None = 5
-    durability: str | None = "interval"
-    failpoints: Mapping[str, str] | None = None
-    transport: str = "auto"
-    history: bool = False
-    has_proxies: bool = False
-    chief_flags: Sequence[str] = ()
-    worker_flags: Mapping[int, Sequence[str]] | None = None
-    wrapper: Mapping[str, Sequence[str]] | None = None  # by process name: what `python -m` runs instead, before the module's name
-    port: int | None = None  # the chief's on loopback, the servers' are the next ones; None: Unix sockets
+KILLED = -int(signal.SIGKILL)
 
 
 class Cluster:
@@ -60,14 +39,16 @@ class Cluster:
         self.chief_address = self.address("chief")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.lives: dict[str, int] = {}
-        self.chief_weather, self.worker_weather, self.worker_to_chief = Weather(), Weather(), Weather()
+        self.chief_weather, self.worker_weather, self.worker_to_chief, self.lonely_weather = Weather(), Weather(), Weather(), Weather()
         self.proxies: list[Proxy] = []
         self._stack = stack
         self._chief: GrpcChief | None = None
         directory.mkdir(parents=True, exist_ok=True)
         stack.callback(self._close)
         if plan.has_proxies:
-            self.proxies = [Proxy(f"{sockets}/ps{index}", stack, weather_of=self._weather_of) for index in range(plan.num_ps)]
+            self.proxies = [
+                Proxy(f"{sockets}/ps{index}", stack, weather_of=partial(self._weather_of, index)) for index in range(plan.num_ps)
+            ]
             self.chief_proxy = Proxy(f"{sockets}/chief", stack, weather_of=lambda pid: self.worker_to_chief)
 
     def address(self, name: str) -> str:
@@ -87,7 +68,18 @@ class Cluster:
     @property
     def roles(self) -> list[str]:
         """Names of the servers."""
-        return [*(f"ps {index}" for index in range(self.plan.num_ps)), "chief"]
+        servers = [f"ps {index}" for index in range(self.plan.num_ps)]
+        return [*servers, *(self.standbys if self.plan.has_standbys else ()), "chief"]
+
+    @property
+    def standbys(self) -> list[str]:
+        """Names of the second servers of each shard."""
+        return [f"standby {index}" for index in range(self.plan.num_ps)]
+
+    @property
+    def everybody(self) -> list[str]:
+        """Names of all processes."""
+        return [*self.roles, *(f"worker {index}" for index in range(self.plan.num_workers))]
 
     def start_one(self, name: str, *, flags: Sequence[str] = (), failpoints: str = "", address: str = "") -> "subprocess.Popen[bytes]":
         """Starts a process, also one that was there before; `address` is another one than before (chief)."""
@@ -100,10 +92,11 @@ class Cluster:
         role, _, index = name.partition(" ")
         if role == "worker":
             words = ["tests.chaos.worker", *self._worker_flags(int(index))]
-        elif role == "ps":
+        elif role in ("ps", "standby"):
             words = ["ps_server", "--index", index, "--address", self.address(name), *self._kept_flags(points)]
         else:
-            words = ["chief", "--address", address or self.chief_address, *self._chief_flags(), *self._kept_flags(points)]
+            behind = ["tests.chaos.behind_proxy", self.chief_proxy.address] if self.plan.has_proxies else []
+            words = [*behind, "chief", "--address", address or self.chief_address, *self._chief_flags(), *self._kept_flags(points)]
         module = [*(self.plan.wrapper or {}).get(name, ()), *words]
         log = self._stack.enter_context((self.directory / f"{name.replace(' ', '-')}.log").open("ab"))
         log.write(f"--- life {life} at {time.monotonic():.3f}\n".encode())
@@ -124,6 +117,19 @@ class Cluster:
         self.processes[name].wait(10)
         return time.monotonic()
 
+    def kill_all(self) -> float:
+        """As a machine that loses its power; returns when."""
+        for name in self.everybody:
+            self.processes[name].kill()
+        for name in self.everybody:
+            self.processes[name].wait(10)
+        return time.monotonic()
+
+    def restart_all(self) -> None:
+        """After `kill_all`."""
+        for name in self.everybody:
+            self.restart(name)
+
     def signal(self, name: str, number: signal.Signals) -> float:
         """Sends a signal; returns when."""
         self.processes[name].send_signal(number)
@@ -135,10 +141,19 @@ class Cluster:
         self.start_one(name, flags=[*flags, *(["--takeover"] if name == "chief" else [])], address=address)
         return time.monotonic()
 
-    def await_death(self, name: str, *, timeout_s: float = 30.0) -> float:
-        """Waits until a failpoint has ended the process; returns when."""
-        wait_until(lambda: self.processes[name].poll() is not None, timeout_s=timeout_s, what=f"{name} ends\n{self.logs()}")
+    def await_death(self, name: str, *, code: int = KILLED, timeout_s: float = 30.0) -> float:
+        """Waits until the process has ended, by a failpoint's SIGKILL or with another `code`; returns when."""
+        self.await_(lambda: self.processes[name].poll() is not None, what=f"{name} ends", timeout_s=timeout_s)
+        assert self.processes[name].returncode == code, f"{name} ended otherwise: {self.processes[name].returncode}\n{self.logs()}"
         return time.monotonic()
+
+    def name_of(self, pid: int) -> str:
+        """Whose present process this is; "" if nobody's."""
+        return next((name for name, process in self.processes.items() if process.pid == pid), "")
+
+    def rollbacks(self) -> int:
+        """How often workers were told of one, and how often the epoch has risen."""
+        return claims.rollbacks(self.events())
 
     def events(self, index: int | None = None) -> list[Event]:
         """What workers have written down (`index`: one of them), by time."""
@@ -159,6 +174,16 @@ class Cluster:
         if not wait_until(condition, timeout_s=timeout_s, required=False):
             raise AssertionError(f"not so within {timeout_s:g} s: {what}\n{self.logs()}")
 
+    def await_standstill(self, *, silence_s: float = 3.0, timeout_s: float = 20.0) -> float:
+        """Waits until no step has been made for longer than any patience within a call would make of it; returns when."""
+
+        def stands() -> bool:
+            latest = max(event["at"] for event in self.events() if event["event"] == "step")
+            return bool(time.monotonic() > latest + silence_s)
+
+        self.await_(stands, what="the cluster stands still", timeout_s=timeout_s)
+        return time.monotonic()
+
     def status(self) -> ClusterStatus | None:
         """What the chief says; None if it does not."""
         if self._chief is None:
@@ -167,6 +192,11 @@ class Cluster:
             return self._chief.status()
         except PsError:
             return None
+
+    def waiting_for(self) -> str:
+        """What the chief says that it waits for; "" if it says nothing."""
+        status = self.status()
+        return status.waiting_for if status is not None else ""
 
     def await_end(
         self, *, workers: Sequence[int] | None = None, timeout_s: float = 60.0, expected: Mapping[str, int] | None = None
@@ -180,21 +210,38 @@ class Cluster:
         wanted = {name: (expected or {}).get(name, 0) for name in names}
         assert codes == wanted, f"{codes}\n{self.logs()}"
 
+    def finish(self) -> int:
+        """Ends the training by order, waits until all have ended, and returns the last step."""
+        chief = GrpcChief(self.chief_address, cluster="lockstep")
+        try:
+            chief.finish(reason="the test has seen enough")
+        finally:
+            chief.close()
+        self.await_end()
+        (last,) = {event["step"] for event in self.events() if event["event"] == "finished"}
+        return int(last)
+
     def running(self, names: Sequence[str]) -> list[str]:
         """Those of the names whose processes have not ended."""
         return [name for name in names if self.processes[name].poll() is None]
 
-    def assert_as_without_faults(self, *, workers: Sequence[int] | None = None) -> None:
-        """Every worker that finished has, bit for bit, the values of a run in which nothing happened."""
-        expected = script.reference(num_steps=self.plan.num_steps, num_workers=self.plan.num_workers)
-        for index in range(self.plan.num_workers) if workers is None else workers:
+    def assert_as_without_faults(self, *, num_steps: int | None = None) -> None:
+        """Every worker has, bit for bit, the values of a run in which nothing happened, and was told of each of its steps once."""
+        claims.assert_each_step_once(self.events())
+        self.assert_values(script.reference(num_steps=num_steps or self.plan.num_steps, num_workers=self.plan.num_workers))
+
+    def assert_values(self, expected: script.Values) -> None:
+        """Every worker has, bit for bit, these values in the end."""
+        for index in range(self.plan.num_workers):
             script.assert_same_bytes(script.load(self._values(index)), expected)
 
     def standstill_s(self, since: float) -> float:
         """The longest time after `since` in which no worker got a step done."""
-        ends = [event["at"] for event in self.events() if event["event"] == "step" and event["outcome"] != "ROLLED_BACK"]
-        times = [since, *(at for at in ends if at > since)]
-        return max((later - earlier for earlier, later in pairwise(times)), default=float("inf"))
+        return claims.standstill_s(self.events(), since)
+
+    def contributing_s(self, index: int) -> float:
+        """How long the newest process of a worker took from the beginning of its program to its first step."""
+        return claims.contributing_s(self.events(index))
 
     def logs(self) -> str:
         """The last lines of every log."""
@@ -219,9 +266,10 @@ class Cluster:
 
     def _chief_flags(self) -> list[str]:
         plan = self.plan
-        servers = [proxy.address for proxy in self.proxies] or [self.address(name) for name in self.roles[:-1]]
+        servers = [proxy.address for proxy in self.proxies] or [self.address(f"ps {index}") for index in range(plan.num_ps)]
         flags = ["--ps", ",".join(servers), "--total-num-replicas", str(plan.num_workers), "--lease", str(plan.lease_s)]
         flags += ["--max-steps", str(plan.num_steps), *plan.chief_flags]
+        flags += ["--standbys", ",".join(map(self.address, self.standbys))] if plan.has_standbys else []
         if plan.durability is not None:
             flags += ["--durability", plan.durability]
             flags += ["--checkpoint-steps", str(plan.checkpoint_steps)] if plan.checkpoint_steps is not None else []
@@ -232,19 +280,15 @@ class Cluster:
         flags += ["--history", str(self.history)] if self.plan.history else []
         return [*flags, *(["--enable-failpoints"] if points else [])]
 
-    def _weather_of(self, pid: int) -> Weather:
-        is_worker = any(name.startswith("worker") and process.pid == pid for name, process in self.processes.items())
-        return self.worker_weather if is_worker else self.chief_weather
+    def _weather_of(self, server: int, pid: int) -> Weather:
+        name = self.name_of(pid)
+        if (name, server) == self.plan.lonely:
+            return self.lonely_weather
+        return self.worker_weather if name.startswith("worker") else self.chief_weather
 
     def _close(self) -> None:
         if self._chief is not None:
             self._chief.close()
-
-
-def observed_values(cluster: Cluster) -> script.Values:
-    """Returns the newest values as one reads them who only looks on."""
-    with worker_client.observe(cluster.chief_address, timeout_s=30) as observer:
-        return {name: value.copy() for name, value in observer.read().items()}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -16,7 +16,8 @@ _LOOK_S = 0.02
 @dataclass(slots=True)
 class Weather:
     """What happens to the bytes of some connections; may be changed at any time. `to_server` and `to_client` False: held back, both ends
-    notice nothing. `lets_in` False: new connections are closed at once. `cut_after`: of the next connection that sends so many bytes.
+    notice nothing. `lets_in` False: new connections are closed at once. `cut_in`: so many more bytes reach the servers, then the
+    connection that sends the next one is cut; `num_cuts` counts them, and `on_cut` is told whose process it was, before that can notice.
     """
 
     to_server: bool = True
@@ -24,15 +25,21 @@ class Weather:
     lets_in: bool = True
     delay_s: float = 0.0
     drips: bool = False
-    cut_after: int | None = None
+    cut_in: int | None = None
+    num_cuts: int = 0
+    on_cut: Callable[[int], None] = lambda pid: None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_cut(self, num_bytes: int) -> int | None:
-        """How many bytes of a connection that has sent `num_bytes` may still pass before it is cut, this once; None: it is not cut."""
+        """How many of `num_bytes` that a connection sends may still pass before it is cut, this once; None: it is not cut."""
         with self.lock:
-            if self.cut_after is None or num_bytes < self.cut_after:
+            if self.cut_in is None:
                 return None
-            self.cut_after, left = None, self.cut_after
+            if num_bytes <= self.cut_in:
+                self.cut_in -= num_bytes
+                return None
+            self.cut_in, left = None, self.cut_in
+            self.num_cuts += 1
             return left
 
 
@@ -65,7 +72,8 @@ class Proxy:
         with suppress(OSError):  # the listener is closed in the end
             while True:
                 client, _ = self._listener.accept()
-                weather = self._weather_of(_peer(client))
+                pid = _peer(client)
+                weather = self._weather_of(pid)
                 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
                     if not weather.lets_in:
@@ -77,17 +85,16 @@ class Proxy:
                     continue
                 self._open = [(its, one) for its, one in self._open if one.fileno() >= 0] + [(weather, client), (weather, server)]
                 for source, sink, is_up in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pass_on, args=(source, sink, weather, is_up), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, sink, weather, pid if is_up else None), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, weather: Weather, is_up: bool) -> None:
-        num_bytes = 0
+    def _pass_on(self, source: socket.socket, sink: socket.socket, weather: Weather, pid: int | None) -> None:
+        """Passes on what comes from `source`; `pid`: the caller's, for the way to the server."""
         with suppress(OSError):
             while chunk := source.recv(_CHUNK_BYTES):
-                self._await_passage(weather, is_up)
-                num_bytes += len(chunk) if is_up else 0
-                left = weather.take_cut(num_bytes) if is_up else None
-                if left is not None:
-                    sink.sendall(chunk[: max(0, len(chunk) - (num_bytes - left))])
+                self._await_passage(weather, is_up=pid is not None)
+                if pid is not None and (left := weather.take_cut(len(chunk))) is not None:
+                    sink.sendall(chunk[:left])
+                    weather.on_cut(pid)
                     break
                 if weather.delay_s:
                     self._is_over.wait(weather.delay_s)
@@ -103,7 +110,7 @@ class Proxy:
             self._is_over.wait(0.001)
         sink.sendall(chunk)
 
-    def _await_passage(self, weather: Weather, is_up: bool) -> None:
+    def _await_passage(self, weather: Weather, *, is_up: bool) -> None:
         while not (weather.to_server if is_up else weather.to_client) and not self._is_over.wait(_LOOK_S):
             pass
 

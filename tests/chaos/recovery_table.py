@@ -1,25 +1,41 @@
 """`python -m tests.chaos.recovery_table`: the recovery times of the last `make chaos`, beside what is promised."""
 
+import argparse
 import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep.status_text import table
 
 RUNS = Path(__file__).resolve().parents[2] / "lockstep-runs" / "chaos"
+_HEADING = ("what happened", "runs", "median", "longest", "promised", "")
+
+
+def rows_of(lines: Iterable[Mapping[str, float | str]]) -> list[tuple[str, ...]]:
+    """Returns a row for each fault, by name, from the lines of recovery.jsonl."""
+    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for line in lines:
+        found[str(line["fault"]), float(line["target_s"])].append(float(line["standstill_s"]))
+    rows: list[tuple[str, ...]] = []
+    for (fault, target_s), times in sorted(found.items()):
+        words = "" if max(times) <= target_s else "MISSED"
+        rows.append((fault, str(len(times)), f"{statistics.median(times):.1f} s", f"{max(times):.1f} s", f"{target_s:g} s", words))
+    return rows
 
 
 def main() -> None:
-    """Prints the table, the worst of each fault, and keeps it as recovery.txt."""
+    """Prints the table and keeps it as recovery.txt; `--markdown` prints it as documents have it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markdown", action="store_true")
     path = RUNS / "recovery.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    worst: dict[str, tuple[float, float, int]] = {}
-    for line in lines:
-        seconds, _, count = worst.get(line["fault"], (0.0, 0.0, 0))
-        worst[line["fault"]] = (max(seconds, line["standstill_s"]), line["target_s"], count + 1)
-    rows = [("fault", "runs", "longest standstill", "promised", "")]
-    for fault, (seconds, target_s, count) in sorted(worst.items()):
-        rows.append((fault, str(count), f"{seconds:.2f} s", f"{target_s:g} s", "" if seconds <= target_s else "MISSED"))
-    text = table(rows, left=(0, 4))
+    rows = rows_of(lines)
+    if parser.parse_args().markdown:
+        print("\n".join("| " + " | ".join(row[:5]) + " |" for row in (_HEADING, ("---",) * 5, *rows)))
+        return
+    text = table([_HEADING, *rows], left=(0, 5))
     print(text)
     if lines:
         (RUNS / "recovery.txt").write_text(text + "\n")

@@ -4,7 +4,7 @@ The gradients depend on step and worker alone, so that any run that applies each
 bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +32,27 @@ def gradients(step: int, worker: int) -> Values:
     return {name: rng.normal(size=shape).astype(dtype) for name, (shape, dtype) in SHAPES.items()}
 
 
+def without_a_number(step: int, worker: int) -> Values:
+    """Returns `gradients` with one element that is not a number."""
+    found = gradients(step, worker)
+    found["b"][3] = np.nan
+    return found
+
+
 def optimizer() -> OptimizerSpec:
     """Returns one with slots and a counter of steps, which must come back with the values."""
     return worker_client.adam(0.01)
 
 
-def reference(*, num_steps: int, num_workers: int) -> Values:
-    """Returns the values after a run without a fault, in this process."""
+def reference(*, num_steps: int, num_workers: int, gradients_of: Callable[[int, int], Values] = gradients) -> Values:
+    """Returns the values after a run without a fault, in this process; `gradients_of`: what a worker contributes to a step."""
     cluster = InProcessCluster(replicas_to_aggregate=num_workers, total_num_replicas=num_workers, max_steps=num_steps)
     sessions = [worker_client.local(cluster, worker_index=index) for index in range(num_workers)]
     for session in sessions:
         session.create_or_join(initial_values(), optimizer=optimizer(), split_bytes=SPLIT_BYTES)
     for step in range(num_steps):
         for index, session in enumerate(sessions):
-            session.push(gradients(step, index))
+            session.push(gradients_of(step, index))
         for session in sessions:
             session.wait()
     values = {name: value.copy() for name, value in sessions[0].read().items()}

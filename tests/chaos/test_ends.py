@@ -4,16 +4,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.chaos import script
-from tests.chaos.conftest import Started
-from tests.chaos.processes import Plan
+from tests.chaos.conftest import Record, Started
+from tests.chaos.plan import Plan
 from tests.chaos.test_checkpoints import whole
-from tests.chaos.test_servers import rollbacks
 from tests.cluster.launching import read_until
 from tests.waiting import wait_until
 
@@ -52,7 +52,7 @@ def test_every_role_and_worker_can_be_restarted_one_after_the_other(start: Start
         cluster.await_step(step)
         told = cluster.reached()
         ended_at = cluster.signal(name, signal.SIGTERM)
-        cluster.await_death(name)
+        cluster.await_death(name, code=0 if name.startswith("ps") else -signal.SIGTERM)
         cluster.restart(name)
         cluster.await_step(step + 4)
         again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > ended_at + 0.5]
@@ -61,14 +61,31 @@ def test_every_role_and_worker_can_be_restarted_one_after_the_other(start: Start
     cluster.assert_as_without_faults()
 
 
+def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started) -> None:
+    """F30: a machine that is shut down. With durability `step` the next run goes on behind all that a worker was told."""
+    cluster = start(Plan(durability="step", checkpoint_steps=None))
+    cluster.await_step(12)
+    told = cluster.reached()
+    for name in cluster.everybody:
+        ended_at = cluster.signal(name, signal.SIGTERM)
+    cluster.await_(lambda: not cluster.running(cluster.everybody), what="all have ended")
+    codes = {name: cluster.processes[name].returncode for name in cluster.everybody}
+    assert {codes[name] for name in cluster.roles} == {0}, f"{codes}\n{cluster.logs()}"
+    cluster.restart_all()
+    cluster.await_end()
+    again = [event["step"] for event in cluster.events() if event["event"] == "joined" and event["at"] > ended_at]
+    assert min(again) >= told
+    cluster.assert_as_without_faults()
+
+
 def test_without_checkpoints_workers_may_still_come_and_go(start: Started) -> None:
     cluster = start(Plan(durability=None))
     cluster.await_step(10)
     cluster.signal("worker 1", signal.SIGTERM)
-    cluster.await_death("worker 1")
+    cluster.await_death("worker 1", code=-signal.SIGTERM)
     cluster.restart("worker 1")
     cluster.await_end()
-    assert rollbacks(cluster) == 0
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
@@ -116,11 +133,13 @@ def test_the_launcher_starts_again_what_was_killed(tmp_path: Path, words: tuple[
     up.assert_as_without_faults()
 
 
-def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_goes_on_from_it(tmp_path: Path) -> None:
+def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_goes_on_from_it(tmp_path: Path, record: Record) -> None:
     up = Up(tmp_path)
     up.until("step 17")
     up.process.send_signal(signal.SIGINT)
+    interrupted_at = time.monotonic()
     code, out = up.finish()
+    record("Ctrl-C to prompt, with a last checkpoint", standstill_s=time.monotonic() - interrupted_at, target_s=12.0)
     assert code == 130, out
     assert "saving a last checkpoint" in out
     newest = sorted(path.parent.name for path in up.checkpoints.glob("*/MANIFEST.json"))[-1]

@@ -2,21 +2,21 @@
 
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.chaos.conftest import Record, Started
-from tests.chaos.processes import Cluster, Plan
-from tests.chaos.test_servers import rollbacks
-from tests.waiting import wait_until
+from tests.chaos.plan import Plan
+from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(transport="grpc", has_proxies=True, durability=None, lease_s=20.0)
 HEAL_TARGET_S = 5.0
-# Longer than any patience within a call that would make a difference.
-_SILENCE_S = 3.0
 
 
 @pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
@@ -27,12 +27,13 @@ def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, 
     cluster.await_step(10)
     weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who, cluster.worker_to_chief)
     weather.to_server, weather.to_client = way == "back", way == "there"
-    stands_since = _await_standstill(cluster)
+    cluster.await_standstill()
+    assert len(cluster.running(cluster.everybody)) == len(cluster.everybody)
     weather.to_server = weather.to_client = True
+    healed_at = time.monotonic()
     cluster.await_end()
-    healed = _first_step_after(cluster, stands_since)
-    record(f"partition of {who}, {way}: after healing", standstill_s=healed, target_s=HEAL_TARGET_S)
-    assert rollbacks(cluster) == 0
+    record(f"partition of {who}, {way}: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
@@ -47,7 +48,7 @@ def test_connections_that_break_all_at_once_are_made_again(start: Started, recor
         for proxy in proxies:
             proxy.sever(weather)
     cluster.await_end()
-    assert rollbacks(cluster) == 0
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
@@ -55,26 +56,68 @@ def test_connections_that_break_all_at_once_are_made_again(start: Started, recor
 def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(start: Started, num_bytes: int) -> None:
     """F2: half of the frames were sent."""
     cluster = start(PLAN)
-    for step in (8, 16, 24):
+    for number, step in enumerate((8, 16, 24)):
         cluster.await_step(step)
-        cluster.worker_weather.cut_after = num_bytes
+        cluster.worker_weather.cut_in = num_bytes
+        cluster.await_(partial(_has_cut, cluster, number), what="a connection is cut")
     cluster.await_end()
-    assert rollbacks(cluster) == 0
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
-def test_a_server_that_lets_nobody_in_for_a_while_is_asked_again(start: Started) -> None:
+@pytest.mark.parametrize("num_bytes", [300, 900])
+def test_a_worker_killed_with_half_of_its_frames_sent_is_replaced(start: Started, num_bytes: int) -> None:
+    """F2: nobody sends the rest."""
+    cluster, killed, has_struck = start(PLAN), [], threading.Event()
+
+    def strike(pid: int) -> None:
+        killed.append(cluster.name_of(pid))
+        cluster.processes[killed[-1]].kill()
+        has_struck.set()
+
+    cluster.await_step(10)
+    cluster.worker_weather.on_cut = strike
+    cluster.worker_weather.cut_in = num_bytes
+    cluster.await_(has_struck.is_set, what="a worker is killed while it pushes")
+    cluster.await_death(killed[0])
+    cluster.restart(killed[0])
+    cluster.await_end()
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.parametrize("way", ["both ways", "there", "back"])
+def test_one_worker_that_is_parted_from_one_server_holds_up_the_step_and_nothing_else(start: Started, record: Record, way: str) -> None:
+    """F14: all other ways are open, so that the rest of the step is there; none of it shows anywhere before the missing part."""
+    cluster = start(replace(PLAN, lonely=("worker 1", 1)))
+    cluster.await_step(10)
+    weather = cluster.lonely_weather
+    weather.to_server, weather.to_client = way == "back", way == "there"
+    cluster.await_standstill()
+    assert "worker 1" in cluster.waiting_for()
+    weather.to_server = weather.to_client = True
+    healed_at = time.monotonic()
+    cluster.await_end()
+    record(f"worker parted from a ps, {way}: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
+    assert cluster.rollbacks() == 0
+    cluster.assert_as_without_faults()
+
+
+def test_servers_that_let_nobody_in_for_a_while_are_asked_again(start: Started, record: Record) -> None:
+    """F14: all connections are broken, and new ones refused until it is mended."""
     cluster = start(PLAN)
     cluster.await_step(10)
     for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
         weather.lets_in = False
     for proxy in [*cluster.proxies, cluster.chief_proxy]:
         proxy.sever()
-    _await_standstill(cluster)
+    cluster.await_standstill()
+    assert len(cluster.running(cluster.everybody)) == len(cluster.everybody)
     for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
         weather.lets_in = True
+    healed_at = time.monotonic()
     cluster.await_end()
-    assert rollbacks(cluster) == 0
+    record("all ways broken: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
@@ -111,15 +154,8 @@ def test_packets_that_are_lost_doubled_and_disordered_give_the_same_values() -> 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def _await_standstill(cluster: Cluster) -> float:
-    """Waits until no step has been made for a while; returns the time."""
-
-    def stands() -> bool:
-        latest = max(event["at"] for event in cluster.events() if event["event"] == "step")
-        return bool(time.monotonic() > latest + _SILENCE_S)
-
-    wait_until(stands, timeout_s=20, what="the cluster stands still")
-    return time.monotonic()
+def _has_cut(cluster: Cluster, more_than: int) -> bool:
+    return cluster.worker_weather.num_cuts > more_than
 
 
 def _first_step_after(cluster: Cluster, since: float) -> float:

@@ -1,22 +1,24 @@
 """Parameter servers that are killed or stopped at every point of a step: never a step half done, and the cluster goes on by itself."""
 
 import signal
+import time
 
+import psutil
 import pytest
 
+from ps_protocol import history_events
 from ps_protocol.chief import ClusterState
+from ps_protocol.history import read_history
+from tests.chaos import claims
 from tests.chaos.conftest import Record, Started
-from tests.chaos.processes import Cluster, Plan
+from tests.chaos.plan import ENDLESS, Plan
+from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PS_TARGET_S = 10.0
 
 
-def rollbacks(cluster: Cluster) -> int:
-    """How often workers were told that a contribution was rolled back."""
-    return sum(event.get("outcome") == "ROLLED_BACK" for event in cluster.events())
-
-
+@pytest.mark.quick
 def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_checkpoint_and_nothing_else(
     start: Started, record: Record
 ) -> None:
@@ -27,7 +29,7 @@ def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_check
     cluster.restart("ps 1")
     cluster.await_end()
     record("ps killed", standstill_s=cluster.standstill_s(killed_at), target_s=PS_TARGET_S)
-    assert {event["epoch"] for event in cluster.events() if event["event"] == "step"} >= {1, 2}
+    assert {event["epoch"] for event in cluster.events() if event["event"] == "step"} == {1, 2}
     cluster.assert_as_without_faults()
 
 
@@ -45,18 +47,38 @@ def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_check
 def test_a_parameter_server_killed_within_a_step_leaves_no_step_half_done(
     start: Started, record: Record, failpoint: str, case: str, durability: str
 ) -> None:
-    plan = Plan(durability=durability, checkpoint_steps=None if durability == "step" else 5, failpoints={"ps 1": f"{failpoint}=kill@12"})
-    cluster = start(plan)
+    # In shared memory a push is staged without that call.
+    transport = "grpc" if failpoint == "ps.push.staged_before_ack" else "auto"
+    steps, points = None if durability == "step" else 5, {"ps 1": f"{failpoint}=kill@12"}
+    cluster = start(Plan(durability=durability, checkpoint_steps=steps, failpoints=points, transport=transport, history=True))
     died_at = cluster.await_death("ps 1")
     told = max((event["after"] for event in cluster.events() if event["event"] == "step"), default=0)
     cluster.restart("ps 1")
     cluster.await_end()
     record(f"ps killed at {failpoint} (durability {durability})", standstill_s=cluster.standstill_s(died_at), target_s=PS_TARGET_S)
     cluster.assert_as_without_faults()
+    claims.assert_history_is_clean(cluster.history)
+    if case.startswith("F8"):
+        assert _was_applied(cluster, step=11, epoch=1, shard=0)
     if durability == "step":
         # What a worker was told to be done stays done.
         again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > died_at]
         assert min(again) >= told, case
+
+
+def test_a_killed_parameter_server_is_noticed_at_once_and_named(start: Started, record: Record) -> None:
+    """Nobody starts it again for a while: the chief says within a second which one it waits for."""
+    cluster = start(Plan())
+    cluster.await_step(12)
+    assert cluster.status() is not None
+    killed_at = cluster.kill("ps 1")
+    cluster.await_(lambda: _waits_for_ps(cluster, 1), what="the chief says that ps 1 does not answer")
+    record("ps killed: noticed by the chief", standstill_s=time.monotonic() - killed_at, target_s=1.0)
+    cluster.await_(lambda: "ps 1" in cluster.waiting_for(), what="the chief names the server that it waits for")
+    cluster.restart("ps 1")
+    cluster.await_end()
+    assert cluster.rollbacks() > 0
+    cluster.assert_as_without_faults()
 
 
 def test_both_parameter_servers_killed_at_once_come_back_together(start: Started, record: Record) -> None:
@@ -71,6 +93,22 @@ def test_both_parameter_servers_killed_at_once_come_back_together(start: Started
     cluster.assert_as_without_faults()
 
 
+def test_rollback_after_rollback_keeps_no_memory_of_what_was(start: Started) -> None:
+    """Each makes the variables anew, here and there; who keeps a descriptor of the old ones keeps all of their memory."""
+    cluster = start(Plan(num_steps=ENDLESS))
+    cluster.await_step(10)
+    those_that_live = [name for name in cluster.everybody if name not in ("ps 1", "chief")]
+    sizes = []
+    for _ in range(6):
+        cluster.kill("ps 1")
+        cluster.restart("ps 1")
+        cluster.await_step(cluster.reached() + 20)
+        sizes.append({name: psutil.Process(cluster.processes[name].pid).num_fds() for name in those_that_live})
+    # It would be four for each rollback. One offer of memory more or less may be under way.
+    assert all(size[name] <= sizes[0][name] + 8 for size in sizes for name in those_that_live), sizes
+    cluster.assert_as_without_faults(num_steps=cluster.finish())
+
+
 def test_a_parameter_server_killed_while_it_restores_is_restored_again(start: Started, record: Record) -> None:
     cluster = start(Plan())
     cluster.await_step(12)
@@ -83,27 +121,29 @@ def test_a_parameter_server_killed_while_it_restores_is_restored_again(start: St
     cluster.assert_as_without_faults()
 
 
-def test_a_parameter_server_that_sleeps_is_waited_for_and_keeps_its_model(start: Started) -> None:
+def test_a_parameter_server_that_sleeps_is_waited_for_and_keeps_its_model(start: Started, record: Record) -> None:
     """F9: no rollback, since nothing is lost."""
     cluster = start(Plan())
     cluster.await_step(12)
-    cluster.signal("ps 1", signal.SIGSTOP)
+    stopped_at = cluster.signal("ps 1", signal.SIGSTOP)
     cluster.await_(lambda: _waits_for_ps(cluster, 1), what="the chief says that ps 1 does not answer")
+    record("ps stopped: noticed by the chief", standstill_s=time.monotonic() - stopped_at, target_s=30.0)
     cluster.signal("ps 1", signal.SIGCONT)
     cluster.await_end()
-    assert rollbacks(cluster) == 0
+    assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
 
 
-def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_it_wakes(start: Started) -> None:
-    """F12 for a server: the old process has lost its address, and its model is of an older epoch."""
+def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_it_wakes(start: Started, record: Record) -> None:
+    """F12 and F17 for a server: the old process has lost its address, its connections are silent, and its model is of an older epoch."""
     cluster = start(Plan())
     cluster.await_step(12)
     sleeper = cluster.processes["ps 1"]
-    cluster.signal("ps 1", signal.SIGSTOP)
+    stopped_at = cluster.signal("ps 1", signal.SIGSTOP)
     (cluster.sockets / "ps1").unlink()
     cluster.start_one("ps 1")
-    cluster.await_(lambda: rollbacks(cluster) > 0 or cluster.reached() >= 30, what="the cluster goes on with the new ps 1")
+    cluster.await_(lambda: cluster.rollbacks() > 0, what="the cluster goes on with the new ps 1", timeout_s=60)
+    record("ps stopped and replaced: half-open connections given up", standstill_s=time.monotonic() - stopped_at, target_s=40.0)
     sleeper.send_signal(signal.SIGCONT)
     cluster.await_end()
     sleeper.kill()
@@ -126,3 +166,10 @@ def test_without_a_checkpoint_a_lost_parameter_server_ends_the_training_with_wor
 def _waits_for_ps(cluster: Cluster, index: int) -> bool:
     status = cluster.status()
     return status is not None and (not status.shards[index].is_reachable or status.state is ClusterState.RECOVERING)
+
+
+def _was_applied(cluster: Cluster, *, step: int, epoch: int, shard: int) -> bool:
+    """Whether a server had applied the step before the other one was lost."""
+    records = [one for chronicle in read_history(cluster.history) for one in chronicle.records if one.kind == history_events.APPLIED]
+    requests = [(one.words["shard"], history_events.request_of(one)) for one in records]
+    return any(owner == shard and request.step == step and request.epoch == epoch for owner, request in requests)

@@ -28,16 +28,20 @@ class Diary:
 
 
 def train(session: Session, diary: Diary, *, pace_s: float, fails_at: int | None, failure: str) -> None:
-    """Contributes until training is finished; at step `fails_at` what `failure` says goes wrong, once."""
-    session.create_or_join(script.initial_values(), optimizer=script.optimizer(), split_bytes=script.SPLIT_BYTES, timeout_s=60)
+    """Contributes until training is finished; at step `fails_at` what `failure` says goes wrong, once; "model": at once."""
+    model = {**script.initial_values(), **({"extra": np.zeros(3)} if failure == "model" else {})}
+    session.create_or_join(model, optimizer=script.optimizer(), split_bytes=script.SPLIT_BYTES, timeout_s=60)
     diary.write("joined", step=session.local_step)
     while not session.is_finished:
         step = session.local_step
         threading.Event().wait(pace_s)
-        if step == fails_at:
+        gradients = script.gradients(step, session.worker_index)
+        if step == fails_at and failure == "nan":
+            gradients = script.without_a_number(step, session.worker_index)
+        elif step == fails_at:
             fails_at = None
             go_wrong(session, diary, failure)
-        found = session.step(script.gradients(step, session.worker_index), timeout_s=90)
+        found = session.step(gradients, timeout_s=90)
         diary.write("step", step=step, outcome=found.outcome.name, after=session.local_step, epoch=session.epoch)
     diary.write("finished", step=session.local_step)
 
@@ -49,11 +53,6 @@ def go_wrong(session: Session, diary: Diary, failure: str) -> None:
     if failure == "shape":
         try:
             session.step({**script.gradients(0, 0), "b": np.zeros(3)})
-        except worker_client.PsError as error:
-            diary.write("refused", reason=error.reason, words=error.message)
-    if failure == "nan":
-        try:
-            session.step({**script.gradients(0, 0), "b": np.full(13, np.nan)})
         except worker_client.PsError as error:
             diary.write("refused", reason=error.reason, words=error.message)
 

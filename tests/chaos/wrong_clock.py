@@ -13,6 +13,9 @@ def main() -> None:
     offset_s, right, begin = float(sys.argv[1]), time.time, time.monotonic()
 
     def wrong() -> float:
+        # gRPC hands Python's time of day to a core that has its own clock; where a clock is really wrong, both are.
+        if str(sys._getframe(1).f_globals.get("__name__", "")).startswith("grpc"):
+            return right()
         return right() + offset_s + _JUMP_S * (int((time.monotonic() - begin) / _PERIOD_S) % 2)
 
     time.time = wrong

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkpoint import main as checkpoint
 from benchmarks.page import main as page
 from benchmarks.peers.__main__ import main as peers
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
@@ -46,6 +47,22 @@ def test_benchmark_measures_every_role_and_says_what_carried_it(
     assert max(report["pss_bytes"].values()) > 1 << 20
     # Looked at one after the other, so that a role may have let go of something in between.
     assert report["total_pss_bytes"] > 0.9 * max(report["pss_bytes"].values())
+
+
+def test_a_step_that_waits_for_its_checkpoint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--durability", "step", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["durability"] == "step" and report["num_accepted"] == 10
+
+
+def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--bytes", str(1 << 16), "--saves", "2", "--threads", "2"]
+    assert checkpoint([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["saved_bytes"] > 3 << 16 and report["apply_ms"] > 0 and report["write_ms"] > 0
+    assert checkpoint(arguments) == 0
+    assert "while writing" in capsys.readouterr().out
+    assert checkpoint(["--bytes", "3"]) == 2
 
 
 def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,22 +4,25 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ps_protocol.chief import ClusterState
 from ps_protocol.chief_client import GrpcChief
+from ps_protocol.errors import Unauthenticated
 from ps_protocol.shard_client import GrpcShard
 from tests.cluster.launching import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 from tests.waiting import wait_until
+from tests.wire.certificates import make
 from tests.wire.running_chief import Worker, parameter_server
 
 
 @contextlib.contextmanager
-def combined(directory: Path, *chief_flags: str, index: int = 0) -> Iterator["subprocess.Popen[str]"]:
-    flags = ["--index", str(index), "--announce", str(directory / "ps"), "--with-chief", "--announce", str(directory / "chief")]
+def combined(directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
+    flags = ["--index", str(index), "--announce", str(directory / "ps"), *ps_flags, "--with-chief", "--announce", str(directory / "chief")]
     command = [sys.executable, "-m", "lockstep", "ps", *flags, *chief_flags]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -87,7 +90,9 @@ def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> N
     [
         (["--ps", "127.0.0.1:5001"], "want the word self once, at index 0"),
         (["--ps", "127.0.0.1:5001,self"], "want the word self once, at index 0"),
+        (["--ps=127.0.0.1:5001"], "want the word self once, at index 0"),
         (["--ps"], "want the word self once"),
+        (["--cluster=another"], "the chief is of 'another'"),
         (["--cluster", "another"], "the chief is of 'another'"),
         (["--nonsense"], "--nonsense"),
     ],
@@ -97,6 +102,34 @@ def test_flags_that_make_no_sense_are_told_in_one_line(tmp_path: Path, chief_fla
         code, words = end_of(process)
     assert (code, len(words.splitlines())) == (2, 1), words
     assert said in words
+
+
+def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_saved(tmp_path: Path) -> None:
+    """Both roles are gone at once, with all that they had in memory; who has no token gets nowhere before and after."""
+    files = make(tmp_path / "certs", cluster="lockstep")
+    (tmp_path / "saved").mkdir()
+    recovery = ["--checkpoint-dir", str(tmp_path / "saved"), "--token-file", str(files.directory / "tokens")]
+    chief_flags = [*recovery, "--durability", "step", "--replicas-to-aggregate", "1"]
+
+    def client() -> GrpcChief:
+        return GrpcChief(announced(tmp_path / "chief"), access=files.caller(tls=False))
+
+    with combined(tmp_path, *chief_flags, ps_flags=recovery) as process:
+        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
+            stranger.status()
+        with contextlib.closing(client()) as chief, Worker(chief) as worker:
+            worker.shards = [GrpcShard(announced(tmp_path / "ps"), access=files.caller(tls=False))]
+            worker.join_model()
+            for _ in range(3):
+                worker.wait(worker.push(value=1.0))
+            process.kill()
+            process.wait()
+    for name in ("chief", "ps"):
+        (tmp_path / name).unlink()
+    with combined(tmp_path, *chief_flags, ps_flags=recovery):
+        with contextlib.closing(client()) as chief:
+            wait_until(lambda: chief.status().state is ClusterState.TRAINING, timeout_s=30, what="training goes on")
+            assert chief.status().global_step == 3
 
 
 @pytest.mark.parametrize("network", [[], ["--tcp"]])

@@ -1,6 +1,6 @@
 """docker-compose.yml and Dockerfile: what they promise, and a whole run of the file's own commands as local processes."""
 
-import json
+import functools
 import os
 import re
 import shutil
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ps_protocol.authorization import CallerRole
+from ps_protocol.credentials import parse_tokens
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,11 @@ Service = Mapping[str, Any]
 def services() -> dict[str, Service]:
     found: dict[str, Service] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     return found
+
+
+def mounts(service: Service) -> dict[str, str]:
+    """Which volume is where in a service's container."""
+    return {path: name for name, path, *_ in (volume.split(":") for volume in service["volumes"])}
 
 
 def free_ports(names: list[str]) -> dict[str, int]:
@@ -45,20 +52,27 @@ class LocalCompose:
         self.running: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def here(self, text: str, *, service: str) -> str:
-        """An address in the service's container, as the same place on this machine."""
+        """What is said of the service's container, addresses and paths, as the same on this machine."""
+        for path, volume in sorted(mounts(self.services[service]).items(), reverse=True):
+            text = text.replace(path, str(self.volume(volume)))
+        text = text.replace("/tmp/made", str(self.log_dir / "made"))
         for name, port in {**self.ports, "0.0.0.0": self.ports[service], "127.0.0.1": self.ports[service]}.items():
             text = re.sub(rf"(?<![\w.]){re.escape(name)}:{PORT}\b", f"127.0.0.1:{port}", text)
         return text
 
+    def volume(self, name: str) -> Path:
+        path = self.log_dir / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
     def command(self, words: list[str], *, service: str) -> list[str]:
-        program = {"lockstep": [sys.executable, "-m", "lockstep"], "python": [sys.executable]}[words[0]]
+        program = {"lockstep": [sys.executable, "-m", "lockstep"], "python": [sys.executable], "sh": ["sh"]}[words[0]]
         return [*program, *(self.here(word, service=service) for word in words[1:])]
 
     def environment(self, name: str) -> dict[str, str]:
         own = {key: self.here(str(value), service=name) for key, value in self.services[name]["environment"].items()}
-        if "LOCKSTEP_CHECKPOINT_DIR" in own:
-            own["LOCKSTEP_CHECKPOINT_DIR"] = str(self.log_dir / "volume")
-        return {**os.environ, **own}
+        # Where `lockstep` is, for scripts.
+        return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **own}
 
     def is_healthy(self, name: str) -> bool:
         kind, *words = self.services[name]["healthcheck"]["test"]
@@ -66,10 +80,13 @@ class LocalCompose:
         command = self.command(words, service=name)
         return subprocess.run(command, env=self.environment(name), capture_output=True, timeout=10).returncode == 0
 
+    def has_ended_well(self, name: str) -> bool:
+        return [process.poll() for process in self.running[name]] == [0]
+
     def start(self, name: str, *, replicas: int) -> None:
         for dependency, condition in self.services[name].get("depends_on", {}).items():
-            assert condition == {"condition": "service_healthy"}
-            wait_until(lambda dependency=dependency: self.is_healthy(dependency), timeout_s=20, what=f"{dependency} is healthy")  # type: ignore[misc]
+            is_met = {"service_healthy": self.is_healthy, "service_completed_successfully": self.has_ended_well}[condition["condition"]]
+            wait_until(functools.partial(is_met, dependency), timeout_s=20, what=f"{dependency} is ready")
         for index in range(replicas):
             log = self.stack.enter_context((self.log_dir / f"{name}-{index}.log").open("wb"))
             command = self.command(self.services[name]["command"], service=name)
@@ -86,7 +103,7 @@ class LocalCompose:
 def composed(log_dir: Path, **scale: int) -> Iterator[LocalCompose]:
     compose = LocalCompose(log_dir)
     with compose.stack:
-        for name in ("ps0", "ps1", "chief", "worker"):
+        for name in ("certs", "ps0", "ps1", "chief", "worker"):
             replicas = compose.services[name].get("deploy", {}).get("replicas", 1)
             compose.start(name, replicas=scale.get(name, replicas))
         yield compose
@@ -106,16 +123,35 @@ def test_the_files_commands_train_to_the_end(tmp_path: Path, num_workers: int) -
         assert match is not None and float(match[1]) >= 0.95, compose.logs()
 
 
-def test_a_role_that_is_not_there_yet_is_not_healthy() -> None:
-    compose = LocalCompose(Path())
+def test_each_container_has_the_secrets_of_its_role_and_no_other(tmp_path: Path) -> None:
+    """A second start makes nothing anew: what runs has the old ones."""
+    compose = LocalCompose(tmp_path)
+    stamps = []
+    with compose.stack:
+        for _ in range(2):
+            compose.running.clear()
+            compose.start("certs", replicas=1)
+            assert compose.running["certs"][0].wait(30) == 0, compose.logs()
+            stamps.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("volumes/*/*")})
+    assert stamps[0] == stamps[1]
+    found = {path.name: {file.name for file in path.iterdir()} for path in (tmp_path / "volumes").iterdir()}
+    of_a_server = {"ca.pem", "cert.pem", "cert.key", "tokens"}
+    assert found == {"ps-secrets": of_a_server, "chief-secrets": of_a_server, "worker-secrets": {"ca.pem", "token"}}
+    assert [*parse_tokens((tmp_path / "volumes/worker-secrets/token").read_text(), name="token").values()] == [CallerRole.WORKER]
+    for path in stamps[0]:
+        assert path.suffix == ".pem" or path.stat().st_mode & 0o77 == 0, path
+
+
+def test_a_role_that_is_not_there_yet_is_not_healthy(tmp_path: Path) -> None:
+    compose = LocalCompose(tmp_path)
     assert not compose.is_healthy("ps0")
 
 
 def test_the_services_are_those_of_the_readme() -> None:
     found = services()
-    assert set(found) == {"chief", "ps0", "ps1", "worker"}
+    assert set(found) == {"certs", "chief", "ps0", "ps1", "worker"}
     assert {service["image"] for service in found.values()} == {"lockstep-ps:local"}
-    assert [name for name, service in found.items() if "build" in service] == ["ps0"]
+    assert [name for name, service in found.items() if "build" in service] == ["certs"]
     assert found["worker"]["deploy"]["replicas"] == 3
 
 
@@ -135,8 +171,14 @@ def test_health_is_checked_every_two_seconds_and_waited_for() -> None:
     assert found["worker"]["depends_on"] == {"chief": {"condition": "service_healthy"}}
 
 
-def test_the_network_without_tls_is_internal_and_publishes_no_port() -> None:
-    whole = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def test_everything_is_encrypted_and_no_port_is_published() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert "ALLOW_INSECURE" not in text
+    whole = yaml.safe_load(text)
+    for name in ("ps0", "ps1", "chief"):
+        environment = whole["services"][name]["environment"]
+        assert environment["LOCKSTEP_ADDRESS"] == "0.0.0.0:5000", "which needs a certificate and tokens"
+        assert not {"LOCKSTEP_TOKEN", "LOCKSTEP_TLS"} & environment.keys()
     assert whole["networks"] == {"cluster": {"internal": True}}
     for service in whole["services"].values():
         assert service["networks"] == ["cluster"]
@@ -148,29 +190,10 @@ def test_roles_that_are_lost_come_back_and_share_a_volume_for_checkpoints() -> N
     for name in ("ps0", "ps1", "chief"):
         service = whole["services"][name]
         assert service["restart"] == "on-failure"
-        assert service["volumes"] == ["checkpoints:/checkpoints"]
+        assert mounts(service)["/checkpoints"] == "checkpoints"
         assert service["environment"]["LOCKSTEP_CHECKPOINT_DIR"] == "/checkpoints"
     assert whole["services"]["worker"]["restart"] == "no"
-    assert list(whole["volumes"]) == ["checkpoints"]
-
-
-def test_the_kubernetes_manifests_name_what_the_roles_know() -> None:
-    documents = [*yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "lockstep.yaml").read_text())]
-    text = json.dumps(documents)
-    known = set(re.findall(r"LOCKSTEP_[A-Z_]+", "".join(path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests")))
-    assert set(re.findall(r"LOCKSTEP_[A-Z_]+", text)) <= known
-    kinds = [document["kind"] for document in documents]
-    assert kinds.count("StatefulSet") == 2
-    assert "NetworkPolicy" in kinds
-    assert "ALLOW_INSECURE" not in text
-    mounts = {mount["name"] for document in documents for mount in _pod(document).get("containers", [{}])[0].get("volumeMounts", [])}
-    volumes = {volume["name"] for document in documents for volume in _pod(document).get("volumes", [])}
-    assert mounts == volumes == {"checkpoints", "tls", "tokens", "tmp"}
-
-
-def _pod(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = document.get("spec", {}).get("template", {}).get("spec", {})
-    return found
+    assert set(whole["volumes"]) == {name for service in services().values() for name in mounts(service).values()}
 
 
 def test_every_variable_of_a_service_is_one_that_its_command_knows() -> None:
@@ -185,7 +208,7 @@ def test_the_image_is_slim_and_runs_as_an_ordinary_user() -> None:
     assert "FROM python:3.11-slim" in lines
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users and users[-1] not in ("root", "0")
-    assert not [line for line in lines if re.search(r"(?i)token|password|secret", line)]
+    assert not [line for line in lines if re.search(r"(?i)token|password|\.key|\.pem", line)]
 
 
 def test_everything_that_the_image_copies_exists_and_is_let_in() -> None:

@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ps_protocol.errors import PsError, StorageFailed, StorageFull
 from ps_protocol.model import ModelSpec, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import SaveRequest, Shard
+from ps_protocol.shard import SaveRequest, SaveState, Shard
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.tensors import DataType, VariableSpec
 from tests.contract.sharded_training import CHIEF, ShardedTraining
@@ -72,6 +74,49 @@ def test_server_killed_while_it_writes_leaves_the_checkpoint_before_whole(tmp_pa
         restored = dataclasses.replace(training, shards=[shard])
         restored.restore("whole", step=0, epoch=4)
         assert restored.state() == expected
+
+
+def test_disk_that_is_full_costs_no_step_and_no_older_checkpoint_and_is_tried_again(tmp_path: Path) -> None:
+    large = dataclasses.replace(MODEL, variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1 << 18,)),))
+    with _server(tmp_path, 0) as (process, shard):
+        training = ShardedTraining(shards=[shard], model=large, checkpoint_dir=str(tmp_path / "checkpoints"))
+        training.create()
+        training.save("old")
+        expected = training.state()
+        # What the system then answers to a write is what it answers where a quota ends.
+        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        for _ in range(3):
+            training.train(1)
+            failure = _failure(training, "new")
+            assert isinstance(failure, StorageFull) and "File too large" in failure.message
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
+        training.save("new")
+        training.restore("old", step=0, epoch=4)
+        assert training.state() == expected
+        training.restore("new", step=3, epoch=5)
+
+
+def test_disk_that_cannot_sync_makes_no_checkpoint_and_the_next_save_is_tried(tmp_path: Path) -> None:
+    with _server(tmp_path, 0, failpoints="ps.save.before_fsync=error:eio@2") as (_, shard):
+        training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=str(tmp_path / "checkpoints"))
+        training.create()
+        training.save("old")
+        training.train(1)
+        assert isinstance(_failure(training, "new"), StorageFailed)
+        assert not (tmp_path / "checkpoints" / "new.incomplete" / "ps-00000-of-00001.safetensors").exists()
+        training.train(1)
+        training.save("new")
+
+
+def _failure(training: ShardedTraining, tag: str) -> PsError | None:
+    """Saves, which is to fail, and returns why it did."""
+    request = SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=training.step, tag=tag)
+    (shard,) = training.shards
+    shard.save(request)
+    progress = shard.save(request, max_wait_s=20.0)
+    assert progress.state is SaveState.FAILED
+    return progress.failure
 
 
 def test_save_under_way_is_finished_before_the_server_ends(tmp_path: Path) -> None:

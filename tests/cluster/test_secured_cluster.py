@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import worker_client
 from ps_protocol.chief_client import GrpcChief
+from ps_protocol.credentials import parse_tokens
 from ps_protocol.errors import PermissionDenied, Unauthenticated
 from tests.cluster.launching import TRAIN, read_until, up
 from tests.contract.clusters import ROOT, announced, end
@@ -123,8 +125,20 @@ def test_cluster_of_the_launcher_has_tokens_that_nobody_need_know_of(tmp_path: P
             [sys.executable, "-m", "lockstep", "status", *words], capture_output=True, text=True, timeout=30, env=environment
         )
         assert result.returncode == 0, result.stderr
+        assert_secrets_are_nowhere(psutil.Process(process.pid), logs=tmp_path / "run" / "logs")
         if network:
             with contextlib.closing(GrpcChief(chief)) as client, pytest.raises(Unauthenticated, match=r"^missing token"):
                 client.handshake()
         process.terminate()
         process.communicate(timeout=30)
+
+
+def assert_secrets_are_nowhere(launcher: psutil.Process, *, logs: Path) -> None:
+    """Neither on a command line nor in a log: where others look, and what people send around."""
+    family = launcher.children(recursive=True)
+    (path,) = {one.environ()["LOCKSTEP_TOKEN_FILE"] for one in family if "LOCKSTEP_TOKEN_FILE" in one.environ()}
+    tokens = parse_tokens(Path(path).read_text(), name="tokens")
+    assert Path(path).stat().st_mode & 0o77 == 0 and Path(path).parent.stat().st_mode & 0o77 == 0
+    said = [" ".join(one.cmdline()) for one in (launcher, *family)] + [log.read_text() for log in logs.iterdir()]
+    assert len(said) > 5
+    assert not [token for token in tokens for text in said if token in text]

@@ -1,5 +1,6 @@
 """Sessions over real processes that are killed: a parameter server, and a chief that comes back elsewhere. Their loops see no error."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -73,11 +74,18 @@ class KilledCluster:
             with worker_client.connect(address, worker_index=index, transport=self._transport, timeout_s=40) as session:
                 session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
                 self.sessions[index] = session
+                # One of them keeps the arrays that it is given once, over all that happens.
+                gradients = session.gradients() if index else ONES
+                for array in gradients.values():
+                    array[...] = 1
                 while not self._stopped.wait(0.002):
                     # Whatever was rolled back, the variables are those of the step.
                     for value in session.read().values():
                         np.testing.assert_array_equal(value, np.full_like(value, -session.local_step))
-                    self.outcomes.append(session.step(ONES, timeout_s=40).outcome)
+                    self.outcomes.append(session.step(gradients, timeout_s=40).outcome)
+                    if session.is_finished:
+                        return
+                session.finish("the test is over")  # releases the other one
         except BaseException as error:
             if not self._stopped.is_set():
                 self.failures.append(error)
@@ -109,3 +117,16 @@ def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
     assert {session.epoch for session in cluster.sessions.values()} == {2}
     assert set(cluster.outcomes) <= {PushOutcome.ACCEPTED, PushOutcome.ROLLED_BACK}
     assert cluster.outcomes.count(PushOutcome.ROLLED_BACK) <= 2
+
+
+@pytest.mark.parametrize("cluster", ["shared_memory"], indirect=True)
+def test_workers_leave_a_chief_that_is_stopped_for_another(cluster: KilledCluster) -> None:
+    """A stopped process breaks no connection: what hangs there is ended once another chief is known to the servers."""
+    cluster.go_on(5)
+    cluster.chief.send_signal(signal.SIGSTOP)
+    cluster.start_chief("chief-elsewhere", "--takeover")
+    cluster.go_on(15)
+    cluster.chief.send_signal(signal.SIGCONT)
+    assert cluster.chief.wait(20) == 1, "the one that woke has been superseded"
+    cluster.go_on(5)
+    assert set(cluster.outcomes) == {PushOutcome.ACCEPTED}

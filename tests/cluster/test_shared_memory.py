@@ -13,6 +13,7 @@ from ps_protocol.memory_segments import NAME_PREFIX
 from ps_protocol.shard import ShardStatus
 from ps_protocol.shard_client import GrpcShard
 from tests.cluster.real_cluster import RealCluster
+from tests.cluster.worker_tasks import PATIENCE_VARIABLE
 from tests.contract.clusters import Shape
 from tests.waiting import wait_until
 
@@ -81,7 +82,8 @@ def test_killed_worker_leaves_nothing_and_the_other_goes_on(launch: Launch, sock
     assert len(mapping(before.process_incarnation)) == 2
 
 
-def test_killed_server_leaves_nothing_and_the_workers_say_so(launch: Launch, socket_dir: Path) -> None:
+def test_killed_server_leaves_nothing_and_the_workers_say_so(launch: Launch, socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "5")
     cluster = launch()
     cluster.all_do("train_randomly", times=2)
     server = status(socket_dir / "only")

@@ -189,6 +189,13 @@ def test_python_is_the_python_that_has_worker_client_whatever_path_says(tmp_path
     assert f"[worker 0] {sys.executable}" in result.stdout
 
 
+def test_standbys_are_started_beside_the_servers_and_end_with_them(tmp_path: Path) -> None:
+    code, out = run_up("--max-steps", "3", "--standbys", "--ps", "2", worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0
+    for name in ("standby 0", "standby 1"):
+        assert f"[{name}]" in out
+
+
 def test_no_colour_and_no_control_sequence_reaches_a_file(tmp_path: Path) -> None:
     _, out = run_up("--max-steps", "3", worker=TRAIN, run_dir=tmp_path / "run")
     assert "\x1b" not in out
@@ -218,6 +225,8 @@ def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monke
         (["--max-steps", "0", "--", "python"], "--max-steps: got 0"),
         (["--lease", "0", "--", "python"], "--lease: got 0.0"),
         (["--workers", "2", "--backup-workers", "2", "--", "python"], "--backup-workers: got 2, want 0 to 1"),
+        (["--standbys", "--history", "h", "--", "python"], "--history: `lockstep verify` knows one server a shard"),
+        (["--standbys", "--chief-in-ps", "--", "python"], "--standbys: the chief has none"),
         (["--wrokers", "2", "--", "python"], "--wrokers"),
     ],
 )

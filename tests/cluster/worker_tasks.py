@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from worker_client import IndexedSlices, Session
 # Of each push: outcome, step of its variables, step that it was applied at, staleness.
 Record = list[Any]
 TASKS: dict[str, Callable[..., Any]] = {}
+# How many seconds a server that does not answer is waited for.
+PATIENCE_VARIABLE = "TEST_PATIENCE_S"
 
 
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +160,8 @@ def _record(push: worker_client.Push | worker_client.StepResult) -> Record:
 def main() -> None:
     """Connects as the worker named on the command line and does what standard input says until that ends."""
     chief, index = sys.argv[1:]
-    with worker_client.connect(chief, worker_index=int(index), timeout_s=20) as session:
+    patience_s = float(os.environ.get(PATIENCE_VARIABLE, "20"))
+    with worker_client.connect(chief, worker_index=int(index), timeout_s=patience_s) as session:
         for line in sys.stdin:
             order = json.loads(line)
             try:

@@ -1,6 +1,7 @@
 """Claims about every place for checkpoints: a directory, and whatever fsspec reaches (here its memory and its local files)."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from ps_protocol.checkpoint_local import LocalStorage
 from ps_protocol.checkpoint_manifest import encode_manifest, read_checkpoint
 from ps_protocol.checkpoint_places import open_storage
 from ps_protocol.checkpoint_remote import RemoteStorage
-from ps_protocol.checkpoint_search import find_checkpoint, highest_epoch, list_checkpoints, prune, verify_checkpoint
+from ps_protocol.checkpoint_search import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune, verify_checkpoint
 from ps_protocol.checkpoint_storage import MANIFEST, CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 from tests.core.checkpoint_fixtures import CLUSTER, VARIABLES, checkpoint_of, save, values_of, write_files
 
 _numbers = itertools.count()
@@ -243,6 +244,21 @@ def test_damaged_one_does_not_count_as_kept(storage: CheckpointStorage) -> None:
     damage(storage, checkpoints[2].tag, checkpoints[2].files[0].name, b"")
     assert prune(storage, cluster=CLUSTER, keep=1) == (checkpoints[0].tag,)
     assert find_checkpoint(storage).checkpoint == checkpoints[1]
+
+
+def test_manifest_that_was_seen_is_not_read_for_each_that_is_added(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, reads, manifest = KnownCheckpoints(), Counter[str](), storage.manifest
+
+    def read(tag: str) -> bytes:
+        reads[tag] += 1
+        return manifest(tag)
+
+    monkeypatch.setattr(storage, "manifest", read)
+    for step in range(1, 6):
+        save(storage, step=step)
+        prune(storage, cluster=CLUSTER, keep=3, known=known)
+    assert reads == {f"step-{step:09}": 2 for step in range(1, 6)}
+    assert [step for step, _ in tags_of(storage)] == ["step-000000003", "step-000000004", "step-000000005"]
 
 
 @pytest.mark.parametrize("tag", ["../../x", "/abs", "a/b", "..", ".", "", "a\0b", "x" * 65, "a b", "-x", "ä"])

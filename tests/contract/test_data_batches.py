@@ -118,6 +118,47 @@ def test_after_a_rollback_ranges_are_done_again() -> None:
         assert num_counted(session) == NUM_SAMPLES
 
 
+def test_contribution_from_a_range_of_before_a_rollback_is_not_counted() -> None:
+    """Another call finds out first: the variables are then of the checkpoint, but the samples go to whoever asks next."""
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        outcomes = []
+        for number, batch in enumerate(session.batches("train", num_samples=NUM_SAMPLES, batch_size=4, timeout_s=20)):
+            if number == 5:
+                cluster.roll_back()
+                session.read_metrics()
+            outcomes.append(give(session, batch))
+        assert (outcomes[5], outcomes.count(PushOutcome.ROLLED_BACK), session.num_rollbacks) == (PushOutcome.ROLLED_BACK, 1, 1)
+        assert num_counted(session) == NUM_SAMPLES
+
+
+def test_ranges_of_which_only_some_are_of_before_a_rollback_are_all_done_again() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        gathered: list[DataRange] = []
+        outcomes = []
+        for number, batch in enumerate(session.batches("train", num_samples=64, batch_size=4, timeout_s=20)):
+            gathered.append(batch)
+            if number == 4:  # the first of two
+                cluster.roll_back()
+            if len(gathered) == 2:
+                samples = sum(part.stop - part.start for part in gathered)
+                outcomes.append(session.step(ONES, metrics={"samples": samples}, timeout_s=20).outcome)
+                gathered.clear()
+        assert outcomes.count(PushOutcome.ROLLED_BACK) == 1
+        assert num_counted(session) == 64
+
+
+def test_range_that_a_worker_skips_does_not_have_it_wait_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    with worker_client.local() as session:
+        join(session)
+        for number, batch in enumerate(session.batches("train", num_samples=12, batch_size=4, timeout_s=20)):
+            if number != 2:
+                give(session, batch)
+        assert num_counted(session) == 8
+        assert any("1 ranges of 'train' were yielded here and no contribution was made from them" in text for text in caplog.messages)
+
+
 def test_range_without_a_contribution_is_named_with_the_next() -> None:
     with worker_client.local() as session:
         join(session)

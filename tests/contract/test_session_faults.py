@@ -43,6 +43,17 @@ class FaultyCluster:
         assert self.session.status().num_accepted == num_steps
 
 
+def test_newest_variables_that_were_overwritten_while_they_were_read_are_read_again() -> None:
+    faulty = FaultyCluster(policy=worker_client.async_policy())
+    with faulty.session as session:
+        num_before = len(faulty.shards[1].arguments_of("read_variables"))
+        faulty.shards[1].refuse("read_variables", *(StepGone("the copy was overwritten while it was read") for _ in range(3)))
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
+        for value in session.read().values():
+            np.testing.assert_array_equal(value, np.full(40, -1.0))
+        assert len(faulty.shards[1].arguments_of("read_variables")) >= num_before + 4
+
+
 def test_push_whose_answer_is_lost_is_sent_again_and_counts_once() -> None:
     faulty = FaultyCluster()
     faulty.shards[1].lose_answers("push_gradients", count=2)

@@ -10,7 +10,7 @@ import pytest
 
 import worker_client
 from ps_protocol.chief import ParticipantKind
-from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
+from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
 from tests.contract.rolling import RollingCluster
 from tests.waiting import wait_until
 from worker_client import PushOutcome, Session
@@ -185,6 +185,24 @@ def test_worker_whose_place_was_taken_is_superseded() -> None:
         cluster.chief.refuse("register_worker", WorkerIndexTaken("worker 0 is already running on host-b pid 912"))
         with pytest.raises(Superseded, match=r"lease ended 31 s ago.*already running on host-b"):
             session.step(ONES, timeout_s=20)
+
+
+def test_chief_that_is_silent_for_a_while_is_asked_again() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("waited for a token, which did not come within 11 s")] * 3)
+        assert session.step(ONES, timeout_s=None).is_accepted
+
+
+def test_wait_for_a_chief_that_stays_silent_ends_at_its_own_deadline() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("the chief does not answer")] * 10_000)
+        with pytest.raises(DeadlineExceeded, match=r"a token after step 0: not within 0\.3 s: the chief does not answer"):
+            session.step(ONES, timeout_s=0.3)
+        cluster.chief._refused.clear()
+        assert session.wait(timeout_s=20)
+        assert_value(session, -1.0)
 
 
 def test_repeated_push_to_a_dead_server_is_given_up_once_the_epoch_has_risen(caplog: pytest.LogCaptureFixture) -> None:

@@ -221,6 +221,33 @@ def test_session_goes_on_over_grpc_when_its_memory_is_no_longer_shared(opened: O
     assert_all(session.read(), -5)
 
 
+@pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.ssp_policy(1)], ids=["sync", "ssp"])
+def test_memory_that_was_lost_for_a_while_is_shared_again(
+    opened: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, policy: PolicySpec
+) -> None:
+    session = opened(policy=policy)
+    memories = session.membership.shards().memories
+    monkeypatch.setattr("worker_client.shared_memories._LOOK_AGAIN_S", 0.0)
+    for step in range(6):
+        assert_all(session.read(), -step)
+        gradients = session.gradients()
+        if step % 2:
+            for shard in [*memories.shards.values()]:
+                assert isinstance(shard, SharedMemoryShard)
+                shard._link.close()
+            assert session.transport == ("grpc", "grpc")
+        session.step(fill(gradients, 1), timeout_s=20)
+        session.read()
+        assert session.transport == ("shared_memory", "shared_memory")
+    assert_all(session.read(), -6)
+
+
+def test_transport_is_known_still_when_the_session_is_closed(opened: Opening) -> None:
+    session = opened()
+    session.close()
+    assert session.transport == ("shared_memory", "shared_memory")
+
+
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=["sync", "async"])
 def test_nothing_is_rounded_where_nothing_travels(socket_dir: Path, policy: PolicySpec) -> None:
     with ExitStack() as stack:

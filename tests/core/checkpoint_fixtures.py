@@ -15,7 +15,8 @@ from ps_protocol.model import ModelSpec, Placement, PlacementPolicy
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import place
 from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard_values import AppliedPush, CheckpointFile, WorkerPushes
+from ps_protocol.shard_save_values import CheckpointFile
+from ps_protocol.shard_values import AppliedPush, WorkerPushes
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_protocol.variable_options import Partition
 

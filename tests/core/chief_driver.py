@@ -4,8 +4,10 @@ import itertools
 from typing import Any
 
 from chief import events as ev
+from chief.assurance import LINGER_S
 from chief.coordination import CoordinationConfig
 from chief.coordinator import Coordinator
+from chief.recovery_events import ShardFinding, ShardsFound
 from ps_protocol.chief import (
     CommitResult,
     HyperparameterChange,
@@ -40,11 +42,13 @@ MODEL = model_of(3)
 class Driver:
     """Answers by call in `answers`; what the shards are to do waits in `to_apply`, `to_configure`, … unless `applies_at_once`."""
 
-    def __init__(self, *, num_shards: int = 1, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
+    has_successors = False
+
+    def __init__(self, *, num_shards: int = 1, find: bool = True, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
         self.now = 100.0
         self.config = CoordinationConfig(**config)
         addresses = [f"host-p:{5000 + index}" for index in range(num_shards)]
-        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now)
+        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, has_successors=self.has_successors)
         self.applies_at_once = applies_at_once
         self.answers: dict[int, Any] = {}
         self.to_apply: list[ev.ApplyStep] = []
@@ -57,6 +61,9 @@ class Driver:
         self.ended: list[ev.EndProcesses] = []
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
+        if find:
+            empty = ShardFinding(process_incarnation=7, epoch=0, chief_incarnation=0, step=None)
+            self.send(ShardsFound(findings=(empty,) * num_shards))
         if adopt:
             for index in range(num_shards):
                 self.send(ev.ShardAdopted(shard=index, process_incarnation=7))
@@ -182,11 +189,17 @@ class Worker:
         step = self.local_step if step is None else step
         return PushCommit(push_id=push_id or self.next_push(), step=step, **({"staged": True} | fields))
 
-    def commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> CommitResult:
+    def send_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> int:
+        """Commits, and returns the call: it is answered once the answer is sure."""
         commit = self.next_commit(step, push_id=push_id, **fields)
         call = self.driver.call()
         self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))
-        result = self.driver.answers[call]
+        if call not in self.driver.answers and self.driver.applies_at_once:
+            self.driver.pass_time(2 * LINGER_S)
+        return call
+
+    def commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> CommitResult:
+        result = self.driver.answers[self.send_commit(step, push_id=push_id, **fields)]
         assert isinstance(result, CommitResult)
         return result
 

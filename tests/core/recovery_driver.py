@@ -51,6 +51,8 @@ class FakeShard:
 class RecoveryDriver(Driver):
     """Does what the chief wants at once, unless `is_manual`; then it waits in `orders`. The storage outlives chief and shards."""
 
+    has_successors = True
+
     def __init__(self, *, num_shards: int = 2, storage: dict[str, Checkpoint] | None = None, begin: bool = True, **config: Any) -> None:
         self.orders: list[Any] = []
         self.notes: list[ev.Note] = []
@@ -58,10 +60,11 @@ class RecoveryDriver(Driver):
         self.storage: dict[str, Checkpoint] = {} if storage is None else storage
         self.damaged: set[str] = set()
         self.full = False
+        self.unreadable = ""  # why storage cannot be read
         self.model: ModelSpec = MODEL
         self.shards = [FakeShard(process=7 + index) for index in range(num_shards)]
         config.setdefault("checkpoints", CheckpointConfig(restore="latest"))
-        super().__init__(num_shards=num_shards, adopt=False, **config)
+        super().__init__(num_shards=num_shards, find=False, adopt=False, **config)
         if begin:
             self.begin()
 
@@ -104,7 +107,7 @@ class RecoveryDriver(Driver):
             self.applies_at_once = at_once
             self.coordinator.handle = before  # type: ignore[method-assign]
         self.notes += [order for order in taken if isinstance(order, ev.Note)]
-        kinds = (rev.AdoptShards, rev.KeepRecord, rev.FindCheckpoint, rev.RestoreShards, rev.SaveStep, rev.CommitCheckpoint)
+        kinds = rev.RecoveryInstruction.__args__
         self.orders += [order for order in taken if isinstance(order, kinds)]
         if not self.is_manual:
             self.work_off()
@@ -121,9 +124,10 @@ class RecoveryDriver(Driver):
             case rev.AdoptShards(epoch=epoch, chief_incarnation=chief):
                 self._adopt(epoch, chief)
             case rev.KeepRecord(version=version, record=record):
-                for shard in self.shards:
+                for shard in self.shards if order.is_for_all else self.shards[:1]:
                     if version > shard.record_version:
                         shard.record, shard.record_version = record, version
+                self.send(rev.RecordKept(epoch=order.epoch, version=version))
             case rev.FindCheckpoint(excluded=excluded, only=only):
                 self._find(excluded, only)
             case rev.RestoreShards():
@@ -165,6 +169,7 @@ class RecoveryDriver(Driver):
                 contributors=order.contributors,
                 weights=order.weights,
                 discards=order.discards,
+                ranges=order.ranges,
             )
             shard.step = order.step + 1
 
@@ -222,6 +227,9 @@ class RecoveryDriver(Driver):
             self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 
     def _find(self, excluded: tuple[str, ...], only: str) -> None:
+        if self.unreadable:
+            self.send(rev.CheckpointFound(checkpoint=None, failure=self.unreadable))
+            return
         there = sorted(self.storage.values(), key=lambda checkpoint: checkpoint.age_order)
         found = [c for c in there if c.tag not in excluded and (not only or c.tag == only)]
         self.send(
@@ -233,6 +241,9 @@ class RecoveryDriver(Driver):
         )
 
     def _restore(self, order: rev.RestoreShards) -> None:
+        if self.unreadable:
+            self.send(rev.RestoreFailed(epoch=order.epoch, tag=order.tag, why=self.unreadable, is_damaged=False, is_passing=True))
+            return
         if order.tag in self.damaged:
             why = "ps-0 is not what was written"
             self.send(rev.RestoreFailed(epoch=order.epoch, tag=order.tag, why=why, is_damaged=True))

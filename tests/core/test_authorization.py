@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol import credentials
-from ps_protocol.authorization import ALLOWED, CallerRole, check_allowed, is_open
+from ps_protocol.authorization import ALLOWED, HEALTH, CallerRole, check_allowed, is_open, is_standing
 from ps_protocol.credentials import TokenSource, TokenTable, bearer, new_token, new_token_lines, parse_tokens, tokens_beside, write_secret
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
@@ -23,7 +23,7 @@ def test_every_rpc_has_a_row_and_every_row_an_rpc() -> None:
         for service in module.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert methods == set(ALLOWED)
+    assert methods | {f"/{HEALTH}/Watch"} == set(ALLOWED)
 
 
 def test_every_service_of_the_package_is_known_here() -> None:
@@ -51,10 +51,22 @@ def test_method_without_a_row_is_nobodys() -> None:
             check_allowed(f"{PREFIX}ChiefService/Invent", role)
 
 
-def test_only_the_health_service_is_open() -> None:
+def test_only_the_question_for_the_health_is_open() -> None:
     assert is_open("/grpc.health.v1.Health/Check")
+    assert not is_open("/grpc.health.v1.Health/Watch")
     assert not any(map(is_open, ALLOWED))
     assert not is_open("/grpc.health.v1.HealthX/Check")
+
+
+def test_calls_that_last_are_those_that_carry_messages_both_ways() -> None:
+    streams = {
+        f"/{service.full_name}/{method.name}"
+        for module in (chief_service_pb2, parameter_service_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if method.client_streaming and method.server_streaming
+    }
+    assert {method for method in ALLOWED if is_standing(method)} == streams | {f"/{HEALTH}/Watch"}
 
 
 def test_observer_changes_nothing_and_takes_no_part() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.checkpoint import Checkpoint
+from ps_protocol.checkpoint import Checkpoint, epoch_of
 from ps_protocol.checkpoint_manifest import ManifestEncoder, decode_manifest, encode_manifest, manifest_end
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.shard_values import CheckpointFile
+from ps_protocol.shard_save_values import CheckpointFile
 from tests.core.checkpoint_fixtures import checkpoint_of
 
 Fields = dict[str, Any]
@@ -152,3 +152,19 @@ def test_any_json_is_a_manifest_or_data_loss(value: Any) -> None:
             decode_manifest(sealed(fields), where="m")
         except DataLoss:
             continue
+
+
+@pytest.mark.parametrize(
+    ("tag", "epoch"),
+    [
+        ("step-000000012", 1),
+        ("step-000000012-epoch-7", 7),
+        ("step-000000012-epoch-7-chief-3-retry-1", 7),
+        ("step-000000012-chief-3", 1),
+        ("mine", 0),
+        ("step-12", 0),
+        ("step-000000012-epoch-99999999999999999999", 1),
+    ],
+)
+def test_the_name_of_an_unfinished_checkpoint_tells_its_epoch(tag: str, epoch: int) -> None:
+    assert epoch_of(tag) == epoch

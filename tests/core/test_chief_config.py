@@ -50,6 +50,12 @@ def test_the_environment_gives_what_flags_leave_out() -> None:
     assert (coordination.num_required, coordination.num_extras, coordination.max_steps, coordination.lease_s) == (4, 1, None, 5.0)
 
 
+def test_standbys_are_given_by_index_and_may_have_gaps() -> None:
+    assert parse("--ps", "a:1,b:1,c:1", "--standbys", ", d:1").standbys == ("", "d:1")
+    assert parse("--ps", "a:1", LOCKSTEP_STANDBYS="b:1").standbys == ("b:1",)
+    assert parse("--ps", "a:1").standbys == ()
+
+
 def test_tf_config_gives_the_rest() -> None:
     config = parse(TF_CONFIG=TF_CONFIG)
     assert (config.ps, config.address) == (("a:1", "b:2"), "127.0.0.1:7000")
@@ -80,6 +86,10 @@ def test_a_lease_that_is_none_is_refused(value: str) -> None:
         ([], r"which parameter servers\? give --ps"),
         (["--ps", "a:1,b"], "address 'b'"),
         (["--ps", "a:1,a:1"], "a:1 occurs twice, as ps 0 and ps 1"),
+        (["--ps", "a:1", "--standbys", "b:1,c:1"], "--standbys: 2 for 1 parameter servers"),
+        (["--ps", "a:1", "--standbys", "b:1", "--history", "/tmp/h"], "--history: .*--standbys"),
+        (["--ps", "a:1", "--standbys", "a:1"], "--standbys: a:1 .of ps 0. occurs twice"),
+        (["--ps", "a:1,b:1", "--standbys", "c:1,c:1"], "--standbys: c:1 .of ps 0. occurs twice"),
         (["--ps", "a:1", "--address", "0.0.0.0:0"], "--allow-insecure-network"),
         (["--ps", "a:1", "--what"], "--what"),
         (["--ps", "a:1", "--cluster", " job"], "cluster name"),

@@ -6,6 +6,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from ps_protocol.shard import ShardStatus
+from tests.waiting import wait_until
 from worker_client.chief_search import ChiefSearch
 
 
@@ -27,10 +28,10 @@ class FakeChief:
 
 
 def status(address: str, incarnation: int) -> ShardStatus:
-    numbers = dict.fromkeys(
+    numbers: dict[str, Any] = dict.fromkeys(
         ("shard", "process_incarnation", "epoch", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes"), 0
     )
-    counters = dict.fromkeys(("num_stale", "num_duplicates", "num_nonfinite"), 0)
+    counters: dict[str, Any] = dict.fromkeys(("num_stale", "num_duplicates", "num_nonfinite"), 0)
     return ShardStatus(**numbers, **counters, step=None, last_apply_s=0.0, chief_incarnation=incarnation, chief_address=address)
 
 
@@ -68,6 +69,29 @@ def test_newest_chief_that_the_servers_know_is_moved_to() -> None:
     town = Town(old, {"a": status("older", 2), "b": status("new", 3), "c": None}, new=new)
     town.fail(1)
     assert (town.ask(), town.search.address, old.is_closed) == ("new", "new", True)
+
+
+def test_chief_that_hangs_is_searched_for_meanwhile() -> None:
+    old, new = FakeChief("old"), FakeChief("new")
+    town = Town(old, {"a": status("new", 3)}, new=new)
+    town.search.look_around()
+    wait_until(lambda: old.is_closed, what="the old connection is closed, which ends what hangs there")
+    assert (town.ask(), town.search.address) == ("new", "new")
+
+
+def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
+    limits: list[float] = []
+
+    def bounded(chief: Any, timeout_s: float) -> Any:
+        limits.append(timeout_s)
+        return chief
+
+    unused: Any = None
+    old: Any = FakeChief("old")
+    search = ChiefSearch(old, address="old", open_chief=unused, look=unused, bounded=bounded)
+    for within_s in (None, 60.0, 0.5):
+        assert search.ask(lambda chief: chief.heartbeat(unused), within_s=within_s) == "old"  # type: ignore[comparison-overlap]
+    assert limits == [0.5]
 
 
 def test_chief_that_answers_is_not_searched_for() -> None:

@@ -92,7 +92,7 @@ def test_while_servers_are_brought_back_members_join_the_model_and_wait_and_are_
 def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
     driver = RecoveryDriver(total_num_replicas=1, applies_at_once=False)
     (worker,) = driver.train(0)
-    worker.push()
+    worker.send_commit()
     step = driver.to_apply.pop()
     driver.restart(0)
     driver.send(ev.StepApplied(step=step.step, epoch=step.epoch))

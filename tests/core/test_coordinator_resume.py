@@ -48,7 +48,7 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_what_it_was_made_of(
     driver, workers = trained()
     driver.applies_at_once = False
     for worker in workers:
-        worker.push()
+        worker.send_commit()
     made_of = driver.to_apply[0].contributors
     driver.apply_at(ahead)
     driver.new_chief()
@@ -63,17 +63,20 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_what_it_was_made_of(
         assert (result.outcome, result.first_outcome, result.applied_step) == (DUPLICATE, ACCEPTED, 3)
 
 
-def test_a_step_that_no_shard_had_applied_is_counted_anew_from_repeated_commits() -> None:
+def test_a_step_that_no_shard_had_applied_is_completed_by_repeated_commits() -> None:
     driver, workers = trained()
     driver.applies_at_once = False
     pushes = [worker.next_push() for worker in workers]
     for worker, push in zip(workers, pushes, strict=True):
-        worker.commit(push_id=push)
+        worker.send_commit(push_id=push)
+        driver.pass_time(0.01)
     driver.new_chief()
     assert driver.step == 3
-    for worker, push in zip(workers, pushes, strict=True):
+    for worker, push, outcome in zip(workers, pushes, (DUPLICATE, ACCEPTED), strict=True):
         driver.come_back(worker)
-        assert worker.commit(3, push_id=push).outcome is ACCEPTED
+        call = worker.send_commit(3, push_id=push)
+        if outcome is DUPLICATE:
+            assert driver.answers[call].first_outcome is ACCEPTED, "it was told so"
     driver.apply()
     assert driver.step == 4
     assert driver.applied[-1].contributors == tuple(pushes)
@@ -84,7 +87,7 @@ def test_a_repeated_step_with_a_limit_on_the_norm_is_measured_again() -> None:
     (worker,) = driver.train(0, model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
     driver.sums = ((4.0,), ())
     driver.applies_at_once = False
-    worker.push()
+    worker.send_commit()
     driver.send(ev.StepPrepared(step=driver.to_prepare.pop(0).step, sums=driver.sums))
     driver.apply_at(0)
     scales = driver.to_apply[0].scales
@@ -103,18 +106,6 @@ def test_new_incarnations_are_above_all_that_earlier_chiefs_gave() -> None:
     assert newcomer.participant.incarnation > workers[0].participant.incarnation
     with pytest.raises(Exception, match="replaced"):
         driver.register(0, former=workers[0].participant, pid=1)
-
-
-def test_a_worker_taken_in_before_the_chief_knew_of_another_takes_nobodys_place() -> None:
-    driver, workers = trained()
-    fresh = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
-    early = Worker(fresh, 0, pid=4242)
-    assert early.participant == workers[0].participant, "it could not know"
-    fresh.shards = driver.shards
-    fresh.begin()
-    with pytest.raises(LeaseExpired):
-        early.heartbeat()
-    assert fresh.come_back(early, pid=4242).participant.incarnation > workers[0].participant.incarnation
 
 
 def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
@@ -197,7 +188,7 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver, workers = trained(num_steps=2, checkpoints=CheckpointConfig(durability=Durability.STEP))
     driver.is_manual = True
     for worker in workers:
-        worker.push()
+        worker.send_commit()
     assert [shard.step for shard in driver.shards] == [3, 3], "applied, and not saved: nobody was told"
     driver.full = True
     driver.is_manual = False

@@ -136,6 +136,15 @@ def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
     assert (status.num_done, status.num_leased, status.num_ranges) == (2, 4, 6)
 
 
+def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chief.data_leases.MAX_LEASED", 10)
+    leases, endless = DataLeases(), DataSpec(name="endless", num_samples=3, range_size=1, num_epochs=0)
+    granted = [leases.lease(0, 1, endless, max_ranges=4, request_id=number) for number in range(5)]
+    assert [len(ranges) for ranges in granted] == [4, 4, 2, 0, 0]
+    assert leases.give_back(0, 1, [granted[0][0].id])
+    assert len(leases.lease(1, 1, endless, max_ranges=4, request_id=0)) == 1
+
+
 def test_made_up_ranges_do_nothing() -> None:
     leases = DataLeases()
     leases.lease(0, 1, SIX, max_ranges=1, request_id=1)

@@ -183,6 +183,13 @@ def test_worker_that_was_lost_may_contribute_once_more(shard: StagingShard) -> N
     assert shard.released == sharing.slots
 
 
+def test_worker_reads_in_its_slot_that_the_shard_looks_there_no_more(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    assert not sharing.slots[0].words[at.CLOSED]
+    shard.shared.remove(sharing.slots, is_lost=True)
+    assert sharing.slots[0].words[at.CLOSED]
+
+
 def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     contribution = shard.open(0, memory_slot=0)

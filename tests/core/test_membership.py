@@ -18,7 +18,9 @@ WORKER = ParticipantKind.WORKER
 
 
 def membership_of(total: int | None = None, lease_s: float = 10.0) -> Membership:
-    return Membership(config=CoordinationConfig(total_num_replicas=total, lease_s=lease_s), epoch=4)
+    membership = Membership(config=CoordinationConfig(total_num_replicas=total, lease_s=lease_s), epoch=4)
+    membership.knows_predecessors = True
+    return membership
 
 
 def request(

@@ -58,7 +58,10 @@ def test_the_chief_is_told_all_and_a_parameter_server_where_checkpoints_lie() ->
 
 def test_an_address_of_an_object_store_is_no_directory_of_this_machine() -> None:
     assert parsed("--checkpoint-dir", "run/checkpoints").is_local
-    assert not parsed("--checkpoint-dir", "s3://bucket/run").is_local
+    remote = parsed("--checkpoint-dir", "s3://name:password@bucket/run")
+    assert not remote.is_local
+    assert "password" not in " ".join(remote.chief_flags), "command lines are for everybody to see"
+    assert remote.environment == {"LOCKSTEP_CHECKPOINT_DIR": "s3://name:password@bucket/run"}
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from chief.checkpoint_store import CheckpointStore
 from chief.coordination import CheckpointConfig, CoordinationConfig
 from ps_protocol.checkpoint import Durability
-from ps_protocol.checkpoint_manifest import decode_manifest
+from ps_protocol.checkpoint_manifest import decode_json
 from ps_protocol.chief import ClusterState
 from ps_protocol.clipping import NO_CLIP, ClipSpec
 from ps_protocol.model import ModelSpec, PlacementPolicy
@@ -14,18 +16,20 @@ from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import DataType, VariableSpec
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
+from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle
-from tests.simulation.scenario import FAULTS_S, Fault, Scenario
+from tests.simulation.scenario import FAULTS_S, Scenario
 from tests.simulation.shard_node import ShardNode
+from tests.simulation.tasks import Life
 from tests.simulation.worker_node import WorkerNode
-from tests.simulation.world import Life, NetworkSpec, World
+from tests.simulation.world import NetworkSpec, World
 
 SIZE = 4
 _PROGRESS_STEPS = 4
 _PROGRESS_S = 90.0
 # No call may block for longer: its own limit, and the longest that a process stands still.
 _BLOCKED_S = 5.0 + 5.5
-_STORM = NetworkSpec(drop=0.2, duplicate=0.2, late=0.1, jitter_s=0.05)
+_LOOK_S = 0.25
 
 
 class SimulatedCluster:
@@ -35,63 +39,78 @@ class SimulatedCluster:
         self.scenario = scenario
         self.world = World(f"network {scenario.seed}", scenario.network)
         self.oracle = Oracle(num_shards=scenario.num_shards, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP)
-        self._storage = SimulatedStorage(on_commit=self._committed)
-        self._shards = tuple(f"ps-{index}" for index in range(scenario.num_shards))
+        self.storage = SimulatedStorage(on_commit=self._committed)
+        self.shards = tuple(f"ps-{index}" for index in range(scenario.num_shards))
+        self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
+        self._nemesis = Nemesis(self, scenario.network)
         self._chiefs: dict[str, ChiefNode] = {}
-        self._chief = ""
-        self._num_chiefs = 0
+        self.chief = ""
+        self._num_chiefs = self._num_workers = 0
+        # By index, the process that was started last.
+        self._workers = dict(enumerate(self.workers))
         self._failure = ""
         self._may_fail = False
+        self._is_over = False
+        self._wanted_step: int | None = None
         for index in range(scenario.num_shards):
             self._start_shard(index)
         self._start_chief("chief", takes_over=False)
         for index in range(scenario.num_workers):
             self._start_worker(index, takes_over=False)
         for fault in scenario.faults:
-            self.world.at(fault.at, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+            self.world.at(fault.at, partial(self._nemesis.befall, fault))
 
     def run(self) -> None:
         """Runs it all: first with faults, then without any, when training must go on."""
         world = self.world
-        world.after_event = self._check
+        self._look()
         world.run(FAULTS_S, is_over=lambda: bool(self._failure))
         self._heal()
         start = self._step
-        world.run(world.now + _PROGRESS_S, is_over=lambda: bool(self._failure) or self._step >= start + _PROGRESS_STEPS)
+        self._wanted_step = start + _PROGRESS_STEPS
+        world.run(world.now + _PROGRESS_S, is_over=lambda: self._is_over)
         if self._failure:
             if self.oracle.committed and not self._may_fail:
                 raise BrokenPromise(f"6: the cluster has failed although there is a whole checkpoint: {self._failure}")
             world.seen["failed, with words, since nothing was saved"] += 1
-        elif self._step < start + _PROGRESS_STEPS:
-            chief = self._chiefs[self._chief]
+        elif not self._is_over:
+            chief = self._chiefs[self.chief]
             raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {chief.coordinator.explain(world.now)}")
 
     @property
     def _step(self) -> int:
-        """The open step, counted on through rollbacks."""
+        """The open step, the highest of all chiefs that train."""
         training = [one.coordinator.global_step for one in self._living_chiefs() if one.coordinator.state is ClusterState.TRAINING]
         return max(training, default=-1)
 
     def _living_chiefs(self) -> list[ChiefNode]:
         return [chief for name, chief in self._chiefs.items() if (life := self.world.life(name)) is not None and not life.is_stopped]
 
-    def _check(self) -> None:
+    def _changed(self, chief: ChiefNode) -> None:
+        """A chief has taken note of something."""
+        state = chief.coordinator.state
+        if state is ClusterState.FAILED and not self._failure:
+            self._failure = chief.coordinator.status(self.world.now).reason
+            self._is_over = True
+        elif self._wanted_step is not None and state is ClusterState.TRAINING and chief.coordinator.global_step >= self._wanted_step:
+            self._is_over = True
+
+    def _look(self) -> None:
         for chief in self._living_chiefs():
-            if chief.coordinator.state is ClusterState.FAILED and not self._failure:
-                self._failure = chief.coordinator.status(self.world.now).reason
             if overdue := chief.overdue(_BLOCKED_S):
                 raise BrokenPromise(f"6: calls are not answered: {overdue}")
+        self.world.at(_LOOK_S, self._look)
 
     def _committed(self, manifest: bytes) -> None:
-        checkpoint, _ = decode_manifest(manifest, where="simulated")
-        self.world.note(f"whole: {checkpoint.tag}")
+        fields = decode_json(manifest, where="simulated")
+        self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
-        self.oracle.committed_checkpoint(checkpoint.epoch, checkpoint.step)
+        self.oracle.committed_checkpoint(int(fields["epoch"]), int(fields.get("step", 0)), _done(fields.get("data")))
 
     # -- processes
 
     def _start_shard(self, index: int) -> None:
-        name, scenario = self._shards[index], self.scenario
+        name, scenario = self.shards[index], self.scenario
         if self.world.life(name) is not None:
             return
 
@@ -100,9 +119,9 @@ class SimulatedCluster:
                 self.world,
                 life,
                 index=index,
-                storage=self._storage if scenario.durability else None,
+                storage=self.storage if scenario.durability else None,
                 oracle=self.oracle,
-                on_crash=lambda: self._kill(name, 0.3),
+                on_crash=lambda: self.kill(name, 0.3),
             )
 
         self.world.start(name, make)
@@ -127,51 +146,74 @@ class SimulatedCluster:
                 self.world,
                 life,
                 config=config,
-                shards=self._shards,
-                store=CheckpointStore(self._storage, cluster=config.cluster) if checkpoints else None,
+                shards=self.shards,
+                store=CheckpointStore(self.storage, cluster=config.cluster) if checkpoints else None,
                 oracle=self.oracle,
                 takes_over=takes_over,
+                on_change=self._changed,
                 on_end=lambda reason: self._chief_ended(name, reason),
             )
             self._chiefs[name] = node
             return node
 
-        self._chief = name
+        self.chief = name
         self.world.start(name, make)
 
     def _start_worker(self, index: int, *, takes_over: bool) -> None:
-        name, scenario = f"worker-{index}", self.scenario
+        name, scenario = self._workers[index], self.scenario
         if self.world.life(name) is not None:
             return
+        self._num_workers += 1
+        pid = self._num_workers
 
         def make(life: Life) -> WorkerNode:
             return WorkerNode(
                 self.world,
                 life,
                 index=index,
+                pid=pid,
                 model=_model(scenario),
-                shards=self._shards,
-                chief=self._chief,
+                shards=self.shards,
+                chief=self.chief,
                 lease_s=scenario.lease_s,
                 oracle=self.oracle,
                 compute_s=scenario.compute_s,
+                data=scenario.data,
                 takes_over=takes_over,
-                on_end=lambda reason: self._worker_ended(index, reason),
+                on_end=lambda reason: self._worker_ended(index, name, reason),
             )
 
         self.world.start(name, make)
 
+    def start_another_chief(self, *, takes_over: bool) -> None:
+        """Starts a chief under a new name."""
+        self._num_chiefs += 1
+        self._start_chief(f"chief-{self._num_chiefs}", takes_over=takes_over)
+
+    def start_another_worker(self, name: str) -> None:
+        """Starts another process of a worker's index, which takes its place."""
+        index = int(name.split("-")[1])
+        self._workers[index] = f"worker-{index}-again-{self._num_workers}"
+        self._start_worker(index, takes_over=True)
+
+    def allow_failure(self) -> None:
+        """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
+        self._may_fail = True
+
+    def allow_loss(self) -> None:
+        """From now on a checkpoint that was whole may be lost."""
+        self.oracle.is_rotten = True
+
     def _chief_ended(self, name: str, reason: str) -> None:
         self.world.kill(name)
         others = [other for other in self._chiefs if other != name and self.world.life(other) is not None]
-        if name == self._chief and others:
-            self._chief = others[-1]  # it has given up, since that one is at work
-        elif name == self._chief and not self._failure:
+        if name == self.chief and others:
+            self.chief = others[-1]  # it has given up, since that one is at work
+        elif name == self.chief and not self._failure:
             # Its successor has given up, or it was killed while it wrote: somebody starts it again.
             self.world.at(0.3, lambda: self._start_chief(name, takes_over=reason == "killed"))
 
-    def _worker_ended(self, index: int, reason: str) -> None:
-        name = f"worker-{index}"
+    def _worker_ended(self, index: int, name: str, reason: str) -> None:
         self.world.kill(name)
         if reason == "TrainingFailed" and self._failure:
             return
@@ -180,104 +222,31 @@ class SimulatedCluster:
         self.world.seen["worker superseded"] += 1
         self.world.at(1.0, lambda: self._start_worker(index, takes_over=False))
 
-    def _kill(self, name: str, seconds: float) -> None:
+    def kill(self, name: str, seconds: float) -> None:
+        """Ends a process, which is started again after so many seconds."""
         self.world.note(f"killed: {name}")
         self.world.kill(name)
         self.world.at(seconds, lambda: self._start_again(name))
 
     def _start_again(self, name: str) -> None:
-        role, _, number = name.partition("-")
+        role, number, *_ = *name.split("-"), ""
         if role == "ps":
             self._start_shard(int(number))
         elif role == "worker":
             self._start_worker(int(number), takes_over=True)
-        elif name == self._chief:
+        elif name == self.chief:
             self._start_chief(name, takes_over=True)
 
-    # -- faults
-
-    def _befall(self, fault: Fault) -> None:
-        self.world.note(f"fault: {fault.kind} {fault.target} {fault.seconds:g} s")
-        self.world.seen[f"fault: {fault.kind}"] += 1
-        _FAULTS[fault.kind](self, fault)
-
-    def _real(self, name: str) -> str:
-        return self._chief if name == "chief" else name
-
-    def _one_killed(self, fault: Fault) -> None:
-        self._kill(self._real(fault.target[0]), fault.seconds)
-
-    def _all_killed(self, fault: Fault) -> None:
-        for name in (*self._shards, self._chief, *(f"worker-{index}" for index in range(self.scenario.num_workers))):
-            self._kill(name, fault.seconds * self.world.between(0.2, 1.0))
-
-    def _stopped(self, fault: Fault) -> None:
-        name = self._real(fault.target[0])
-        self.world.stop(name)
-        self.world.at(fault.seconds, lambda: self.world.resume(name))
-
-    def _cut(self, fault: Fault) -> None:
-        source, target = (self._real(name) for name in fault.target)
-        self.world.cut(source, target)
-        if fault.number % 2:
-            self.world.cut(target, source)
-        self.world.at(fault.seconds, self.world.mend)
-
-    def _new_chief(self, fault: Fault) -> None:
-        """The chief stands still, and another one is started elsewhere; later the old one goes on."""
-        old = self._chief
-        self.world.stop(old)
-        self.world.at(fault.seconds, lambda: self.world.resume(old))
-        self._num_chiefs += 1
-        self._start_chief(f"chief-{self._num_chiefs}", takes_over=bool(fault.number % 2))
-
-    def _storm(self, fault: Fault) -> None:
-        self.world.network = _STORM
-        self.world.at(fault.seconds, lambda: setattr(self.world, "network", self.scenario.network))
-
-    def _killed_in_save(self, fault: Fault) -> None:
-        self._storage.fuse = fault.number
-
-    def _full(self, fault: Fault) -> None:
-        self._storage.is_full = True
-        self.world.at(fault.seconds, lambda: setattr(self._storage, "is_full", False))
-
-    def _unreadable(self, fault: Fault) -> None:
-        # A chief that starts just then says so and ends; people look at storage.
-        self._storage.is_broken = self._may_fail = True
-        self.world.at(fault.seconds, lambda: setattr(self._storage, "is_broken", False))
-
-    def _rot(self, fault: Fault) -> None:
-        whole = self._storage.whole_tags
-        if whole and self._storage.rot(whole[-1], fault.number):
-            # Then a promise cannot be kept that needs it.
-            self.oracle.is_rotten = self._may_fail = True
-
     def _heal(self) -> None:
-        world, storage = self.world, self._storage
+        world = self.world
         world.note("healed")
-        storage.fuse, storage.is_full, storage.is_broken = None, False, False
-        world.heal()
+        self._nemesis.heal()
         for index in range(self.scenario.num_shards):
             self._start_shard(index)
-        if world.life(self._chief) is None and not self._failure:
-            self._start_chief(self._chief, takes_over=True)
+        if world.life(self.chief) is None and not self._failure:
+            self._start_chief(self.chief, takes_over=True)
         for index in range(self.scenario.num_workers):
             self._start_worker(index, takes_over=True)
-
-
-_FAULTS: dict[str, Callable[[SimulatedCluster, Fault], None]] = {
-    "kill": SimulatedCluster._one_killed,
-    "kill all": SimulatedCluster._all_killed,
-    "stop": SimulatedCluster._stopped,
-    "cut": SimulatedCluster._cut,
-    "new chief": SimulatedCluster._new_chief,
-    "storm": SimulatedCluster._storm,
-    "kill in save": SimulatedCluster._killed_in_save,
-    "full": SimulatedCluster._full,
-    "unreadable": SimulatedCluster._unreadable,
-    "rot": SimulatedCluster._rot,
-}
 
 
 def run(scenario: Scenario) -> SimulatedCluster:
@@ -292,15 +261,25 @@ def run(scenario: Scenario) -> SimulatedCluster:
 
 
 def shrunk(scenario: Scenario, *, breaks: Callable[[Scenario], bool]) -> Scenario:
-    """Returns the scenario without the faults, and the roughness of the network, that it does not take to break the promise."""
-    smaller = replace(scenario, network=NetworkSpec())
-    if breaks(smaller):
-        scenario = smaller
+    """Returns the scenario without the faults and options that it does not take to break the promise."""
+    for simpler in ({"network": NetworkSpec()}, {"data": None}, {"has_norms": False}, {"min_replicas": None}):
+        smaller = replace(scenario, **simpler)
+        if breaks(smaller):
+            scenario = smaller
     for fault in scenario.faults:
         smaller = replace(scenario, faults=tuple(one for one in scenario.faults if one is not fault))
         if breaks(smaller):
             scenario = smaller
     return scenario
+
+
+def _done(progress: dict[str, Any] | None) -> set[int]:
+    """Returns the ranges of the training data that a manifest says are done."""
+    if progress is None:
+        return set()
+    data = progress["data"]
+    num_ranges = -(-int(data["num_samples"]) // int(data["range_size"]))
+    return {*range(int(progress.get("epoch", 0)) * num_ranges), *(int(identity) for identity in progress.get("done", ()))}
 
 
 def _model(scenario: Scenario) -> ModelSpec:

@@ -10,6 +10,9 @@ from ps_protocol.checkpoint_storage import StoredCheckpoint, check_files, check_
 from ps_protocol.errors import CheckpointNotFound, DataLoss, StorageFailed, StorageFull
 from ps_protocol.shard import CheckpointFile
 
+# Of a shard's variable and its slot.
+_VALUE_BYTES = 32
+
 
 class Crash(BaseException):
     """The process that was writing is no more."""
@@ -118,7 +121,9 @@ class SimulatedStorage:
             return False
         files = [content for content in self._whole[tag][1].values() if content]
         content = files[position % len(files)]
-        content[position % len(content)] ^= 1 << position % 8
+        # The values are the last few bytes, and what is wrong there nothing else than the sum of the file can show.
+        at = len(content) - 1 - position % _VALUE_BYTES if position % 2 else position * 7919 % len(content)
+        content[at] ^= 1 << position % 8
         return True
 
 

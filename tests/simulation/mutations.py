@@ -1,20 +1,28 @@
 """Deliberately broken copies, one for each promise at least, that the simulation must catch. Knows where to break the cores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from chief import assurance
 from chief.checkpointing import Checkpointing
+from chief.data_leases import DataLeases
 from chief.push_outcomes import PushOutcomes
 from chief.shard_sequence import ShardSequence
 from ps_protocol.checkpoint_files import TensorFileReader
+from ps_protocol.shard import PushId
 from ps_server import fused_apply, means, model_state, shard_restores
 from ps_server.fences import Fences
 from ps_server.shard_model import ShardModel
-from tests.simulation.chief_node import ChiefNode
+from tests.simulation.chief_shards import ChiefAtShards
+from tests.simulation.scenario import Fault, Scenario
+from tests.simulation.world import NetworkSpec
 
 Break = Callable[[pytest.MonkeyPatch], None]
+# A scenario that may show it, made from one of a seed; None: that is of no use.
+Suit = Callable[[Scenario], Scenario | None]
 
 
 def _counts_repeated_commits(patch: pytest.MonkeyPatch) -> None:
@@ -31,16 +39,16 @@ def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_a_step_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
-    whole = ChiefNode._at_all
+    whole = ChiefAtShards._at_all
 
-    def at_all(self: ChiefNode, method: str, arguments: list[tuple[Any, ...]]) -> Any:
+    def at_all(self: ChiefAtShards, method: str, arguments: list[tuple[Any, ...]]) -> Any:
         if method == "apply" and len(arguments) > 1:
-            answer = yield from self._at(0, method, *arguments[0])
-            self._spawn(self._at(1, method, *arguments[1]))
+            answer = yield from self.at(0, method, *arguments[0])
+            self._world.spawn(self._life, self.at(1, method, *arguments[1]))
             return [answer]
         return (yield from whole(self, method, arguments))
 
-    patch.setattr(ChiefNode, "_at_all", at_all)
+    patch.setattr(ChiefAtShards, "_at_all", at_all)
 
 
 def _serves_any_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -80,16 +88,73 @@ def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardSequence, "applied", lambda self, event, now: [] if event.step == 3 else real(self, event, now))
 
 
-# The promises that may be seen to break (the first letter of what is said), where to break them, and the fault that it takes.
-MUTATIONS: dict[str, tuple[str, Break, str]] = {
-    "a repeated commit counts again": ("13", _counts_repeated_commits, ""),
-    "a step that comes again is applied again": ("126", _applies_repeated_steps, ""),
-    "a step counts when the first server has it": ("2", _counts_a_step_before_all_have_it, ""),
-    "servers serve callers of any epoch": ("236", _serves_any_epoch, "kill"),
-    "servers obey any chief": ("236", _obeys_any_chief, "new chief"),
-    "a step is told before it is saved": ("4", _tells_before_it_is_saved, ""),
-    "a rotten file is believed": ("25", _believes_rotten_files, "rot"),
-    "a restored server has lost its slots": ("5", _forgets_the_slots, "kill"),
-    "a mean leaves one contribution out": ("5", _adds_up_in_another_order, ""),
-    "an applied step opens no other": ("6", _leaves_callers_waiting, ""),
+def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(assurance, "_is_sure", lambda cluster, push_id, commit: True)
+
+
+def _counts_ranges_before_they_are_applied(patch: pytest.MonkeyPatch) -> None:
+    real = DataLeases.count
+
+    def count(self: DataLeases, push_id: PushId, ranges: Sequence[int]) -> None:
+        real(self, push_id, ranges)
+        self.applied([push_id])
+
+    patch.setattr(DataLeases, "count", count)
+
+
+def _counts_ranges_of_refused_contributions(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: DataLeases, worker: int, incarnation: int, ranges: Iterable[int]) -> bool:
+        self.finish([identity for identity in ranges if self._leased.get(identity) == (worker, incarnation)])
+        return False
+
+    patch.setattr(DataLeases, "give_back", give_back)
+
+
+def _leaves_ranges_with_the_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DataLeases, "drop", lambda self, worker, incarnation: False)
+
+
+def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
+    real = DataLeases.restart
+    patch.setattr(DataLeases, "restart", lambda self, progress: real(self, None))
+
+
+def has(kind: str) -> Suit:
+    """Returns those scenarios that such a fault befalls."""
+    return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
+
+
+def _dies_after_it_has_told(scenario: Scenario) -> Scenario:
+    """A worker that was told stands still, and the others fill the step with a new chief."""
+    at = 0.3 + scenario.seed % 97 * 0.01
+    stopped = Fault(at=at, kind="stop", target=("worker-1",), seconds=2.0)
+    killed = Fault(at=at + 0.01, kind="kill", target=("chief",), seconds=0.05)
+    return replace(scenario, num_workers=4, num_required=2, network=NetworkSpec(), faults=(stopped, killed))
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A broken copy: the promises that may be seen to break (the first letter of what is said), and how a scenario is made to suit it."""
+
+    promises: str
+    break_it: Break
+    suit: Suit = lambda scenario: scenario
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "a repeated commit counts again": Mutation("13", _counts_repeated_commits),
+    "a step that comes again is applied again": Mutation("126", _applies_repeated_steps),
+    "a step counts when the first server has it": Mutation("2", _counts_a_step_before_all_have_it),
+    "servers serve callers of any epoch": Mutation("236", _serves_any_epoch, has("kill")),
+    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief")),
+    "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved),
+    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot")),
+    "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill")),
+    "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order),
+    "an applied step opens no other": Mutation("6", _leaves_callers_waiting),
+    "what is accepted is told before anybody keeps it": Mutation("3", _tells_before_anybody_keeps_it, _dies_after_it_has_told),
+    "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
+    "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions),
+    "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, has("kill")),
+    "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -4,9 +4,10 @@ import random
 from dataclasses import dataclass
 
 from ps_protocol.checkpoint import Durability
+from ps_protocol.data_ranges import DataSpec
 from tests.simulation.world import NetworkSpec
 
-FAULTS_S = 8.0
+FAULTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Scenario:
     has_norms: bool
     network: NetworkSpec
     faults: tuple[Fault, ...]
+    data: DataSpec | None = None
 
     @property
     def words(self) -> str:
@@ -43,7 +45,8 @@ class Scenario:
         durability = self.durability.value if self.durability else "no storage"
         return (
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
-            f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms} network={self.network}"
+            f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
+            f" network={self.network} data={self.data}"
         )
 
 
@@ -70,7 +73,24 @@ def scenario_of(seed: int) -> Scenario:
         min_replicas=1 if chance.random() < 0.2 else None,
         has_norms=chance.random() < 0.25,
         network=network,
-        faults=_faults(chance, num_shards=num_shards, num_workers=num_workers, has_storage=durability is not None),
+        faults=_in_order(
+            *_faults(chance, num_shards=num_shards, num_workers=num_workers, has_storage=durability is not None),
+            *_new_workers(random.Random(f"new workers {seed}"), num_workers=num_workers),
+            *_slow_beginnings(random.Random(f"slow beginnings {seed}"), num_workers=num_workers),
+        ),
+        data=_data(random.Random(f"data {seed}")),
+    )
+
+
+def _data(chance: random.Random) -> DataSpec | None:
+    if chance.random() < 0.4:
+        return None
+    return DataSpec(
+        name="train",
+        num_samples=chance.randint(4, 40),
+        range_size=chance.randint(1, 4),
+        num_epochs=chance.choice((0, 1, 1, 2, 3)),
+        shuffle_seed=chance.choice((None, 1)),
     )
 
 
@@ -91,4 +111,23 @@ def _faults(chance: random.Random, *, num_shards: int, num_workers: int, has_sto
             target = pair if chance.random() < 0.5 else pair[::-1]
         seconds = chance.choice((0.05, 0.5, 2.0, 5.0))
         faults.append(Fault(at=at, kind=kind, target=target, seconds=seconds, number=chance.randint(1, 12)))
+    return tuple(faults)
+
+
+def _new_workers(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    if chance.random() < 0.85:
+        return ()
+    target, seconds = (f"worker-{chance.randrange(num_workers)}",), chance.choice((0.05, 0.5, 2.0, 5.0))
+    return (Fault(at=chance.uniform(0.0, FAULTS_S), kind="new worker", target=target, seconds=seconds, number=chance.randint(1, 12)),)
+
+
+def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    """A worker stands still when it may just have been told to initialise the model, longer than most leases."""
+    if chance.random() < 0.9:
+        return ()
+    target = (f"worker-{chance.randrange(num_workers)}",)
+    return (Fault(at=chance.uniform(0.04, 0.09), kind="stop", target=target, seconds=4.0),)
+
+
+def _in_order(*faults: Fault) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -14,7 +14,8 @@ from ps_protocol.tensors import Array
 from ps_server.in_process_shard import InProcessShard
 from tests.simulation.disk import Crash
 from tests.simulation.oracle import Oracle
-from tests.simulation.world import Answer, Life, World
+from tests.simulation.tasks import Answer, Life
+from tests.simulation.world import World
 
 _OF_CHIEF = frozenset({"adopt", "keep_record", "configure", "prepare", "apply", "save", "restore"})
 

@@ -4,24 +4,14 @@ import itertools
 
 import pytest
 
-from tests.simulation.__main__ import try_seeds
+from tests.simulation.__main__ import problem_of, try_seeds
 from tests.simulation.cluster import run
+from tests.simulation.kept import kept
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.scenario import scenario_of
+from tests.simulation.scenario import Scenario, scenario_of
 
-# Seeds that have found something once, with what it was.
-KEPT = {
-    11: "a chief that gives up since another is at work",
-    36: "contributions that nobody applies fill a worker's places",
-    37: "a chief takes over between the apply and the checkpoint that makes the step durable",
-    103: "two chiefs that start at one moment choose one number",
-    124: "a chief takes over while servers are being restored",
-    176: "a worker registers before the servers are brought back, and joins after",
-    284: "the newest checkpoint is rotten",
-    322: "all processes are killed before anything of an epoch was saved",
-}
 _AT_ONCE = 25
-_MAX_SEEDS = 150
+_MAX_SCENARIOS = 150
 
 
 @pytest.mark.timeout(120)
@@ -31,19 +21,19 @@ def test_promises_hold(first: int) -> None:
     assert not broken, "\n".join(f"python -m tests.simulation --seed {seed}: {words}" for seed, words in broken)
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_what_was_found_once_is_mended(seed: int) -> None:
-    run(scenario_of(seed))
+@pytest.mark.parametrize("scenario", [pytest.param(scenario, id=what.replace(" ", "-")) for what, scenario in kept()])
+def test_what_was_found_once_is_mended(scenario: Scenario) -> None:
+    run(scenario)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_broken_copy_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    promises, break_it, fault = MUTATIONS[name]
-    break_it(monkeypatch)
-    suited = (seed for seed in range(1000, 100_000) if not fault or any(one.kind == fault for one in scenario_of(seed).faults))
-    found = (words for seed in itertools.islice(suited, _MAX_SEEDS) for _, words in try_seeds([seed])[1])
-    assert any(words[0] in promises for words in found), f"{_MAX_SEEDS} seeds do not find that {name}"
+    mutation = MUTATIONS[name]
+    mutation.break_it(monkeypatch)
+    suited = (scenario for seed in range(1000, 100_000) if (scenario := mutation.suit(scenario_of(seed))) is not None)
+    found = (problem_of(scenario) for scenario in itertools.islice(suited, _MAX_SCENARIOS))
+    assert any(words[:1] in mutation.promises for words in found if words), f"{_MAX_SCENARIOS} scenarios do not find that {name}"
 
 
 def test_same_seed_gives_the_same_run() -> None:

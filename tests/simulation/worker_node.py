@@ -21,35 +21,31 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.data_ranges import DataSpec
 from ps_protocol.errors import (
     EpochMismatch,
-    LayoutMismatch,
     LeaseExpired,
     NotInitialized,
     NotInitializer,
     PsError,
-    ShuttingDown,
-    StepAhead,
     StepGone,
-    StepNotReady,
     Superseded,
-    TrainingFailed,
-    Unavailable,
     WorkerIndexTaken,
 )
 from ps_protocol.layout import Layout
 from ps_protocol.model import ModelSpec
 from ps_protocol.placement import layouts
-from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec, ShardStatus
+from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from ps_protocol.tensors import Array
 from tests.simulation.arenas import arena_of
 from tests.simulation.oracle import Oracle, gradient_of
-from tests.simulation.world import All, Answer, Call, Life, Sleep, Task, World
+from tests.simulation.tasks import Answer, Life, Sleep, Task
+from tests.simulation.worker_calls import WorkerCalls
+from tests.simulation.worker_data import WorkerData
+from tests.simulation.world import World
 
-# What another try is of use for, and what only a new registration is.
-_TRANSIENT = (Unavailable, ShuttingDown)
-_AWAY = (EpochMismatch, LeaseExpired)
-_MOVED_S = 1.0
+# What only a new registration is of use for.
+_AWAY = (EpochMismatch, LeaseExpired, NotInitialized)
 _LAST_CHANCE_S = 30.0
 
 
@@ -62,20 +58,23 @@ class WorkerNode:
         life: Life,
         *,
         index: int,
+        pid: int,
         model: ModelSpec,
         shards: tuple[str, ...],
         chief: str,
         lease_s: float,
         oracle: Oracle,
         compute_s: float,
+        data: DataSpec | None,
         takes_over: bool,
         on_end: Callable[[str], None],
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
-        self._index, self._model, self._shards, self._chief = index, model, shards, chief
+        self._index, self._pid, self._model, self._shards = index, pid, model, shards
+        self._calls = WorkerCalls(world, shards=shards, chief=chief)
         self._lease_s, self._compute_s, self._takes_over, self._on_end = lease_s, compute_s, takes_over, on_end
+        self._data = WorkerData(world, self._calls, oracle, data, keep_up=self._keep_up) if data is not None else None
         self._requests = itertools.count(index * 1_000_000 + int(world.now * 1000) * 100 + 1)
-        self._participant: Participant | None = None
         self._layouts: tuple[Layout, ...] = ()
         self._sequence = 0
         self._token_request = 0
@@ -90,11 +89,6 @@ class WorkerNode:
         """Nobody calls a worker."""
         raise AssertionError(method)
 
-    @property
-    def _me(self) -> Participant:
-        assert self._participant is not None
-        return self._participant
-
     def _ended(self, value: object) -> None:
         self._is_over = True
         self._world.note(f"{self._life.name} ends: {value}")
@@ -105,6 +99,7 @@ class WorkerNode:
     def _run(self) -> Task:
         yield from self._register(None)
         while True:
+            place = self._calls.participant
             try:
                 if not (yield from self._join()):
                     return "finished"
@@ -113,25 +108,27 @@ class WorkerNode:
                 return "finished"
             except _AWAY as error:
                 self._world.seen[f"worker told {type(error).__name__}"] += 1
-                yield from self._register(self._participant)
+                if self._calls.participant is place:
+                    yield from self._register(place)
 
     def _register(self, former: Participant | None) -> Task:
         request = RegisterRequest(
             kind=ParticipantKind.WORKER,
             index=self._index,
             host="simulated",
-            pid=self._index,
+            pid=self._pid,
             request_id=next(self._requests),
             takeover=self._takes_over,
             former=former,
+            held=self._data.held() if self._data is not None and former is not None else (),
         )
         while True:
             try:
-                registration: Registration = yield from self._ask("register", request)
+                registration: Registration = yield from self._calls.ask("register", request)
             except (EpochMismatch, LeaseExpired) as error:
                 # Its place is gone: a new incarnation of the same index.
                 self._world.note(f"{self._life.name}: cannot come back: {error}")
-                request = replace(request, former=None, request_id=next(self._requests))
+                request = replace(request, former=None, held=(), request_id=next(self._requests))
                 yield Sleep(0.05)
             except WorkerIndexTaken:
                 if former is not None:
@@ -139,18 +136,23 @@ class WorkerNode:
                 yield Sleep(0.3)
             else:
                 break
-        before, self._participant = self._participant, registration.participant
-        if before is None or before.incarnation != self._me.incarnation:
+        before, self._calls.participant = self._calls.participant, registration.participant
+        if before == self._calls.participant:
+            self._world.seen["worker came back as whom it was"] += 1
+            return
+        if before is None or before.incarnation != self._calls.me.incarnation:
             self._sequence = self._token_request = 0
             self._refused.clear()
-        elif before.epoch != self._me.epoch:
+        elif before.epoch != self._calls.me.epoch:
             self._world.seen["worker came back under a new epoch"] += 1
         self.local_step = registration.global_step
+        if self._data is not None:
+            self._data.moved()
         self._may_contribute = registration.may_contribute
 
     def _join(self) -> Task:
         while True:
-            reply: ModelReply = yield from self._ask("model", self._me, self._model)
+            reply: ModelReply = yield from self._calls.ask("model", self._calls.me, self._model)
             if reply.placement:
                 self._layouts = layouts(reply.placement, num_shards=len(self._shards))
             if reply.state is ModelState.READY:
@@ -168,7 +170,7 @@ class WorkerNode:
     def _create(self, reply: ModelReply) -> Task:
         specs = [
             ShardSpec(
-                epoch=self._me.epoch,
+                epoch=self._calls.me.epoch,
                 shard=index,
                 layout=layout,
                 optimizer=self._model.optimizer,
@@ -180,43 +182,72 @@ class WorkerNode:
             for index, layout in enumerate(self._layouts)
         ]
         contents = [self._gradient(_FIRST, index) for index in range(len(self._layouts))]
-        yield from self._at_all("create", list(zip(specs, contents, strict=True)))
+        yield from self._calls.at_all("create", list(zip(specs, contents, strict=True)))
         try:
-            yield from self._ask("complete", self._me, reply.attempt)
-        except NotInitializer:
+            yield from self._calls.ask("complete", self._calls.me, reply.attempt)
+        except (NotInitializer, *_AWAY) as error:
             self._world.seen["first values came too late"] += 1
+            if not isinstance(error, NotInitializer):
+                raise
 
     def _step(self) -> Task:
         """One contribution, from reading to the token; False at the end of training."""
+        if self._data is not None:
+            yield from self._data.next()
         step = self.local_step
         try:
-            read = yield from self._at_all("read", [(self._me.epoch, step, one.hash, one.nbytes) for one in self._layouts])
+            read = yield from self._calls.at_all("read", [(self._calls.me.epoch, step, one.hash, one.nbytes) for one in self._layouts])
         except StepGone:
             self._world.seen["step gone before it was read"] += 1
             return (yield from self._take_token(None))
-        self._oracle.read(self._me.epoch, step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
+        self._oracle.read(self._calls.me.epoch, step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
         yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
         self._sequence += 1
-        push_id = PushId(worker=self._index, incarnation=self._me.incarnation, sequence=self._sequence)
-        replies: list[PushReply] = yield from self._at_all(
+        push_id = PushId(worker=self._index, incarnation=self._calls.me.incarnation, sequence=self._sequence)
+        replies: list[PushReply] = yield from self._calls.at_all(
             "push", [(self._header(push_id, step, one), self._gradient(push_id, index)) for index, one in enumerate(self._layouts)]
         )
         self._refused.clear()
+        ranges = self._data.take() if self._data is not None else ()
+        self._oracle.contributed(push_id, ranges)
         is_whole = all(reply.result is not PushResult.STALE for reply in replies)
-        return (yield from self._take_token(PushCommit(push_id=push_id, step=step, staged=is_whole)))
+        commit = PushCommit(push_id=push_id, step=step, staged=is_whole, ranges=ranges)
+        if self._index % 2:  # as push() and then wait(); the others as step()
+            is_open = yield from self._commit(commit)
+            return (yield from self._take_token(None, opened=commit if is_open else None))
+        return (yield from self._take_token(commit, opened=commit))
 
     def _header(self, push_id: PushId, step: int, layout: Layout) -> PushHeader:
-        return PushHeader(epoch=self._me.epoch, push_id=push_id, step=step, layout_hash=layout.hash, refused=tuple(self._refused))
+        return PushHeader(epoch=self._calls.me.epoch, push_id=push_id, step=step, layout_hash=layout.hash, refused=tuple(self._refused))
 
     def _gradient(self, push_id: PushId, index: int) -> Array:
         return arena_of(self._layouts[index], lambda size: gradient_of(push_id, shard=index, size=size))
 
-    def _take_token(self, commit: PushCommit | None) -> Task:
+    def _commit(self, commit: PushCommit) -> Task:
+        while True:
+            place = self._calls.me
+            try:
+                return self._note(commit, (yield from self._calls.ask("commit", place, commit)))
+            except _AWAY:
+                yield from self._register(place)
+                if self._calls.me != place:
+                    raise
+
+    def _take_token(self, commit: PushCommit | None, *, opened: PushCommit | None = None) -> Task:
+        """`opened`: what another chief would have to be told again."""
         self._token_request += 1
         while True:
-            reply: TokenReply = yield from self._ask("token", self._me, self.local_step, self._token_request, commit)
+            place = self._calls.me
+            try:
+                reply: TokenReply = yield from self._calls.ask("token", place, self.local_step, self._token_request, commit)
+            except _AWAY:
+                yield from self._register(place)
+                if self._calls.me != place:
+                    raise
+                yield from self._retell(opened)
+                continue
             if reply.commit is not None:
-                self._note(commit, reply.commit)
+                opened = opened if self._note(commit, reply.commit) else None
                 commit = None
             if reply.result is TokenResult.FINISHED:
                 return False
@@ -225,77 +256,38 @@ class WorkerNode:
                 return True
             self._world.seen["waited for a token longer than a call may block"] += 1
 
-    def _note(self, commit: PushCommit | None, result: CommitResult) -> None:
+    def _retell(self, opened: PushCommit | None) -> Task:
+        """Another chief may know neither the model nor what its predecessor had counted and not applied."""
+        try:
+            yield from self._calls.ask("model again", self._calls.me, self._model)
+            if opened is not None:
+                self._note(opened, (yield from self._calls.ask("commit", self._calls.me, opened)))
+        except _AWAY:
+            return  # what is asked next ends in the same way
+
+    def _keep_up(self) -> Task:
+        """Others have gone on while this worker had nothing to contribute."""
+        if (yield from self._calls.ask("step", self._calls.me)) > self.local_step and not (yield from self._take_token(None)):
+            self._world.seen["training ended while a worker waited for data"] += 1
+
+    def _note(self, commit: PushCommit | None, result: CommitResult) -> bool:
+        """Takes note of what becomes of a contribution; False: nothing."""
         self._world.seen[f"contribution {result.outcome.name}"] += 1
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
+        if self._data is not None:
+            self._data.answered()
         if commit is not None and outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self._refused.append(commit.push_id.sequence)
+        return outcome is PushOutcome.ACCEPTED
 
     def _beat(self) -> Task:
         while not self._is_over:
             yield Sleep(self._lease_s / 3)
-            if self._participant is not None:
+            if self._calls.participant is not None:
                 try:
-                    yield Call(self._chief, "heartbeat", (self._participant,))
+                    yield from self._calls.beat()
                 except PsError:
                     self._world.seen["heartbeat failed"] += 1
-
-    # -- calls
-
-    def _ask(self, method: str, *arguments: Any) -> Task:
-        """Asks the chief until it answers, wherever it is."""
-        pause_s, since = 0.02, self._world.now
-        while True:
-            try:
-                return (yield Call(self._chief, method, arguments, timeout_s=8.0))
-            except _TRANSIENT:
-                if self._world.now - since > _MOVED_S:
-                    yield from self._look_for_chief()
-                yield Sleep(pause_s * self._world.between(0.5, 1.0))
-                pause_s = min(0.5, pause_s * 2)
-
-    def _look_for_chief(self) -> Task:
-        found = yield All([_single(Call(shard, "status")) for shard in self._shards])
-        statuses: list[ShardStatus] = [one for one in found if not isinstance(one, PsError) and one.chief_address]
-        if statuses:
-            newest = max(statuses, key=lambda one: one.chief_incarnation).chief_address
-            if newest != self._chief:
-                self._world.seen["worker found the chief at another address"] += 1
-                self._chief = newest
-
-    def _at_all(self, method: str, arguments: list[tuple[Any, ...]]) -> Task:
-        """Calls all shards; the first error is the caller's, after all have answered."""
-        answers = yield All([self._at(index, method, arguments[index]) for index in range(len(self._shards))])
-        for answer in answers:
-            if isinstance(answer, PsError):
-                raise answer
-        return answers
-
-    def _at(self, index: int, method: str, arguments: tuple[Any, ...]) -> Task:
-        pause_s = 0.02
-        while True:
-            try:
-                return (yield Call(self._shards[index], method, arguments))
-            except (*_TRANSIENT, StepNotReady):
-                # The chief may know that this shard's epoch is over.
-                yield from self._check_epoch()
-                yield Sleep(pause_s * self._world.between(0.5, 1.0))
-                pause_s = min(0.5, pause_s * 2)
-            except (NotInitialized, LayoutMismatch, StepAhead) as error:
-                yield from self._check_epoch()
-                raise EpochMismatch(f"ps {index}: {error.message}") from None
-
-    def _check_epoch(self) -> Task:
-        try:
-            yield Call(self._chief, "heartbeat", (self._me,))
-        except _TRANSIENT:
-            return
-        except (EpochMismatch, LeaseExpired, Superseded, TrainingFailed):
-            raise
-
-
-def _single(call: Call) -> Task:
-    return (yield call)
 
 
 _FIRST = PushId(worker=0, incarnation=1, sequence=1)

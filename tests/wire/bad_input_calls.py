@@ -12,6 +12,7 @@ from ps_protocol.layout import Layout, VariableSlice
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of
+from tests.waiting import wait_until
 from tests.wire import test_chief_bad_input as chief_cases
 from tests.wire import test_parameter_service_bad_input as shard_cases
 from tests.wire.bad_input_scenes import Scene, told
@@ -82,8 +83,27 @@ def twice(scene: Scene) -> Outcome:
 
 
 def cut_off(scene: Scene) -> Outcome:
-    shard_cases._cut_off(scene.shard, push_stream(scene.shard.trainer.header(step=scene.shard.step, worker=44), frame(0, bytes(64))))
+    """The caller knows that it has cancelled; what counts is that the server gives everything back."""
+    server = scene.shard
+    before = server.trainer.shard.status()
+    shard_cases._cut_off(server, push_stream(server.trainer.header(step=server.step, worker=44), frame(0, bytes(64))))
+
+    def is_as_before() -> bool:
+        now = server.trainer.shard.status()
+        return (now.allocated_bytes, now.num_staged, now.step) == (before.allocated_bytes, before.num_staged, before.step)
+
+    wait_until(is_as_before, timeout_s=10, what="what was cut off is forgotten")
     return Outcome(CANCELLED, "", "", ())
+
+
+def creates(server: shard_cases.Server) -> bool:
+    """Whether the model is created, as it would have been at first."""
+    return server.trainer.create()
+
+
+def answers(server: shard_cases.Server) -> bool:
+    """Whether the status is told, and there is a model in it."""
+    return server.trainer.shard.status().step is not None
 
 
 def draining(server: shard_cases.Server) -> Outcome:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import grpc
 
 from ps_protocol.credentials import new_token
+from ps_protocol.v1 import handshake_service_pb2
+from ps_protocol.v1 import parameter_service_pb2 as pb
 from tests.contract.shards import MIXED, variable
 from tests.wire import bad_input_calls as calls
 from tests.wire import test_chief_bad_input as chief_cases
@@ -23,13 +25,14 @@ WHOLE = frame(0, bytes(MIXED.nbytes))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call: `server` is the one that must go on working afterwards."""
+    """One call: `server` is the one that must go on working afterwards; `answer` looks at what a call that ends well was answered."""
 
     act: Callable[[Scene], Outcome]
     code: grpc.StatusCode
     reason: str
     text: str
     server: str = "shard"
+    answer: Callable[[bytes], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,10 @@ _TABLE = {row[0]: row for row in table_cases.ROWS}
 _CHIEF = {row[0]: row for row in chief_cases.BAD_INPUT}
 
 
-def shard(name: str) -> Case:
+def shard(name: str, answer: Callable[[bytes], object] | None = None) -> Case:
     """A case of `test_parameter_service_bad_input`."""
     _, call, code, reason, text = _SHARD[name]
-    return Case(lambda scene: call(scene.shard), code, reason, text)
+    return Case(lambda scene: call(scene.shard), code, reason, text, answer=answer)
 
 
 def table(name: str) -> Case:
@@ -76,12 +79,20 @@ def encoded(name: str) -> Case:
     return Case(lambda scene: encoding_cases.push(scene.shard.trainer, encoding, encoded_bytes, content), INVALID, reason, text)
 
 
-def fresh(act: Callable[[shard_cases.Server], Outcome], code: grpc.StatusCode, reason: str, text: str) -> Case:
-    """A case for a shard that has no model yet."""
+def fresh(
+    act: Callable[[shard_cases.Server], Outcome],
+    code: grpc.StatusCode,
+    reason: str,
+    text: str,
+    after: Callable[[shard_cases.Server], bool] = calls.creates,
+) -> Case:
+    """A case for a shard that has no model yet; `after` makes the next right call there."""
 
     def run(scene: Scene) -> Outcome:
         with fresh_shard() as server:
-            return act(server)
+            ended = act(server)
+            assert after(server)
+            return ended
 
     return Case(run, code, reason, text)
 
@@ -141,7 +152,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
     13: (Case(calls.deadline, CODE.DEADLINE_EXCEEDED, "", ""),),
     14: (Case(calls.wait, OK, "", "", "chief"),),
     15: (shard("other major"),),
-    16: (shard("client of a newer minor"),),
+    16: (shard("client of a newer minor", lambda data: "2.9" in handshake_service_pb2.HandshakeResponse.FromString(data).warning),),
     17: (shard("other cluster"),),
     18: (shard("other role"), shard("other index")),
     19: (shard("old epoch"), shard("read of an old epoch"), chief("19 old epoch")),
@@ -189,8 +200,16 @@ TABLE: dict[int, tuple[Row, ...]] = {
     39: (shard("overflowing shape"),),
     40: (shard("one byte too many"), shard("stream ends early")),
     41: (shard("huge variable"),),
-    42: (fresh(calls.model(*(variable(f"v{index}", (1 << 34,)) for index in range(64))), FULL, "LIMIT_EXCEEDED", "--max-memory-bytes"),),
-    43: (fresh(calls.model(variable("none", (0, 3))), OK, "", ""),),
+    42: (
+        fresh(
+            calls.model(*(variable(f"v{index}", (1 << 34,)) for index in range(64))),
+            FULL,
+            "LIMIT_EXCEEDED",
+            "--max-memory-bytes",
+            after=calls.creates,
+        ),
+    ),
+    43: (fresh(calls.model(variable("none", (0, 3))), OK, "", "", calls.answers),),
     44: (HeldBy("tests/wire/test_parameter_service_bad_input.py::test_scalar_is_not_a_vector_of_one"),),
     45: (Case(calls.nonfinite, OK, "", ""),),
     46: (table("46 fewer rows"), table("46 more rows"), table("46 fewer indices")),
@@ -200,14 +219,22 @@ TABLE: dict[int, tuple[Row, ...]] = {
         Inapplicable("indices are 64-bit integers on the wire; there is no other type of theirs"),
     ),
     49: (table("49 not a table"),),
-    50: (shard("stale"),),
+    50: (shard("stale", lambda data: pb.PushGradientsResponse.FromString(data).result == pb.PUSH_RESULT_STALE),),
     51: (shard("step ahead"), chief("51 step ahead"), chief("51 token ahead")),
     52: (shard("negative step"), shard("step beyond 2^62"), chief("52 step negative")),
     53: (Case(calls.twice, OK, "", ""),),
     54: (shard("push id again"), chief("54 push id reused"), Inapplicable("for the same step the first content stays: nobody hashes it")),
     55: (Inapplicable("numbers may be left out: a push that was cut off is given up by going on to the next"),),
-    56: (fresh(lambda s: s.raw.call("PushGradients", *push_stream(s.trainer.header(), WHOLE)), FAILED, "NOT_INITIALIZED", "waiting for"),),
-    57: (shard("the same model again"),),
+    56: (
+        fresh(
+            lambda s: s.raw.call("PushGradients", *push_stream(s.trainer.header(), WHOLE)),
+            FAILED,
+            "NOT_INITIALIZED",
+            "waiting for",
+            after=calls.creates,
+        ),
+    ),
+    57: (shard("the same model again", lambda data: not pb.CreateVariablesResponse.FromString(data).created),),
     58: (shard("another model"), chief("58 another model")),
     59: (shard("stream ends early"),),
     60: (shard("gap"), shard("overlap"), shard("beyond the end")),
@@ -225,12 +252,12 @@ TABLE: dict[int, tuple[Row, ...]] = {
     72: (HeldBy("tests/contract/test_shard_checkpoints.py::test_file_that_is_not_what_was_written_is_not_restored"),),
     73: (HeldBy("tests/core/test_checkpoint_format.py::test_what_is_no_such_file_is_refused"),),
     74: (HeldBy("tests/core/test_checkpoint_local.py::test_save_without_room_is_refused_before_it_begins"),),
-    75: (Case(calls.saved_twice, OK, "", ""),),
+    75: (Case(calls.saved_twice, OK, "", "", answer=lambda data: not pb.SaveShardResponse.FromString(data).HasField("failure")),),
     76: (Case(calls.too_many, FULL, "TOO_MANY_PUSHES", "worker 41"),),
-    77: (fresh(calls.draining, CODE.UNAVAILABLE, "SHUTTING_DOWN", "ps 0 is shutting down: training is finished"),),
+    77: (fresh(calls.draining, CODE.UNAVAILABLE, "SHUTTING_DOWN", "ps 0 is shutting down: training is finished", calls.answers),),
     78: (HeldBy("tests/core/test_explain.py::test_a_step_that_an_unreachable_shard_holds_up_says_so"),),
     79: (Case(calls.finished, OK, "", "FINISHED", "chief"),),
-    80: (shard("unknown field"),),
+    80: (shard("unknown field", lambda data: pb.GetShardStatusResponse.FromString(data).step > 0),),
     81: (Inapplicable("there is no status page; the status is an RPC"),),
     82: (Case(calls.http, OK, "", "closed"),),
     83: (shard("control character"), Case(calls.escaped, OK, "", "", "chief")),

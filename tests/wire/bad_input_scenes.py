@@ -1,6 +1,7 @@
 """The servers that the table of bad input is tried on, as processes of their own, and raw calls to them. Knows no row of the table."""
 
 import contextlib
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Scene:
 
     directory: Path
     files: Files
+    files_b: Files
     processes: dict[str, "subprocess.Popen[bytes]"]
     addresses: dict[str, str]
     shard: shard_cases.Server
@@ -65,13 +67,20 @@ class Scene:
             invoke: Any = channel.unary_stream(path)
             return outcome(invoke(data, timeout=timeout_s, metadata=given))
 
+    def of_cluster_b(self) -> Access:
+        """A worker of the cluster whose server is "tls"."""
+        own = self.files_b.directory
+        return Access(Security(tls_ca=self.files.directory / "ca.pem", tls_cert=own / "worker.pem", tls_key=own / "worker.key"))
+
     def status(self) -> cpb.GetClusterStatusResponse:
         """The chief's status."""
         return cpb.GetClusterStatusResponse.FromString(self.chief("GetClusterStatus", b"").messages[0])
 
     def measured(self) -> dict[str, tuple[int, int, int]]:
-        """Threads, descriptors and resident bytes of each process."""
-        found = {}
+        """Threads, descriptors and resident bytes of each process; of this one, where some servers are, no bytes: it makes the messages."""
+        gc.collect()
+        here = psutil.Process()
+        found = {"here": (here.num_threads(), here.num_fds(), 0)}
         for name, process in self.processes.items():
             about = psutil.Process(process.pid)
             found[name] = about.num_threads(), about.num_fds(), about.memory_info().rss
@@ -110,7 +119,10 @@ def fresh_shard(**fields: Any) -> Iterator[shard_cases.Server]:
 @contextlib.contextmanager
 def scene(directory: Path) -> Iterator[Scene]:
     """Starts all servers, until the block ends."""
-    files = make(directory / "certs", cluster="job-a")
+    files, files_b = make(directory / "certs", cluster="job-a"), make(directory / "certs-b", cluster="job-b")
+    # Who asks for certificates by both authorities tells clusters apart by what the certificates say.
+    both = directory / "both.pem"
+    both.write_bytes((files.directory / "ca.pem").read_bytes() + (files_b.directory / "ca.pem").read_bytes())
     with contextlib.ExitStack() as stack:
         processes: dict[str, subprocess.Popen[bytes]] = {}
         addresses: dict[str, str] = {}
@@ -127,7 +139,8 @@ def scene(directory: Path) -> Iterator[Scene]:
         start("shard", "ps_server", "--index", 0, "--checkpoint-dir", checkpoints)
         start("table", "ps_server", "--index", 0)
         start("tokens", "ps_server", "--index", 0, "--token-file", certs / "tokens")
-        tls = ["--tls-cert", certs / "ps.pem", "--tls-key", certs / "ps.key", "--tls-ca", certs / "ca.pem"]
+        # Its certificate is of the first authority, so that callers of both clusters believe that they talk to whom they mean.
+        tls = ["--tls-cert", certs / "ps.pem", "--tls-key", certs / "ps.key", "--tls-ca", both]
         start("tls", "ps_server", "--index", 0, *tls, "--verify-clients", "--cluster", "job-b")
         start("ps", "ps_server", "--index", 0)
         start("chief", "chief", "--ps", addresses["ps"], "--replicas-to-aggregate", 1, "--total-num-replicas", 3, "--lease", 600)
@@ -143,6 +156,7 @@ def scene(directory: Path) -> Iterator[Scene]:
         yield Scene(
             directory=directory,
             files=files,
+            files_b=files_b,
             processes=processes,
             addresses=addresses,
             shard=shard_cases.Server(raw["shard"], trainer),

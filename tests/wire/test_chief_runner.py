@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -379,11 +380,44 @@ def test_a_chief_that_stood_still_hears_its_workers_before_it_ends_their_leases(
 
     async def run() -> None:
         runner = Runner([FakeLink(0)], config=CoordinationConfig(lease_s=0.3), on_state=lambda state: None, clock=lambda: now[0])
+        running = asyncio.create_task(runner.run())
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=1, request_id=1)
         registration = await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request))
         now[0] += 60.0  # as after a suspend: the lease is long over when the timer fires
         await asyncio.sleep(0.5)
         assert await runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=registration.participant)) is False
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await runner.close()
+
+    asyncio.run(run())
+
+
+def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said() -> None:
+    slept_s = [0.0]
+
+    def worker(pid: int) -> RegisterRequest:
+        return RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=pid, request_id=pid)
+
+    async def run() -> None:
+        config = CoordinationConfig(lease_s=0.3)
+        runner = Runner([FakeLink(0)], config=config, on_state=lambda state: None, clock=lambda: time.monotonic() + slept_s[0])
+        running = asyncio.create_task(runner.run())
+        talker = await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(1)))
+        await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(2)))
+
+        async def talk() -> bool:
+            await runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=talker.participant))
+            states = {one.index: one.state for one in runner.status(max_ledger_entries=0).participants}
+            return states[1 - talker.participant.index] == "lapsed"
+
+        slept_s[0] = 60.0
+        assert not await talk()
+        async with asyncio.timeout(10):
+            while not await talk():
+                await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await runner.close()
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ from chief.service import SERVICE
 from ps_protocol.channel import open_channel
 from ps_protocol.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.codec_chief import encode_participant
-from ps_protocol.errors import PsError, Superseded, TrainingFailed, WorkerIndexTaken, WrongCluster, WrongRole
+from ps_protocol.errors import PsError, Superseded, TrainingFailed, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
 from ps_protocol.v1 import chief_service_pb2 as pb
 from tests.waiting import wait_until
 from tests.wire.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
@@ -141,14 +141,12 @@ def test_two_hundred_blocked_callers_are_released_together() -> None:
 def test_while_a_parameter_server_is_absent_the_chief_answers_and_says_which() -> None:
     absent = unused_address()
     with RunningChief(absent) as chief, client_of(chief) as client, open_channel(chief.address) as channel:
-        worker = Worker(client)
         wait_until(lambda: "connection refused" in client.status().waiting_for)
         status = client.status()
         assert status.state is ClusterState.CONNECTING
         assert status.waiting_for.startswith(f"1 of 1 parameter servers not reached yet: ps 0 at {absent} unreachable for")
-        reply = client.register_model(worker.participant, MODEL, max_wait_s=0.1)
-        assert reply.state is ModelState.ABSENT
-        assert f"ps 0 at {absent}" in reply.waiting_for
+        with pytest.raises(Unavailable, match=f"ps 0 at {absent} unreachable for"):
+            Worker(client)  # nobody is taken in before the chief knows who was here before
         health = health_pb2_grpc.HealthStub(channel)
         assert [health.Check(health_pb2.HealthCheckRequest(service=name)).status for name in ("", SERVICE)] == [SERVING, NOT_SERVING]
         with parameter_server(address=absent):

@@ -98,6 +98,11 @@ def _apply(server: Server, **fields: object) -> Outcome:
     return server.raw.call("ApplyStep", pb.ApplyStepRequest(**request).SerializeToString())  # type: ignore[arg-type]
 
 
+def _adoption_from_nowhere(server: Server) -> Outcome:
+    request = pb.AdoptShardRequest(epoch=EPOCH, chief_incarnation=CHIEF + 1, chief_address="somewhere\n")
+    return server.raw.call("AdoptShard", request.SerializeToString())
+
+
 def _push_messages(server: Server, *messages: pb.PushGradientsRequest) -> Outcome:
     return server.raw.call("PushGradients", *(message.SerializeToString() for message in messages))
 
@@ -136,6 +141,7 @@ ROWS: list[Row] = [
     ("old epoch", lambda s: s.push(WHOLE, epoch=EPOCH - 1), CODE.ABORTED, "EPOCH_MISMATCH", f"cluster epoch is {EPOCH}, you have epoch"),
     ("read of an old epoch", lambda s: _read(s, epoch=1), CODE.ABORTED, "EPOCH_MISMATCH", "reconnect"),
     ("old chief", lambda s: _apply(s, chief_incarnation=1), CODE.ABORTED, "SUPERSEDED", "chief incarnation 2 has adopted it"),
+    ("chief at no address", _adoption_from_nowhere, INVALID, "INVALID_SPEC", "want host:port or unix:/path"),
     ("adoption by nobody", lambda s: s.raw.call("AdoptShard", b""), INVALID, "INVALID_SPEC", "want both >= 1"),
     # Specifications
     ("no data type", lambda s: s.create_variable(data_type=0), INVALID, "INVALID_SPEC", "dtype 0 unknown; want one of float32, float64"),

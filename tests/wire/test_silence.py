@@ -1,11 +1,15 @@
 """A call that hangs is spoken for while it hangs, and only then."""
 
 import logging
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ps_protocol import silence
+from ps_protocol.chief_client import GrpcChief
+from ps_protocol.errors import DeadlineExceeded, Unavailable
 from ps_protocol.silence import SilenceWatch
 from tests.waiting import wait_until
 
@@ -45,3 +49,29 @@ def test_the_notice_is_repeated_only_after_a_while(watch: SilenceWatch, caplog: 
         with watch.expecting("second"):
             wait_until(lambda: len(messages(caplog)) > 1, what="the second call's notice")
     assert [message.split()[4].rstrip(",") for message in messages(caplog)] == ["first", "second"]
+
+
+def test_the_alarm_sounds_while_a_call_hangs_longer_than_it_may(
+    watch: SilenceWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "_GRACE_S", 0.05)
+    monkeypatch.setattr(silence, "_ALARM_INTERVAL_S", 0.05)
+    late: list[str] = []
+    early: list[str] = []
+    with watch.expecting("long", expected_s=60.0, alarm=lambda: early.append("long")):
+        with caplog.at_level(logging.WARNING), watch.expecting("", alarm=lambda: late.append("hanging")):
+            wait_until(lambda: len(late) > 4, what="the alarm, again and again")
+    assert not early
+    assert not messages(caplog), "what has no name is not spoken of"
+
+
+def test_call_to_a_chief_that_is_silent_ends_when_its_caller_wants(socket_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(socket_dir / "chief"))
+        silent.listen()
+        chief = GrpcChief(f"unix:{socket_dir}/chief")
+        try:
+            with pytest.raises((DeadlineExceeded, Unavailable)):
+                chief.within(0.2).status()
+        finally:
+            chief.close()

@@ -1,0 +1,97 @@
+"""A participant's place that two threads hold: what one has heard of it is not an error to the other."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.errors import LeaseExpired, Superseded
+from worker_client.cluster_link import ClusterLink
+from worker_client.membership import Membership
+
+FIRST = Registration(
+    participant=Participant(kind=ParticipantKind.WORKER, index=0, incarnation=1, epoch=1),
+    lease_s=30.0,
+    global_step=0,
+    shard_addresses=(),
+    may_contribute=True,
+)
+
+
+class StrictChief:
+    """Knows the newest incarnation of one worker only."""
+
+    def __init__(self) -> None:
+        self.incarnation = 1
+        self.has_ended = False
+
+    def register_worker(self, request: RegisterRequest) -> Registration:
+        self.incarnation, self.has_ended = self.incarnation + 1, False
+        return replace(FIRST, participant=replace(FIRST.participant, incarnation=self.incarnation))
+
+    def heartbeat(self, participant: Participant) -> bool:
+        if participant.incarnation < self.incarnation:
+            raise Superseded(f"worker 0 (incarnation {participant.incarnation}) was replaced. End this process")
+        if self.has_ended:
+            raise LeaseExpired("worker 0: its lease has ended. Register again")
+        return False
+
+    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
+        """Takes no note."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@pytest.fixture
+def chief() -> StrictChief:
+    return StrictChief()
+
+
+@pytest.fixture
+def member(chief: StrictChief) -> Iterator[Membership]:
+    seam: Any = chief
+    link = ClusterLink(chief=seam, open_shard=lambda index, _: seam, is_in_process=False, timeout_s=5.0)
+    member = Membership(link, FIRST, what="the session of worker 0", renewal="connect()")
+    yield member
+    member.leave("")
+
+
+def ask(member: Membership, participant: Participant) -> bool:
+    return member.ask(lambda chief: chief.heartbeat(participant), participant=participant, what="the lease")
+
+
+def test_worker_that_its_own_heartbeat_has_brought_back_is_not_superseded(chief: StrictChief, member: Membership) -> None:
+    asleep = member.participant
+    chief.has_ended = True
+    member._beat()
+    assert member.participant.incarnation == 2
+    with pytest.raises(LeaseExpired, match="it has registered again since"):
+        ask(member, asleep)
+    assert ask(member, member.participant) is False
+
+
+def test_heartbeat_goes_on_for_a_worker_that_has_come_back_by_itself(chief: StrictChief, member: Membership) -> None:
+    chief.has_ended = True
+    with pytest.raises(LeaseExpired):
+        ask(member, member.participant)
+
+    def is_late(participant: Participant) -> bool:
+        # The beat was under way in the name of the former incarnation.
+        raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
+
+    present, chief.heartbeat = chief.heartbeat, is_late  # type: ignore[method-assign]
+    with pytest.raises(Superseded):
+        member._beat()  # nobody here has registered since
+    chief.heartbeat = present  # type: ignore[method-assign]
+    assert member._beat() is False
+
+
+def test_worker_that_another_process_has_replaced_is_superseded(chief: StrictChief, member: Membership) -> None:
+    chief.incarnation = 2
+    with pytest.raises(Superseded, match="was replaced"):
+        ask(member, member.participant)
+    with pytest.raises(Superseded, match="was replaced"):
+        member._beat()

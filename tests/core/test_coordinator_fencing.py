@@ -1,0 +1,82 @@
+"""Two chiefs that live at one time: what one has told is found by the other, and what neither can know is not believed."""
+
+import pytest
+
+from chief import recovery_events as rev
+from chief.coordination import CheckpointConfig
+from ps_protocol.checkpoint import Durability
+from ps_protocol.chief import ClusterState, LeaseReply, LeaseResult
+from ps_protocol.data_ranges import DataSpec
+from tests.core.chief_driver import Worker
+from tests.core.recovery_driver import RecoveryDriver
+
+DATA = DataSpec(name="train", num_samples=12, range_size=2, num_epochs=1)
+
+
+def trained(num_steps: int, durability: Durability = Durability.STEP) -> tuple[RecoveryDriver, Worker]:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=durability, every_steps=1))
+    (worker,) = driver.train(0)
+    for _ in range(num_steps):
+        assert worker.has_token(worker.ask(commit=worker.next_commit()))
+    return driver, worker
+
+
+def searches(driver: RecoveryDriver) -> list[rev.FindCheckpoint]:
+    return [order for order in driver.orders if isinstance(order, rev.FindCheckpoint)]
+
+
+def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint() -> None:
+    driver, _ = trained(3)
+    driver.kill(1)
+    driver.is_manual = True
+    driver.new_chief()
+    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=2)]
+
+
+def test_so_does_one_that_finds_only_empty_shards() -> None:
+    driver = RecoveryDriver(begin=False)
+    driver.is_manual = True
+    driver.begin()
+    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=1)]
+
+
+def test_a_chief_whose_shard_is_restarted_has_them_already() -> None:
+    driver, _ = trained(3)
+    driver.is_manual = True
+    driver.restart(1)
+    assert [one.fence for one in searches(driver)] == [None]
+
+
+@pytest.mark.parametrize(("durability", "is_awaited"), [(Durability.STEP, True), (Durability.INTERVAL, False)])
+def test_only_a_checkpoint_that_a_step_waits_for_must_be_whole_in_time(durability: Durability, is_awaited: bool) -> None:
+    driver, worker = trained(1, durability)
+    driver.is_manual = True
+    worker.send_commit()
+    while not any(isinstance(order, rev.CommitCheckpoint) for order in driver.orders):
+        driver.do(driver.orders.pop(0))
+    assert [order.is_awaited for order in driver.orders if isinstance(order, rev.CommitCheckpoint)] == [is_awaited]
+
+
+def test_shards_that_were_brought_back_and_not_told_what_holds_there_go_back_once_more() -> None:
+    driver, _ = trained(3)
+    for shard in driver.shards:  # restored by a chief that was superseded before it could say which training data is done
+        shard.last_apply, shard.record, shard.record_version = None, None, 0
+    driver.new_chief()
+    assert (driver.coordinator.state, driver.coordinator.epoch, driver.step) == (ClusterState.TRAINING, 3, 3)
+    assert any("ended while it brought the parameter servers back" in note.text for note in driver.notes)
+
+
+def test_a_copy_of_a_registration_that_comes_late_leases_nothing_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, replicas_to_aggregate=1)
+    first, second = driver.train(0, 1)
+    call = driver.lease(first, DATA, max_ranges=2)
+    held = tuple(one.id for one in driver.answers[call].ranges)
+    assert second.has_token(second.ask(commit=second.next_commit()))
+    driver.new_chief()
+    driver.come_back(first, held=held, request_id=77)
+    first.commit(0, staged=False, ranges=held)  # dropped, and so they are free again
+    driver.come_back(first, held=held, request_id=77)
+    driver.come_back(second)
+    reply = driver.answers[driver.lease(second, DATA, max_ranges=9)]
+    assert isinstance(reply, LeaseReply)
+    assert (reply.result, {*held} <= {one.id for one in reply.ranges}) == (LeaseResult.GRANTED, True)

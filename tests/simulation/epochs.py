@@ -1,0 +1,44 @@
+"""What a simulated cluster has done in each of its epochs, as the oracle keeps it. Knows no promise."""
+
+from dataclasses import dataclass, field
+
+from ps_protocol.shard import PushId
+from ps_protocol.tensors import Array
+
+Contributors = tuple[PushId, ...]
+
+
+@dataclass(slots=True)
+class State:
+    """One shard's variables at one step, and their slot."""
+
+    value: Array
+    momentum: Array
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One epoch: where it began, and what each of its steps was made of.
+
+    `made` and `used`: the step that each contribution, and each range of the training data, is in, of all that its values are made of.
+    """
+
+    number: int
+    first_step: int
+    parent: int | None
+    steps: dict[int, Contributors] = field(default_factory=dict)
+    made: dict[PushId, int] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+    # By shard, the step that it has, and its states.
+    at: dict[int, int] = field(default_factory=dict)
+    states: dict[tuple[int, int], State] = field(default_factory=dict)
+
+    def child(self, number: int, *, first_step: int) -> "Epoch":
+        """Returns the epoch that goes on from this one at an earlier step, or where it is."""
+        return Epoch(
+            number=number,
+            first_step=first_step,
+            parent=self.number,
+            made={push_id: step for push_id, step in self.made.items() if step < first_step},
+            used={identity: step for identity, step in self.used.items() if step < first_step},
+        )

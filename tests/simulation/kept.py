@@ -1,0 +1,37 @@
+"""Scenarios that have found something once, shrunk, with what it was; they stay what they are, whatever becomes of seeds. Knows a file."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ps_protocol.checkpoint import Durability
+from ps_protocol.data_ranges import DataSpec
+from tests.simulation.scenario import Fault, Scenario
+from tests.simulation.world import NetworkSpec
+
+FILE = Path(__file__).with_name("kept.jsonl")
+
+
+def keep(scenario: Scenario, what: str) -> None:
+    """Adds one."""
+    fields = {**asdict(scenario), "durability": scenario.durability.value if scenario.durability else None}
+    with FILE.open("a") as file:
+        file.write(json.dumps({"what": what, **fields}) + "\n")
+
+
+def kept() -> Iterator[tuple[str, Scenario]]:
+    """Yields what each has found, and the scenario."""
+    for line in FILE.read_text().splitlines():
+        fields = json.loads(line)
+        yield fields.pop("what"), _scenario(fields)
+
+
+def _scenario(fields: Mapping[str, Any]) -> Scenario:
+    given = dict(fields)
+    given["durability"] = Durability(given["durability"]) if given["durability"] else None
+    given["network"] = NetworkSpec(**given["network"])
+    given["faults"] = tuple(Fault(**{**fault, "target": tuple(fault["target"])}) for fault in given["faults"])
+    given["data"] = DataSpec(**given["data"]) if given["data"] else None
+    return Scenario(**given)

@@ -1,0 +1,141 @@
+"""What befalls a simulated cluster: each kind of fault, done to its processes, network and storage. Knows no promise."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tests.simulation.disk import SimulatedStorage
+from tests.simulation.scenario import Fault
+from tests.simulation.world import NetworkSpec, World
+
+_STORM = NetworkSpec(drop=0.2, duplicate=0.2, late=0.1, jitter_s=0.05)
+
+
+class Victim(Protocol):
+    """A cluster that faults befall."""
+
+    world: World
+    storage: SimulatedStorage
+    shards: tuple[str, ...]
+    workers: tuple[str, ...]
+
+    @property
+    def chief(self) -> str:
+        """The name of the chief that was started last."""
+
+    def kill(self, name: str, seconds: float) -> None:
+        """Ends a process, which is started again after so many seconds."""
+
+    def start_another_chief(self, *, takes_over: bool) -> None:
+        """Starts a chief under a new name."""
+
+    def start_another_worker(self, name: str) -> None:
+        """Starts another process of a worker's index, which takes its place."""
+
+    def allow_failure(self) -> None:
+        """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
+
+    def allow_loss(self) -> None:
+        """From now on a checkpoint that was whole may be lost."""
+
+
+class Nemesis:
+    """Has faults befall a cluster."""
+
+    def __init__(self, cluster: Victim, calm: NetworkSpec) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._calm = calm
+
+    def befall(self, fault: Fault) -> None:
+        """Has one befall it now."""
+        self._world.note(f"fault: {fault.kind} {fault.target} {fault.seconds:g} s")
+        self._world.seen[f"fault: {fault.kind}"] += 1
+        _FAULTS[fault.kind](self, fault)
+
+    def heal(self) -> None:
+        """From now on nothing befalls it, and what stood still or was broken is well."""
+        storage = self._cluster.storage
+        storage.fuse, storage.is_full, storage.is_broken = None, False, False
+        self._world.heal()
+
+    def _real(self, name: str) -> str:
+        return self._cluster.chief if name == "chief" else name
+
+    def _one_killed(self, fault: Fault) -> None:
+        self._cluster.kill(self._real(fault.target[0]), fault.seconds)
+
+    def _all_killed(self, fault: Fault) -> None:
+        cluster = self._cluster
+        for name in (*cluster.shards, cluster.chief, *cluster.workers):
+            cluster.kill(name, fault.seconds * self._world.between(0.2, 1.0))
+
+    def _stopped(self, fault: Fault) -> None:
+        name = self._real(fault.target[0])
+        self._world.stop(name)
+        self._world.at(fault.seconds, lambda: self._world.resume(name))
+
+    def _cut(self, fault: Fault) -> None:
+        source, target = (self._real(name) for name in fault.target)
+        self._world.cut(source, target)
+        if fault.number % 2:
+            self._world.cut(target, source)
+        self._world.at(fault.seconds, self._world.mend)
+
+    def _new_chief(self, fault: Fault) -> None:
+        """The chief stands still, and another one is started elsewhere; later the old one goes on."""
+        old = self._cluster.chief
+        self._world.stop(old)
+        self._world.at(fault.seconds, lambda: self._world.resume(old))
+        self._cluster.start_another_chief(takes_over=bool(fault.number % 2))
+
+    def _new_worker(self, fault: Fault) -> None:
+        """A worker stands still, or does not, and another process of its index is started: people believe it dead."""
+        old = fault.target[0]
+        if fault.number % 2:
+            self._world.stop(old)
+            self._world.at(fault.seconds, lambda: self._world.resume(old))
+        self._cluster.start_another_worker(old)
+
+    def _storm(self, fault: Fault) -> None:
+        self._world.network = _STORM
+        self._world.at(fault.seconds, lambda: setattr(self._world, "network", self._calm))
+
+    def _killed_in_save(self, fault: Fault) -> None:
+        self._cluster.storage.fuse = fault.number
+
+    def _full(self, fault: Fault) -> None:
+        storage = self._cluster.storage
+        storage.is_full = True
+        self._world.at(fault.seconds, lambda: setattr(storage, "is_full", False))
+
+    def _unreadable(self, fault: Fault) -> None:
+        # A chief that starts just then says so and ends; people look at storage.
+        storage = self._cluster.storage
+        storage.is_broken = True
+        self._cluster.allow_failure()
+        self._world.at(fault.seconds, lambda: setattr(storage, "is_broken", False))
+
+    def _rot(self, fault: Fault) -> None:
+        storage = self._cluster.storage
+        whole = storage.whole_tags
+        if whole and storage.rot(whole[-1], fault.number):
+            # Then a promise cannot be kept that needs it.
+            self._cluster.allow_loss()
+            self._cluster.allow_failure()
+            if fault.target[0] in self._cluster.shards:  # what harmed the disk may take a server with it, and then the newest is wanted
+                self._cluster.kill(fault.target[0], min(fault.seconds, 0.5))
+
+
+_FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
+    "kill": Nemesis._one_killed,
+    "kill all": Nemesis._all_killed,
+    "stop": Nemesis._stopped,
+    "cut": Nemesis._cut,
+    "new chief": Nemesis._new_chief,
+    "new worker": Nemesis._new_worker,
+    "storm": Nemesis._storm,
+    "kill in save": Nemesis._killed_in_save,
+    "full": Nemesis._full,
+    "unreadable": Nemesis._unreadable,
+    "rot": Nemesis._rot,
+}

@@ -1,0 +1,141 @@
+"""Tasks of a simulated process: generators that yield `Sleep`, `Call` or `All` and get back what came of it. Knows no clock and no network.
+
+A PsError that a wish ends with is raised in the generator; one that leaves it is what the task ends with.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from ps_protocol.errors import PsError
+
+Task = Generator["Sleep | Call | All", Any, Any]
+Answer = Callable[[object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """So many seconds pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt to have another process do something; yields its answer, or raises its PsError, or Unavailable."""
+
+    target: str
+    method: str
+    arguments: tuple[Any, ...] = ()
+    timeout_s: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Several tasks at once; yields their results in order, each a value or a PsError."""
+
+    tasks: Sequence[Task]
+
+
+class Process(Protocol):
+    """What a process does about a call: it answers with a value or a PsError, now or later."""
+
+    def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
+        """Takes up a call."""
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One run of a process, from its start to its end. What belongs to a life that is over does not go on."""
+
+    name: str
+    process: Process | None = None
+    is_alive: bool = True
+    is_stopped: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+    served: set["Attempt"] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A call on its way, or being answered."""
+
+    caller: Life
+    call: Call
+    done: Callable[[object], None]
+    is_over: bool = False
+
+    def finish(self, value: object) -> None:
+        """Gives the caller what came of it, once."""
+        if not self.is_over:
+            self.is_over = True
+            self.done(value)
+
+
+class Surroundings(Protocol):
+    """What carries out a task's wishes."""
+
+    def later(self, life: Life, delay_s: float, what: Callable[[], None]) -> None:
+        """Has a process do something after so many seconds."""
+
+    def call(self, caller: Life, call: Call, done: Callable[[object], None]) -> None:
+        """Makes one attempt; `done` is given a value or a PsError, once."""
+
+
+class Running:
+    """A task under way. `cancel` ends it without a word."""
+
+    def __init__(self, world: Surroundings, life: Life, task: Task, then: Callable[[object], None]) -> None:
+        self._world = world
+        self._life = life
+        self._task = task
+        self._then = then
+        self._parts: list[Running] = []
+        self.is_over = False
+
+    def cancel(self) -> None:
+        """Ends the task; what it has asked of others goes on there."""
+        self.is_over = True
+        for part in self._parts:
+            part.cancel()
+
+    def go_on(self, value: object = None) -> None:
+        """Gives the task what it waits for."""
+        if self.is_over or not self._life.is_alive:
+            return
+        try:
+            wish = self._task.throw(value) if isinstance(value, PsError) else self._task.send(value)
+        except StopIteration as end:
+            self._end(end.value)
+        except PsError as error:
+            self._end(error)
+        else:
+            self._begin(wish)
+
+    def _end(self, value: object) -> None:
+        self.is_over = True
+        self._then(value)
+
+    def _begin(self, wish: Sleep | Call | All) -> None:
+        if isinstance(wish, Sleep):
+            self._world.later(self._life, wish.seconds, self.go_on)
+        elif isinstance(wish, Call):
+            self._world.call(self._life, wish, self.go_on)
+        else:
+            self._begin_all(wish.tasks)
+
+    def _begin_all(self, tasks: Sequence[Task]) -> None:
+        results: list[object] = [None] * len(tasks)
+        left = len(tasks)
+
+        def done(index: int, value: object) -> None:
+            nonlocal left
+            results[index] = value
+            left -= 1
+            if not left:
+                self.go_on(results)
+
+        self._parts = [Running(self._world, self._life, task, partial(done, index)) for index, task in enumerate(tasks)]
+        for part in tuple(self._parts):
+            part.go_on()
