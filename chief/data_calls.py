@@ -3,13 +3,13 @@
 from chief import assurance
 from chief.cluster import Cluster
 from chief.deadlines import Key
-from chief.events import Instruction, Reply
+from chief.events import Instruction, Refuse, Reply
 from chief.member import Member
 from chief.recovery_events import LeaseRanges
 from chief.waiting_calls import DataCall, slice_s
 from chief.wording import listed
-from ps_protocol.chief import LeaseReply, LeaseResult
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.chief import LeaseReply, LeaseResult, Participant
+from ps_protocol.errors import InvalidSpec, PsError
 
 # Workers of an earlier chief are waited for until then.
 RETURN_KEY: Key = ("return", 0)
@@ -61,6 +61,13 @@ class DataCalls:
                 self._cluster.waiting.take_data_call(waiting.call)
                 instructions += self._tell(reply, now)
         return instructions
+
+    def refuse(self, gone: Participant, error: PsError) -> list[Instruction]:
+        """A worker is gone: what would come back for others must not be leased to it, which nobody would take from it again."""
+        calls = [one.call for one in self._cluster.waiting.data_calls() if one.participant == gone]
+        for call in calls:
+            self._cluster.waiting.take_data_call(call)
+        return [Refuse(call=call, error=error) for call in calls]
 
     def returned(self, worker: int, now: float) -> list[Instruction]:
         """A worker of an earlier chief has come back, and has said what it has; once all have, the others are served."""

@@ -128,6 +128,7 @@ class Participants:
         cluster = self._cluster
         waiting = cluster.waiting.take_token_call(gone.index)
         refusals: list[Instruction] = [Refuse(call=waiting.call, error=error)] if waiting is not None else []
+        refusals += self._data.refuse(cluster.membership.participant(gone), error)
         granted = grant(cluster, cluster.policy.drop(gone.index), now)
         if cluster.data.drop(gone.index, gone.incarnation):
             granted += self._data.settle(now)

@@ -7,6 +7,7 @@ from chief.coordination import CheckpointConfig
 from ps_protocol.checkpoint import Durability
 from ps_protocol.chief import ClusterState, LeaseReply, LeaseResult
 from ps_protocol.data_ranges import DataSpec
+from ps_protocol.errors import Superseded
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -80,3 +81,16 @@ def test_a_copy_of_a_registration_that_comes_late_leases_nothing_again() -> None
     reply = driver.answers[driver.lease(second, DATA, max_ranges=9)]
     assert isinstance(reply, LeaseReply)
     assert (reply.result, {*held} <= {one.id for one in reply.ranges}) == (LeaseResult.GRANTED, True)
+
+
+def test_a_wish_for_data_of_a_worker_that_was_replaced_is_refused_and_gets_nothing() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    held = driver.answers[driver.lease(first, DATA, max_ranges=6)].ranges
+    waiting = driver.lease(second, DATA, max_wait_s=5.0)
+    replacement = driver.register(1, pid=99, request_id=88, takeover=True)
+    assert isinstance(driver.answers[waiting], Superseded)
+    driver.register(0, pid=98, request_id=89, takeover=True)  # what the first one held is free
+    second.participant = replacement.participant
+    reply = driver.answers[driver.lease(second, DATA, max_ranges=9)]
+    assert {one.id for one in reply.ranges} == {one.id for one in held}
