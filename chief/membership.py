@@ -29,6 +29,8 @@ class Membership:
         self.knows_predecessors = False
         self._epoch = epoch
         self._why_epoch, self._epoch_step = "", ""
+        # Whether the epoch began under this chief: who was in one of its number before it, was so in a cluster that was lost as a whole.
+        self._is_own_epoch = False
         self._chief_incarnation = 1
         # What earlier chiefs' workers have had applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
@@ -104,8 +106,12 @@ class Membership:
         facts = {"epoch": str(self._epoch)} | ({"step": self._epoch_step} if self._epoch_step else {})
         return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{why}. Connect again", facts=facts)
 
-    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
-        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told."""
+    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None, is_own: bool = True) -> None:
+        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told.
+
+        `is_own`: no chief before this one has trained in it.
+        """
+        self._is_own_epoch = is_own
         self._epoch, self._why_epoch, self._epoch_step = epoch, why, "" if step is None else str(step)
 
     def succeed(self, *, chief_incarnation: int) -> None:
@@ -153,7 +159,8 @@ class Membership:
             return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
-        if member is None and _chief_of(former) == self._chief_incarnation:
+        is_lost = _chief_of(former) == self._chief_incarnation or (self._is_own_epoch and former.epoch == self._epoch)
+        if member is None and is_lost:
             return None  # not given here: by one of the same number, of a cluster that was lost as a whole
         if member is None:
             member = self._recognised(request, former, now=now)

@@ -8,7 +8,7 @@ from chief.settings import Settings
 from chief.shard_table import held_bytes
 from chief.waiting_calls import ModelCall, slice_s
 from ps_protocol.chief import AgreedModel, ModelReply, ModelState, Participant
-from ps_protocol.errors import PsError, TrainingFailed
+from ps_protocol.errors import PsError, TrainingFailed, Unavailable
 from ps_protocol.model import ModelSpec
 
 
@@ -34,6 +34,9 @@ class ModelCalls:
         """The shards hold their initial values: training begins."""
         cluster = self._cluster
         member = cluster.check_worker(event.participant, "initialise the model", now=now)
+        if not cluster.registry.is_ready and cluster.shards.unreachable_since is not None:
+            # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
+            raise Unavailable(f"the first values cannot be counted on yet: {'; '.join(cluster.shards.explain_unreachable(now))}")
         is_news = cluster.registry.complete(member.index, member.incarnation, attempt=event.attempt)
         cluster.renew(member, now=now)
         if cluster.registry.is_ready:
@@ -117,8 +120,8 @@ class ModelCalls:
             raise TrainingFailed(f"training was finished ({cluster.finish_reason}) before a model was initialised; start the cluster again")
         if not cluster.shards.are_adopted:
             return None
-        if not may_initialize and cluster.registry.initializer is None:
-            return None  # waits for somebody else's
+        if not may_initialize and cluster.registry.initializer is None and not cluster.registry.held:
+            return None  # waits for somebody else's; where shards hold values of the model there is nothing to initialise
         state = cluster.registry.join(participant.index, participant.incarnation, model)
         return None if state is ModelState.WAIT else self._reply(state)
 

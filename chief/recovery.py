@@ -41,7 +41,8 @@ class Recovery(RecoveryMoves):
         cluster.chief_incarnation = 1 + max((finding.chief_incarnation for finding in findings), default=0)
         self._takeover.settings_versions = tuple(finding.settings_version for finding in findings)
         cluster.membership.succeed(chief_incarnation=cluster.chief_incarnation)
-        self._rise(max(epochs, default=0), why="another chief has taken over" if cluster.chief_incarnation > 1 else "")
+        why = "another chief has taken over" if cluster.chief_incarnation > 1 else ""
+        self._rise(max(epochs, default=0), why=why, is_own=False)
         if all(held) and len(epochs) == 1:
             return self._take_over("another chief was here before")
         lost = [name for name, holds in zip(cluster.shards.names, held, strict=True) if not holds]

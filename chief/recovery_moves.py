@@ -170,7 +170,7 @@ class RecoveryMoves:
         is_it = self._checkpoint is not None and (epoch, tag) == (self._cluster.epoch, self._checkpoint[0].tag)
         return self._phase is Phase.RESTORE and is_it and not self._is_over
 
-    def _rise(self, epoch: int, *, why: str, step: int | None = None) -> None:
+    def _rise(self, epoch: int, *, why: str, step: int | None = None, is_own: bool = True) -> None:
         cluster = self._cluster
         cluster.has_taken_over = cluster.has_taken_over and epoch <= cluster.epoch
         if epoch > cluster.epoch:
@@ -178,7 +178,7 @@ class RecoveryMoves:
         cluster.epoch = max(cluster.epoch, epoch)
         # Shards keep the record of the highest version: one of a later epoch is later.
         cluster.told.version = max(cluster.told.version, min(cluster.epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
-        cluster.membership.begin_epoch(cluster.epoch, why=why, step=step)
+        cluster.membership.begin_epoch(cluster.epoch, why=why, step=step, is_own=is_own)
 
     def _leave_epoch(self, why: str) -> None:
         """What is under way comes to nothing, and nobody is served before there is a step again."""

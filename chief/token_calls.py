@@ -35,7 +35,7 @@ class TokenCalls:
             return [Reply(call=event.call, value=finished(cluster, None))]
         member = cluster.check_worker(event.participant, "take a token", now=now)
         cluster.refuse_if_recovering(now)
-        self._check_step(event.local_step)
+        self._check_step(event.local_step, now)
         commit, instructions = self._commit(member, event.commit, now) if event.commit is not None else (None, [])
         cluster.renew(member, now=now)
         earlier = cluster.waiting.take_token_call(member.index)
@@ -94,7 +94,7 @@ class TokenCalls:
     def _commit(self, member: Member, commit: PushCommit, now: float) -> tuple[CommitResult, list[Instruction]]:
         cluster, push_id = self._cluster, commit.push_id
         policy = cluster.policy
-        self._check_step(commit.step)
+        self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
         if member.outcomes.is_repeated(push_id, step=commit.step):
@@ -156,12 +156,14 @@ class TokenCalls:
             return Verdict(outcome=PushOutcome.STALE if is_stale else PushOutcome.LATE, staleness=behind)
         return policy.commit(commit.push_id, step=commit.step)
 
-    def _check_step(self, step: int) -> None:
+    def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
         policy = self._cluster.policy
         # Where contributions are applied one by one, workers read what the chief has not heard of yet.
         if step > policy.step and not policy.spec.accepts_stale:
+            if not self._cluster.registry.is_ready:  # another chief may have trained further than this one knows yet
+                raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
             raise StepAhead(f"local_step {step} is ahead of global_step {policy.step}; read again")
 
 

@@ -14,7 +14,7 @@ class Plan:
     num_ps: int = 2
     num_workers: int = 3
     num_steps: int = 40
-    pace_s: float = 0.02
+    pace_s: float = 0.03
     lease_s: float = 3.0
     checkpoint_steps: int | None = 5
     durability: str | None = "interval"

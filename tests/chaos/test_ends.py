@@ -112,8 +112,10 @@ class Up:
         )
 
     def finish(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=60)
-        return self.process.returncode, "\n".join([*self.lines, out])
+        # Not `communicate`, which loses what `until` has read ahead.
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        return self.process.wait(60), "\n".join([*self.lines, out])
 
     def assert_as_without_faults(self) -> None:
         expected = script.reference(num_steps=self.num_steps, num_workers=3)

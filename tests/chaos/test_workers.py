@@ -11,6 +11,7 @@ from ps_protocol.errors import PsError
 from tests.chaos import claims, script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
+from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(durability=None)
@@ -80,19 +81,19 @@ def test_a_worker_that_sleeps_beyond_its_lease_goes_on_when_it_wakes(start: Star
 
 def test_a_worker_that_was_replaced_while_it_slept_is_told_and_does_no_harm(start: Started) -> None:
     """F4 and F13: the newer one counts."""
-    cluster = start(PLAN)
+    cluster = start(Plan(durability=None, num_steps=ENDLESS))
     cluster.await_step(8)
     sleeper = cluster.processes["worker 1"]
     cluster.signal("worker 1", signal.SIGSTOP)
-    cluster.start_one("worker 1", flags=["--takeover"])
-    cluster.await_(lambda: any(event["event"] == "joined" for event in cluster.events(1)[2:]), what="the replacement joins")
+    replacement = cluster.start_one("worker 1", flags=["--takeover"])
+    cluster.await_(lambda: _has_joined(cluster, 1, pid=replacement.pid), what="the replacement joins")
     sleeper.send_signal(signal.SIGCONT)
-    cluster.await_end()
     assert sleeper.wait(20) != 0
+    last = cluster.finish()
     (failed,) = [event for event in cluster.events(1) if event["event"] == "failed"]
     assert failed["pid"] == sleeper.pid
     assert failed["kind"] == "Superseded"
-    cluster.assert_as_without_faults()
+    cluster.assert_as_without_faults(num_steps=last)
 
 
 def test_a_second_worker_of_the_same_index_is_refused_while_the_first_lives(start: Started) -> None:
@@ -158,6 +159,10 @@ def test_a_flood_of_registrations_is_refused_and_slows_nobody_down(start: Starte
     assert reasons
     assert cluster.reached() > begun_at, "steps went on meanwhile"
     cluster.assert_as_without_faults(num_steps=cluster.finish())
+
+
+def _has_joined(cluster: Cluster, index: int, *, pid: int) -> bool:
+    return any(event["event"] == "joined" and event["pid"] == pid for event in cluster.events(index))
 
 
 def _state_of(status: object, index: int) -> str:

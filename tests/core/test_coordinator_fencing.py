@@ -2,12 +2,13 @@
 
 import pytest
 
+from chief import events as ev
 from chief import recovery_events as rev
 from chief.coordination import CheckpointConfig
 from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, LeaseReply, LeaseResult
+from ps_protocol.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
 from ps_protocol.data_ranges import DataSpec
-from ps_protocol.errors import Superseded
+from ps_protocol.errors import EpochMismatch, Superseded, Unavailable
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -94,3 +95,31 @@ def test_a_wish_for_data_of_a_worker_that_was_replaced_is_refused_and_gets_nothi
     second.participant = replacement.participant
     reply = driver.answers[driver.lease(second, DATA, max_ranges=9)]
     assert {one.id for one in reply.ranges} == {one.id for one in held}
+
+
+def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it_may_be_another_process() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    worker = Worker(driver, 0)
+    reply = driver.answers[driver.ask_model(worker)]
+    assert isinstance(reply, ModelReply)
+    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    with pytest.raises(Unavailable, match=r"first values cannot be counted on yet: ps 1 at host-p:5001 has not answered"):
+        worker.complete(reply.attempt)
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    driver.send(ev.ShardSeen(shard=1, process_incarnation=driver.shards[1].process))
+    for shard in driver.shards:
+        shard.step = 0
+    worker.complete(reply.attempt)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 0)
+
+
+def test_first_values_given_to_another_process_than_the_chief_has_come_to_nothing() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    worker = Worker(driver, 0)
+    reply = driver.answers[driver.ask_model(worker)]
+    assert isinstance(reply, ModelReply)
+    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    driver.restart(1)
+    with pytest.raises(EpochMismatch):
+        worker.complete(reply.attempt)
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL

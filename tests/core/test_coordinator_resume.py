@@ -10,7 +10,7 @@ from chief.coordination import CheckpointConfig
 from ps_protocol.checkpoint import Durability
 from ps_protocol.chief import ClusterState, ModelState, PushOutcome, TokenResult
 from ps_protocol.clipping import ClipSpec
-from ps_protocol.errors import LeaseExpired, ModelMismatch, TrainingFailed
+from ps_protocol.errors import LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
 from ps_protocol.policy_spec import PolicyName, PolicySpec
 from tests.core.chief_driver import MODEL, Worker, model_of
 from tests.core.recovery_driver import RecoveryDriver
@@ -139,6 +139,40 @@ def test_without_a_record_the_first_worker_that_presents_the_shards_model_brings
         driver.ask_model(workers[0], model_of(4))
     reply = driver.answers[driver.ask_model(workers[0])]
     assert (reply.state, reply.global_step, driver.step) == (ModelState.READY, 3, 3)
+
+
+def test_before_it_knows_the_model_a_new_chief_calls_nobody_ahead_of_it() -> None:
+    driver, workers = trained()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.new_chief()
+    open_commit, worker = workers[0].next_commit(3), workers[0]
+    driver.come_back(worker)
+    with pytest.raises(NotInitialized, match="the model is not known here yet"):
+        worker.commit(3, push_id=open_commit.push_id)
+    with pytest.raises(NotInitialized, match="the model is not known here yet"):
+        worker.ask(commit=open_commit)
+
+
+def test_who_has_come_back_brings_the_model_that_shards_hold_although_it_would_not_initialise_one() -> None:
+    driver, workers = trained()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.new_chief()
+    driver.come_back(workers[0])
+    driver.ask_model(workers[0], may_initialize=False, max_wait_s=0.0)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+
+
+def test_who_was_in_an_epoch_of_this_number_in_a_cluster_that_was_lost_is_somebody_else_now() -> None:
+    driver, workers = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    for shard in range(2):
+        driver.kill(shard)
+    driver.new_chief()
+    lost = dataclasses.replace(workers[0].participant, epoch=driver.coordinator.epoch)
+    come_back = driver.register(0, former=lost)
+    assert come_back.participant.epoch == lost.epoch
+    assert come_back.participant.incarnation > lost.incarnation, "it was told things of another epoch of that number"
 
 
 def test_a_model_that_was_not_trained_yet_is_begun_anew_when_a_shard_lost_it_too() -> None:

@@ -32,6 +32,8 @@ class Epoch:
     # By shard, the step that it has, and its states.
     at: dict[int, int] = field(default_factory=dict)
     states: dict[tuple[int, int], State] = field(default_factory=dict)
+    # Who has died since it began; once nobody is left of it, nobody knows that there was one, unless it was saved.
+    dead: set[str] = field(default_factory=set)
 
     def child(self, number: int, *, first_step: int) -> "Epoch":
         """Returns the epoch that goes on from this one at an earlier step, or where it is."""

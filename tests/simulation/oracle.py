@@ -14,6 +14,7 @@ from ps_protocol.tensors import Array
 from tests.simulation.epochs import Contributors, Epoch, State
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
+CHIEF = "chief"
 
 
 class BrokenPromise(AssertionError):
@@ -88,7 +89,7 @@ class Oracle:
             return  # the answer to a repetition; it has gone on since
         epoch = self._epochs.get(spec.epoch)
         is_known = spec.epoch in self._saved_epochs or (self._is_durable_at_once and self._told_step.get(spec.epoch, 0) > spec.initial_step)
-        if epoch is None or (not is_known and epoch.at.get(shard, step) != step):
+        if epoch is None or (not is_known and (epoch.at.get(shard, step) != step or self._is_forgotten(epoch))):
             # All servers were lost before anything of that epoch was saved, so that nobody knows any more that there was one.
             epoch = self._begin_epoch(spec, request.tag)
         if epoch.first_step != spec.initial_step:
@@ -100,6 +101,11 @@ class Oracle:
             raise BrokenPromise(f"5: ps {shard} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
         epoch.at[shard] = step
         epoch.states[shard, step] = State(state.value.copy(), state.momentum.copy())
+
+    def died(self, who: str) -> None:
+        """A shard, by its number, or a chief is gone, with all that it knew."""
+        for epoch in self._epochs.values():
+            epoch.dead.add(who)
 
     # -- what the chief says
 
@@ -214,9 +220,22 @@ class Oracle:
         lost = [(told, step) for told, step in lost if self._is_ancestor(told, parent)]
         if self._is_durable_at_once and lost and not self.is_rotten:
             raise BrokenPromise(f"4: epoch {spec.epoch} begins at step {spec.initial_step}, but {lost} was told (epoch, step)")
+        if spec.epoch in self._epochs:
+            self._forget_told(spec.epoch)
         self.num_rollbacks += 1
         epoch = self._epochs[spec.epoch] = self._epochs[parent].child(spec.epoch, first_step=spec.initial_step)
         return epoch
+
+    def _is_forgotten(self, epoch: Epoch) -> bool:
+        return epoch.dead.issuperset({CHIEF, *map(str, range(self._num_shards))})
+
+    def _forget_told(self, number: int) -> None:
+        """What was told in an epoch of which nobody knows any more says nothing about the one that has its number now."""
+        self.num_anew += 1
+        self._told_step.pop(number, None)
+        self._accepted = {key: step for key, step in self._accepted.items() if key[0] != number}
+        self._refused = {key for key in self._refused if key[0] != number}
+        self._promised = {key: pushes for key, pushes in self._promised.items() if key[0] != number}
 
     def _is_ancestor(self, number: int, of: int) -> bool:
         at: int | None = of

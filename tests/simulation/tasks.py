@@ -54,7 +54,7 @@ class Life:
     is_alive: bool = True
     is_stopped: bool = False
     held: list[Callable[[], None]] = field(default_factory=list)
-    served: set["Attempt"] = field(default_factory=set)
+    served: dict["Attempt", None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

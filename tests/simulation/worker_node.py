@@ -74,7 +74,7 @@ class WorkerNode:
         self._calls = WorkerCalls(world, shards=shards, chief=chief)
         self._lease_s, self._compute_s, self._takes_over, self._on_end = lease_s, compute_s, takes_over, on_end
         self._data = WorkerData(world, self._calls, oracle, data, keep_up=self._keep_up) if data is not None else None
-        self._requests = itertools.count(index * 1_000_000 + int(world.now * 1000) * 100 + 1)
+        self._requests = itertools.count(pid * 1_000_000 + 1)  # no other process has these
         self._layouts: tuple[Layout, ...] = ()
         self._sequence = 0
         self._token_request = 0

@@ -150,7 +150,7 @@ class World:
 
     def call(self, caller: Life, call: Call, done: Callable[[object], None]) -> None:
         """Makes one attempt; `done` is given a value or a PsError, once."""
-        attempt = Attempt(caller, call, done)
+        attempt, addressee = Attempt(caller, call, done), self.life(call.target)
         self.later(caller, call.timeout_s, partial(self._give_up, attempt))
         if self.chance(self.network.drop):
             self.seen["request lost"] += 1
@@ -158,30 +158,32 @@ class World:
             if not self.chance(0.5):
                 return
             # The caller has given it up, and it arrives all the same.
-        self.at(self._delay(), partial(self._arrive, attempt))
+        self.at(self._delay(), partial(self._arrive, attempt, addressee))
         if self.chance(self.network.duplicate):
             self.seen["request sent twice"] += 1
-            self.at(self._delay() + self.between(0.0, 0.5), partial(self._arrive, attempt))
+            self.at(self._delay() + self.between(0.0, 0.5), partial(self._arrive, attempt, addressee))
 
     def _give_up(self, attempt: Attempt) -> None:
         if not attempt.is_over:
             attempt.finish(Unavailable(f"{attempt.call.target}: no answer to {attempt.call.method}"))
 
-    def _arrive(self, attempt: Attempt) -> None:
+    def _arrive(self, attempt: Attempt, addressee: Life | None) -> None:
         target = attempt.call.target
         if self._is_cut(attempt.caller.name, target):
             return
         life = self.life(target)
+        if not attempt.caller.is_alive and addressee is not None and life is not addressee:
+            return  # the connection has ended at both ends, and nobody is there to make another
         if life is None or life.process is None:
             self._end(attempt, Unavailable(f"{target}: connection refused"), delay_s=self._delay())
             return
-        life.served.add(attempt)
+        life.served[attempt] = None
         self._as_life(life, partial(life.process.serve, attempt.call.method, attempt.call.arguments, partial(self._respond, life, attempt)))
 
     def _respond(self, life: Life, attempt: Attempt, value: object) -> None:
         if not life.is_alive:
             return
-        life.served.discard(attempt)
+        life.served.pop(attempt, None)
         if self._is_cut(life.name, attempt.caller.name):
             return
         if self.chance(self.network.drop):
