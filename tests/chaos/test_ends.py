@@ -114,7 +114,8 @@ class Up:
     def finish(self) -> tuple[int, str]:
         # Not `communicate`, which loses what `until` has read ahead.
         assert self.process.stdout is not None
-        out = self.process.stdout.read()
+        with self.process.stdout as rest:
+            out = rest.read()
         return self.process.wait(60), "\n".join([*self.lines, out])
 
     def assert_as_without_faults(self) -> None:
