@@ -180,6 +180,15 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
         assert [participant.failure for participant in status.participants if participant.state == "left"] == ["KeyboardInterrupt"]
 
 
+def await_stopped(process: "subprocess.Popen[bytes]") -> None:
+    """Waits until all threads of a process stand still: one takes the signal, and until then others may still apply something."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(
+        lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
+        what="the process stands still",
+    )
+
+
 def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +199,7 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     os.kill(ps.pid, signal.SIGSTOP)
     stack.callback(ps.send_signal, signal.SIGCONT)
+    await_stopped(ps)
     results: list[object] = []
     pushing = threading.Thread(target=lambda: results.append(session.push({"w": np.ones(3)})), daemon=True)
     pushing.start()
@@ -201,11 +211,6 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
 
 
-def is_stopped(task: Path) -> bool:
-    """Whether a thread of a process, a directory in /proc, stands still."""
-    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
     chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
@@ -214,8 +219,7 @@ def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     os.kill(ps.pid, signal.SIGSTOP)
     stack.callback(ps.send_signal, signal.SIGCONT)
-    # One thread takes the signal; until then the others may still apply a step.
-    wait_until(lambda: all(is_stopped(task) for task in Path(f"/proc/{ps.pid}/task").iterdir()), what="the server stands still")
+    await_stopped(ps)
     # The push itself calls nobody.
     with pytest.raises(DeadlineExceeded):
         session.step({"w": np.ones(3)}, timeout_s=0)
