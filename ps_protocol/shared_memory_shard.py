@@ -21,8 +21,6 @@ from ps_protocol.segments import Segments
 from ps_protocol.shard import (
     PushHeader,
     PushReply,
-    RowsRequest,
-    ShardSpec,
 )
 from ps_protocol.shard_chief_calls import CONTROL_TIMEOUT_S
 from ps_protocol.shard_client import GrpcShard
@@ -170,22 +168,6 @@ class SharedMemoryShard(ForwardingShard):
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; see GrpcShard."""
         return self._shard.handshake(timeout_s)
-
-    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables with their initial values, which travel; False if they stood already."""
-        return self._shard.create_variables(spec, values, timeout_s=timeout_s)
-
-    def read_rows(
-        self,
-        request: RowsRequest,
-        indices: Array,
-        into: Segments,
-        *,
-        timeout_s: float | None = None,
-        meanwhile: Callable[[int], None] | None = None,
-    ) -> int:
-        """Receives rows of a table, which lie in no shared memory; returns their step."""
-        return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
 
     def close(self) -> None:
         """Gives the slots back and closes the connection. Idempotent."""

@@ -1,18 +1,14 @@
 """All workers of a test behind one Shard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing."""
 
 import threading
-from collections.abc import Callable, Sequence
 
 from ps_protocol.forwarding_shard import ForwardingShard
 from ps_protocol.layout import Layout
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
-    MetricCell,
     PushHeader,
     PushReply,
-    RowsRequest,
     ShardSpec,
-    ShardStatus,
 )
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.shared_memory_shard import MemoryNotShared, SharedMemoryShard, share_memory
@@ -87,34 +83,6 @@ class SharingWorkers(ForwardingShard):
     def gradient_memory(self) -> Array | None:
         """As the first worker that shares."""
         return self._reader.gradient_memory()
-
-    def read_rows(
-        self,
-        request: RowsRequest,
-        indices: Array,
-        into: Segments,
-        *,
-        timeout_s: float | None = None,
-        meanwhile: Callable[[int], None] | None = None,
-    ) -> int:
-        """Reads rows."""
-        return self._reader.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
-
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Reads metrics."""
-        return self._reader.read_metrics(epoch=epoch)
-
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Lists the optimizers' slots."""
-        return self._reader.list_slots(epoch=epoch)
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Reads an optimizer's slot."""
-        return self._reader.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
-
-    def status(self) -> ShardStatus:
-        """Reports."""
-        return self._reader.status()
 
     def close(self) -> None:
         """Ends all sharing."""
