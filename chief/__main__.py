@@ -8,16 +8,20 @@ import sys
 from collections.abc import Sequence
 
 from chief.config import ChiefConfig, parse_config
-from chief.server import ChiefServer
+from ps_protocol import own_polling
 from ps_protocol.errors import PsError
 from ps_protocol.failpoints import enable_failpoints
+from ps_protocol.listening import allow_many_connections
 
 _EXIT_USAGE = 2
+# Of workers whose number is known; each has a connection or two.
+_FEW_WORKERS = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    allow_many_connections()
     try:
         config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
         enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
@@ -28,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: ChiefConfig) -> int:
+    if (config.coordination.num_workers or 0) > _FEW_WORKERS:
+        own_polling.expect_many_connections()
+    # Not before: it imports grpc.
+    from chief.server import ChiefServer
+
     server = ChiefServer(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -29,11 +29,18 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("Network is unreachable", "the network is unreachable; check the address and the network"),
     ("keepalive", "it stopped answering (keepalive); is the process or the machine stopped?"),
     ("ping timeout", "it stopped answering (keepalive); is the process or the machine stopped?"),
+    # A connection that has failed before gRPC looked why; for want of time it is "FD Shutdown (connect() timed out)".
+    ("Timeout occurred: FD shutdown", "connection refused; is it started?"),
     ("imed out", "no answer to the attempt to connect; check the address and firewalls"),
     ("imeout occurred", "no answer to the attempt to connect; check the address and firewalls"),
     ("Failed parsing HTTP/2", "what listens there does not speak gRPC; check the address"),
     ("onnection reset", "the connection was lost; did it end?"),
     ("Socket closed", "the connection was lost; did it end?"),
+    # Whoever reads when it is cut hears that the socket was closed, and who comes later, that it is.
+    ("FD shutdown", "the connection was lost; did it end?"),
+    ("FD Shutdown", "the connection was lost; did it end?"),
+    ("Endpoint closing", "the connection was lost; did it end?"),
+    ("ransport closed", "the connection was lost; did it end?"),
     ("roken pipe", "the connection was lost; did it end?"),
     ("GOAWAY", "the connection was lost; did it end?"),
 )

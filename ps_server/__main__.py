@@ -8,20 +8,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from ps_protocol import own_polling
+
 _EXIT_USAGE = 2
 
 
 def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
     _leave_out_openssl(are_files_hashed=_has_checkpoints(sys.argv, os.environ))
-    # Not before: what they import looks for OpenSSL.
+    # Each worker has some, and nobody here knows how many workers there will be.
+    own_polling.expect_many_connections()
+    # Not before: what they import looks for OpenSSL, and imports grpc.
     from ps_protocol.allocator import keep_freed_memory
     from ps_protocol.errors import PsError
     from ps_protocol.failpoints import enable_failpoints
+    from ps_protocol.listening import allow_many_connections
     from ps_server.config import parse_config
     from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
+    allow_many_connections()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = parse_config(sys.argv[1:], environment=os.environ)

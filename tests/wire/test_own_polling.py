@@ -1,0 +1,74 @@
+"""Claims about how grpcio is told to work: only while it is loaded, only what it knows, and not where somebody has said otherwise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.own_polling import SWITCH, knows_switches, settings
+
+OFF = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq,-event_engine_for_all_other_endpoints"
+SAYS = {
+    "GRPC_EXPERIMENTS": OFF,
+    "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "100",
+    "GRPC_POLL_STRATEGY": "poll",
+    "GRPC_VERBOSITY": "ERROR",
+}
+# Prints whether the library was loaded as wanted, and what of that children would inherit.
+REPORT = """
+import os, sys
+library = sys.modules["grpc._cython.cygrpc"]
+print(type(library.__spec__.loader).__name__, [name for name in os.environ if name.startswith("GRPC_")])
+"""
+
+
+def report(program: str, **environment: str) -> tuple[str, str]:
+    """Runs a program, and returns what it prints and what is said to its user."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "LOCKSTEP_"))}
+    done = subprocess.run([sys.executable, "-c", program + REPORT], env=plain | environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def test_all_is_switched_that_has_to_be() -> None:
+    assert settings({}) == SAYS
+
+
+def test_server_with_many_connections_does_not_look_at_each_of_them() -> None:
+    assert settings({}, has_many_connections=True) == {name: value for name, value in SAYS.items() if name != "GRPC_POLL_STRATEGY"}
+
+
+@pytest.mark.parametrize("environment", [{SWITCH: "0"}, {"GRPC_EXPERIMENTS": "event_engine_client"}, {"GRPC_EXPERIMENTS": OFF}])
+def test_what_somebody_has_said_stands(environment: dict[str, str]) -> None:
+    assert settings(environment) == {}
+
+
+def test_what_is_said_of_other_things_stands_too() -> None:
+    said = {"GRPC_EXPERIMENTS": "tcp_rcv_lowat", "GRPC_POLL_STRATEGY": "epoll1", "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "7"}
+    assert settings(said | {"GRPC_VERBOSITY": "DEBUG"}) == {"GRPC_EXPERIMENTS": f"tcp_rcv_lowat,{OFF}"}
+
+
+def test_library_that_does_not_know_the_switches_is_told_nothing(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(b"\x7fELF event_engine_client event_engine_listener event_engine_callback_cq")
+    assert not knows_switches(library)
+    library.write_bytes(OFF.encode())
+    assert knows_switches(library)
+
+
+@pytest.mark.parametrize("first", ["worker_client", "chief.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
+def test_whatever_is_imported_first_has_it_and_leaves_nothing_behind(first: str) -> None:
+    assert report(f"import {first}") == ("_Loader []", "")
+
+
+def test_user_who_has_imported_grpc_before_keeps_it_as_it_is() -> None:
+    assert report("import grpc\nimport worker_client") == ("ExtensionFileLoader []", "")
+
+
+def test_user_may_turn_it_off() -> None:
+    assert report("import worker_client", **{SWITCH: "0"}) == ("ExtensionFileLoader []", "")
+
+
+def test_what_the_user_has_set_is_there_afterwards() -> None:
+    assert report("import worker_client", GRPC_POLL_STRATEGY="epoll1") == ("_Loader ['GRPC_POLL_STRATEGY']", "")
