@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.figures import human_bytes
 from ps_protocol.checkpoint_local import LocalStorage
 from ps_protocol.layout import Layout, VariableSlice
@@ -40,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, where: Path | None = None) -> dict[str, Any]:
     """Applies step after step, by turns with nothing else to do and while a checkpoint is written; times are medians, in milliseconds.
 
-    The first save, whose memory is new, has a figure of its own. `where` None: a temporary directory.
+    `stall_ms`: how long steps wait for a save; `copy_ms`: a plain copy of as many bytes just before; `excess_ms`: how much longer than the
+    median the longest apply around a save is, with the wait for the save if it is the first. The first save, whose memory is new, has a
+    figure of its own. `where` None: a temporary directory.
     """
     with tempfile.TemporaryDirectory(dir=where) as directory:
         server = _Server(nbytes, optimizer=optimizer, num_threads=num_threads, directory=Path(directory))
@@ -49,15 +53,19 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
             server.await_save()
             quiet: list[float] = []
             beside: list[float] = []
-            stalls, alone, written = [], [], []
+            stalls, copies, longest, alone, written = [], [], [], [], []
+            copy = _PlainCopy(server.saved_bytes)
             for _ in range(num_saves):
                 quiet += [server.step() for _ in range(_NUM_QUIET)]
+                copies.append(copy.seconds())
                 stall_s, started = server.begin_save()
                 stalls.append(stall_s)
-                beside.append(server.step())
+                steps = [server.step()]
                 while not server.is_saved():
-                    beside.append(server.step())
+                    steps.append(server.step())
                 written.append(time.perf_counter() - started)
+                beside += steps
+                longest.append(max(stall_s + steps[0], *steps))
                 server.step()
                 _, started = server.begin_save()
                 server.await_save()
@@ -77,9 +85,24 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
         "beside_p90_ms": _ms(statistics.quantiles(beside, n=10)[-1]),
         "first_stall_ms": _ms(first_stall_s),
         "stall_ms": _ms(statistics.median(stalls)),
+        "copy_ms": _ms(statistics.median(copies)),
+        "excess_ms": _ms(statistics.median(longest) - apply_s),
         "write_ms": _ms(statistics.median(written)),
         "write_alone_ms": _ms(statistics.median(alone)),
     }
+
+
+class _PlainCopy:
+    """What a save's copy is held against: as many bytes, in one thread, into memory that is there."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+
+    def seconds(self) -> float:
+        """Returns how long one takes."""
+        started = time.perf_counter()
+        np.copyto(self._target, self._source)
+        return time.perf_counter() - started
 
 
 class _Server:
@@ -147,13 +170,15 @@ class _Server:
 
 def in_words(report: dict[str, Any]) -> str:
     """Returns the report for a reader."""
+    first, copy, excess = (f"{report[name]:.1f}" for name in ("first_stall_ms", "copy_ms", "excess_ms"))
     title = f"{human_bytes(report['bytes'])} of float32, {report['optimizer']}, {report['threads']} threads, {report['saves']} saves"
     return "\n".join(
         [
             f"{title} of {human_bytes(report['saved_bytes'])}; medians in ms",
             f"  apply            {report['apply_ms']:8.1f}",
             f"  … while writing  {report['beside_ms']:8.1f}   x {report['ratio']:.2f}, p90 {report['beside_p90_ms']:.1f}",
-            f"  stall            {report['stall_ms']:8.1f}   the first {report['first_stall_ms']:.1f}",
+            f"  stall            {report['stall_ms']:8.1f}   a plain copy {copy}; the first {first}",
+            f"  … and the longest apply beside it take {excess} more than the median",
             f"  writing          {report['write_ms']:8.1f}   {report['write_alone_ms']:.1f} with nothing else to do",
         ]
     )

@@ -17,13 +17,15 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """The checkpoints of one cluster at one place. For one thread at a time, but that it may look while it writes."""
+    """The checkpoints of one cluster at one place. For one thread at a time, but that it may look, and `expect`, while it writes."""
 
     def __init__(self, storage: CheckpointStorage, *, cluster: str) -> None:
         self._storage = storage
         self._cluster = cluster
         self._encoder = ManifestEncoder()
         self._known = KnownCheckpoints()
+        # The latest that is, or was: no `prune` removes them, and one under way sees at once what is written next.
+        self._latest = dict.fromkeys(("written", "committed", "read"), "")
 
     @property
     def place(self) -> str:
@@ -43,11 +45,16 @@ class CheckpointStore:
             return CheckpointFound(checkpoint=None, failure=error.message)
         except PsError as error:
             return CheckpointFound(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
+        self._latest["read"] = found.checkpoint.tag
         skipped = tuple((one.tag, one.reason) for one in found.skipped)
         return CheckpointFound(checkpoint=found.checkpoint, manifest_sha256=found.manifest_sha256, skipped=skipped, highest_epoch=top)
 
+    def expect(self, tag: str) -> None:
+        """Files of a checkpoint are about to be written."""
+        self._latest["written"] = tag
+
     def commit(self, work: CommitCheckpoint) -> CheckpointCommitted | SaveFailed:
-        """Makes a checkpoint whole, whose files stand, and then removes what is too old."""
+        """Makes a checkpoint whole, whose files stand."""
         checkpoint = work.checkpoint
         saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
@@ -55,7 +62,7 @@ class CheckpointStore:
         except PsError as error:
             self.abandon(checkpoint.tag)
             return save_failure(checkpoint.tag, error)
-        self._prune(work.keep, checkpoint.tag)
+        self._latest["committed"] = checkpoint.tag
         return CheckpointCommitted(tag=checkpoint.tag)
 
     def abandon(self, tag: str) -> None:
@@ -65,6 +72,16 @@ class CheckpointStore:
         except PsError as error:
             log.warning("cannot remove what is left of a checkpoint tag=%s cause=%s", tag, error.message)
 
+    def prune(self, keep: int) -> None:
+        """Removes what is too old, and what is left of attempts, once one has been committed. Takes long; nobody need wait for it."""
+        try:
+            removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=self._latest.values(), known=self._known)
+        except PsError as error:
+            log.warning("cannot remove old checkpoints place=%s cause=%s", self.place, error.message)
+        else:
+            if removed:
+                log.debug("removed checkpoints tags=%s", ",".join(removed))
+
     def _unusable(self, wish: FindCheckpoint, error: PsError) -> tuple[tuple[str, str], ...]:
         if wish.only:
             return ((wish.only, error.message),)
@@ -73,12 +90,3 @@ class CheckpointStore:
         except PsError as later:
             return ((self.place, later.message),)
         return tuple((one.tag, one.reason) for one in skipped)
-
-    def _prune(self, keep: int, tag: str) -> None:
-        try:
-            removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=(tag,), known=self._known)
-        except PsError as error:
-            log.warning("cannot remove old checkpoints place=%s cause=%s", self.place, error.message)
-        else:
-            if removed:
-                log.debug("removed checkpoints tags=%s", ",".join(removed))

@@ -85,6 +85,17 @@ def test_failing_disk_leaves_the_old_checkpoint(tmp_path: Path, point: str, kind
     assert find_checkpoint(storage, cluster=CLUSTER).checkpoint.step == 2
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
+def test_disk_is_at_work_while_the_rest_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: sent.append((start, size)))
+    monkeypatch.setattr(os, "fsync", lambda file: sent.append((0, 0)))
+    with LocalStorage(tmp_path).create("t", "a", num_bytes=9 << 20) as writer:
+        for _ in range(9):
+            writer.write(bytes(1 << 20))
+    assert sent[:3] == [(0, 4 << 20), (4 << 20, 4 << 20), (0, 0)]
+
+
 def test_save_without_room_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=256, f_frsize=1024))
