@@ -2,7 +2,7 @@
 
 PsError
 ├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush, IndexOutOfRange    wrong whatever the state
-├── MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
+├── NonFiniteGradient, MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
 ├── VariableNotFound, SlotNotFound, AccumulatorNotFound, VariableExists, AccumulatorExists, ModelMismatch
 ├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
 ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
@@ -52,6 +52,12 @@ class IndexOutOfRange(PsError):
     """A row that the variable does not have."""
 
     reason = "INDEX_OUT_OF_RANGE"
+
+
+class NonFiniteGradient(PsError):
+    """A gradient has elements that are not finite, and the cluster takes none of those."""
+
+    reason = "NON_FINITE_GRADIENT"
 
 
 class MalformedMessage(PsError):

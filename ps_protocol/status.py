@@ -36,6 +36,7 @@ STATUS: dict[type[PsError], grpc.StatusCode] = {
     errors.DtypeMismatch: _Code.INVALID_ARGUMENT,
     errors.IncompletePush: _Code.INVALID_ARGUMENT,
     errors.IndexOutOfRange: _Code.INVALID_ARGUMENT,
+    errors.NonFiniteGradient: _Code.INVALID_ARGUMENT,
     errors.MalformedMessage: _Code.INVALID_ARGUMENT,
     errors.TruncatedStream: _Code.INVALID_ARGUMENT,
     errors.FrameOutOfOrder: _Code.INVALID_ARGUMENT,
@@ -145,6 +146,8 @@ def defect(server_name: str) -> InternalError:
 
 
 def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+    # Somebody may keep the error, and shall not keep with it all that it came through.
+    error.__traceback__ = None
     text, facts = fitting(error)
     details = error_pb2.ErrorDetails(reason=error.reason, facts=facts)
     return status_of(error), text, ((REASON_KEY, error.reason), (DETAILS_KEY, details.SerializeToString()))

@@ -20,7 +20,8 @@ class ProtocolVersion:
 # 2.1: standing streams, shared memory and encodings of float32.
 # 2.2: checkpoints, chiefs that take over, epochs that rise while participants stay, ranges of training data.
 # 2.3: records have what is counted and the training data done, workers say what they hold; standbys of parameter servers.
-PROTOCOL_VERSION = ProtocolVersion(major=2, minor=3)
+# 2.4: gradients that are not finite are refused, where the cluster wants that; participants say of which life of the cluster they are.
+PROTOCOL_VERSION = ProtocolVersion(major=2, minor=4)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

@@ -90,16 +90,18 @@ LEASE_RESULT_WAIT: LeaseResult
 LEASE_RESULT_EXHAUSTED: LeaseResult
 
 class Participant(_message.Message):
-    __slots__ = ("epoch", "kind", "index", "incarnation")
+    __slots__ = ("epoch", "kind", "index", "incarnation", "life")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     kind: ParticipantKind
     index: int
     incarnation: int
-    def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    life: int
+    def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held_ranges")
@@ -122,7 +124,7 @@ class RegisterWorkerRequest(_message.Message):
     def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ..., held_ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses", "shards_version")
+    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses", "shards_version", "life", "rejects_nonfinite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,8 @@ class RegisterWorkerResponse(_message.Message):
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STANDBY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     incarnation: int
@@ -143,7 +147,9 @@ class RegisterWorkerResponse(_message.Message):
     chief_incarnation: int
     standby_addresses: _containers.RepeatedScalarFieldContainer[str]
     shards_version: int
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ...) -> None: ...
+    life: int
+    rejects_nonfinite: bool
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ..., life: _Optional[int] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("participant",)
@@ -612,7 +618,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier_life", "rejects_nonfinite", "earlier_chief_incarnation")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -625,6 +631,9 @@ class ChiefRecord(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     DATA_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_LIFE_FIELD_NUMBER: _ClassVar[int]
+    REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
@@ -637,7 +646,10 @@ class ChiefRecord(_message.Message):
     data: DataSpec
     data_epoch: int
     passes: _containers.RepeatedCompositeFieldContainer[DataPass]
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ...) -> None: ...
+    earlier_life: int
+    rejects_nonfinite: bool
+    earlier_chief_incarnation: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier_life: _Optional[int] = ..., rejects_nonfinite: bool = ..., earlier_chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
     __slots__ = ("push_id", "ranges", "step", "weight")
@@ -660,7 +672,7 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "epoch", "step", "chief_incarnation", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at")
+    __slots__ = ("format", "format_version", "tag", "cluster", "epoch", "step", "chief_incarnation", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "life")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -675,6 +687,7 @@ class CheckpointManifest(_message.Message):
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
@@ -689,7 +702,8 @@ class CheckpointManifest(_message.Message):
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
     data: DataProgress
     saved_at: str
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ...) -> None: ...
+    life: int
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
 
 class DataProgress(_message.Message):
     __slots__ = ("data", "epoch", "done")

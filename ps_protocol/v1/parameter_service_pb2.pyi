@@ -50,18 +50,20 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "chief_address", "alone", "forget")
+    __slots__ = ("epoch", "chief_incarnation", "chief_address", "alone", "forget", "life")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
     chief_address: str
     alone: bool
     forget: bool
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ...) -> None: ...
+    life: int
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ..., life: _Optional[int] = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
     __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes")
@@ -152,20 +154,22 @@ class CheckpointFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class RestoreShardRequest(_message.Message):
-    __slots__ = ("chief_incarnation", "spec", "tag", "manifest_sha256", "settings", "max_wait")
+    __slots__ = ("chief_incarnation", "spec", "tag", "manifest_sha256", "settings", "max_wait", "life")
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     chief_incarnation: int
     spec: ShardSpec
     tag: str
     manifest_sha256: str
     settings: ConfigureShardRequest
     max_wait: _duration_pb2.Duration
-    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    life: int
+    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class RestoreShardResponse(_message.Message):
     __slots__ = ("is_done", "num_bytes_read", "num_bytes")
@@ -246,7 +250,7 @@ class PushGradientsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes")
+    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes", "life")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +270,7 @@ class PushHeader(_message.Message):
     ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SLOT_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     push_id: _tensor_pb2.PushId
     step: int
@@ -278,7 +283,8 @@ class PushHeader(_message.Message):
     encoded_bytes: int
     memory_slot: int
     content_bytes: int
-    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ...) -> None: ...
+    life: int
+    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -465,7 +471,7 @@ class ApplyStepResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
 
 class ConfigureShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers")
+    __slots__ = ("epoch", "chief_incarnation", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +479,7 @@ class ConfigureShardRequest(_message.Message):
     ACCEPTS_STALE_FIELD_NUMBER: _ClassVar[int]
     APPLIES_ON_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     chief_incarnation: int
     version: int
@@ -480,7 +487,8 @@ class ConfigureShardRequest(_message.Message):
     accepts_stale: bool
     applies_on_arrival: bool
     optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerChange]
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ...) -> None: ...
+    rejects_nonfinite: bool
+    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class OptimizerChange(_message.Message):
     __slots__ = ("original", "current")
@@ -603,7 +611,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "alone")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "alone", "life")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -623,6 +631,7 @@ class GetShardStatusResponse(_message.Message):
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -642,7 +651,8 @@ class GetShardStatusResponse(_message.Message):
     chief_address: str
     chief_heard_ago: _duration_pb2.Duration
     alone: bool
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., alone: bool = ...) -> None: ...
+    life: int
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., alone: bool = ..., life: _Optional[int] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

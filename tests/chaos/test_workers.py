@@ -128,6 +128,18 @@ def test_a_gradient_that_is_not_a_number_spoils_what_it_was_meant_for_and_nothin
     claims.assert_history_is_clean(cluster.history)
 
 
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_a_gradient_that_is_not_a_number_is_refused_where_the_cluster_wants_that(start: Started, transport: str) -> None:
+    """F33: nothing is spoilt, the others go on, and the right one then counts."""
+    flags = {1: ["--fails-at", "9", "--failure", "refused nan"]}
+    cluster = start(Plan(durability=None, transport=transport, chief_flags=["--reject-nonfinite"], worker_flags=flags))
+    cluster.await_end()
+    (refused,) = [event for event in cluster.events(1) if event["event"] == "refused"]
+    assert refused["reason"] == "NON_FINITE_GRADIENT"
+    assert refused["words"].startswith("'b' has 1 non-finite value (worker 1, step 9)")
+    cluster.assert_as_without_faults()
+
+
 def test_the_exception_of_a_workers_own_code_is_shown_by_the_chief_and_poisons_nobody(start: Started) -> None:
     """F33."""
     cluster = start(Plan(durability=None, worker_flags={1: ["--fails-at", "9"]}))

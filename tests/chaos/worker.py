@@ -50,9 +50,10 @@ def go_wrong(session: Session, diary: Diary, failure: str) -> None:
     """Does what a broken training program does."""
     if failure == "exception":
         raise RuntimeError("a worker's own mistake")
-    if failure == "shape":
+    bad = script.without_a_number(session.local_step, session.worker_index)
+    if failure in ("shape", "refused nan"):
         try:
-            session.step({**script.gradients(0, 0), "b": np.zeros(3)})
+            session.step({**bad, "b": np.zeros(3)} if failure == "shape" else bad)
         except worker_client.PsError as error:
             diary.write("refused", reason=error.reason, words=error.message)
 
