@@ -81,26 +81,30 @@ class Recorder:
             setattr(owner, name, self._timed_stream(function, part))
 
     def wrap_receiving(self, part: str) -> None:
-        """Times a contribution at a parameter server from its first message until it is staged; its copies are counted by themselves."""
-        begins: dict[int, tuple[float, float]] = {}
+        """Times a contribution at a parameter server from its first message until it is staged; CPU: of its copies and its end."""
+        begins: dict[int, list[float]] = {}  # when, and the CPU seconds so far, of whichever threads
         for owner, name, function in _find("ps_server.store:ParameterStore.open_push"):
 
             def opened(*arguments: Any, _open: Any = function, **options: Any) -> Any:
-                begin = time.perf_counter(), time.thread_time()
+                begin = time.perf_counter()
                 push = _open(*arguments, **options)
-                begins[id(push)] = begin
+                begins[id(push)] = [begin, 0.0]
                 return push
 
             setattr(owner, name, opened)
-        for seam in ("ps_server.transactions:Push.finish", "ps_server.transactions:Push.finish_with"):
-            for owner, name, function in _find(seam):
+        for seam in ("write", "finish", "finish_with"):
+            for owner, name, function in _find(f"ps_server.transactions:Push.{seam}"):
 
-                def finished(push: Any, *arguments: Any, _finish: Any = function) -> Any:
-                    reply, (begin, cpu_s) = _finish(push, *arguments), begins.pop(id(push))
-                    self.intervals.append(Interval(part, begin, time.perf_counter(), time.thread_time() - cpu_s))
-                    return reply
+                def timed(push: Any, *arguments: Any, _call: Any = function, _is_end: bool = seam != "write") -> Any:
+                    before = time.thread_time()
+                    result, seen = _call(push, *arguments), begins[id(push)]
+                    seen[1] += time.thread_time() - before
+                    if _is_end:
+                        self.intervals.append(Interval(part, seen[0], time.perf_counter(), seen[1]))
+                        del begins[id(push)]
+                    return result
 
-                setattr(owner, name, finished)
+                setattr(owner, name, timed)
 
     def write(self, path: Path) -> None:
         """Keeps all intervals as JSON."""

@@ -54,9 +54,11 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
 
 # Says only whether the process is alive; those who ask, kubelet and load balancers, have no token.
 _OPEN = frozenset({f"/{HEALTH}/Check"})
-# Those that last as long as the caller likes, and carry one message after the other.
+# Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
 _STANDING = frozenset(
-    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["StreamPushes", "StreamVariables", "ShareMemory", "CommandShard", "ReadRows"]}
+    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["StreamPushes", "StreamVariables", "ShareMemory", "CommandShard"]}
+    | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "PushGradients", "ReadVariables", "ReadRows", "ReadSlot"]}
+    | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
     | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}
 )
 

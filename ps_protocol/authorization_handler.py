@@ -12,6 +12,8 @@ import grpc
 from ps_protocol.authorization import CallerRole, check_allowed, is_open, is_standing
 from ps_protocol.credentials import TokenTable, authorization_in
 from ps_protocol.errors import PermissionDenied, PsError
+from ps_protocol.guest_calls import GuestCalls, are_guests
+from ps_protocol.never_waiting import never_waiting
 from ps_protocol.open_calls import OpenCalls
 from ps_protocol.security_options import Security
 from ps_protocol.standing_calls import StandingCalls
@@ -37,7 +39,8 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         self._cluster, self._tokens, self._checks_certificates = cluster, tokens, checks_certificates
         self._standing = StandingCalls(tokens) if tokens is not None else None
         self._open = OpenCalls()
-        self._guarded: dict[tuple[str, int], Handler] = {}
+        self._guests = GuestCalls()
+        self._guarded: dict[tuple[str, int, CallerRole | None], Handler] = {}
         self._lock = threading.Lock()
         self._num_refused, self._next_note = 0, 0.0
 
@@ -60,8 +63,10 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
                 check_allowed(method, role)
             except PsError as error:
                 return self._refusal(error)
-        if self._checks_certificates or (self._standing is not None and is_standing(method)):
-            return self._kept(method, handler, lambda: self._checked(method, handler))
+        is_guest = role is not None and are_guests({role})
+        if is_guest or self._checks_certificates or (self._standing is not None and is_standing(method)):
+            guest = role if is_guest else None
+            return self._kept(method, handler, lambda: self._checked(method, handler, guest), guest=guest)
         return handler
 
     def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
@@ -82,8 +87,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
             send_response(None)
 
         # Without waiting for the request: whoever is not let in holds no thread.
-        setattr(refuse, "experimental_non_blocking", True)  # noqa: B010  # functions have no such attribute for the type checker
-        handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
+        handler: Handler = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
         return handler
 
     def _note(self, error: PsError, context: grpc.ServicerContext) -> None:
@@ -97,24 +101,27 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         if is_due:
             log.warning("refused a call: %s peer=%s refused_so_far=%d", error.message, context.peer(), self._num_refused)
 
-    def _kept(self, method: str, handler: Handler, make: Callable[[], Handler]) -> Handler:
+    def _kept(self, method: str, handler: Handler, make: Callable[[], Handler], *, guest: CallerRole | None = None) -> Handler:
         """What serves the method instead of its own handler: made once."""
-        key = (method, id(handler))
+        key = (method, id(handler), guest)
         if key not in self._guarded:
             self._guarded[key] = make()
         return self._guarded[key]
 
-    def _checked(self, method: str, handler: Handler) -> Handler:
-        """The handler behind checks that need the call's context."""
+    def _checked(self, method: str, handler: Handler, guest: CallerRole | None) -> Handler:
+        """The handler behind checks that need the call's context; `guest`: the role by the caller's token, if it takes no part."""
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
         named: Any = handler  # a named tuple, which its type does not say
-        checked: Handler = named._replace(**{kind: _guarded(getattr(handler, kind), functools.partial(self._check, method))})
+        checked: Handler = named._replace(**{kind: _guarded(getattr(handler, kind), functools.partial(self._check, method, guest))})
         return checked
 
-    def _check(self, method: str, context: grpc.ServicerContext) -> None:
+    def _check(self, method: str, guest: CallerRole | None, context: grpc.ServicerContext) -> None:
         if self._checks_certificates:
-            self._check_certificate(method, context)
+            roles = self._check_certificate(method, context)
+            guest = guest or (min(roles, key=lambda role: role.value) if are_guests(roles) else None)
+        if guest is not None:
+            self._guests.enter(guest, context)
         if self._standing is not None and is_standing(method):
             # Once more: the tokens may have changed since the call was let in.
             check_allowed(method, self._standing.watch(context))
@@ -124,13 +131,14 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         names: Any = context.auth_context()
         return certified_roles(names, cluster=self._cluster)
 
-    def _check_certificate(self, method: str, context: grpc.ServicerContext) -> None:
+    def _check_certificate(self, method: str, context: grpc.ServicerContext) -> frozenset[CallerRole]:
+        """Returns the roles that the caller has by its certificate. Raises PermissionDenied unless one of them may call the method."""
         roles = self._certified(context)
         refusals: list[PermissionDenied] = []
         for role in sorted(roles, key=lambda role: role.value):
             try:
                 check_allowed(method, role, proof="certificate")
-                return
+                return roles
             except PermissionDenied as error:
                 refusals.append(error)
         raise refusals[0]

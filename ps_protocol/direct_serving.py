@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from ps_protocol.errors import PsError
+from ps_protocol.never_waiting import never_waiting
 from ps_protocol.standing_peer import Begin, FinishingHandler, Handler, Peer
 from ps_protocol.status import defect, set_status
 from ps_protocol.threaded_peer import ThreadedPeer
@@ -39,16 +40,19 @@ def standing_method_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMetho
         try:
             peer = _EventPeer(context, finish=lambda: send_response(None), server_name=server_name)
         except (ImportError, AttributeError):
-            for answer in ThreadedPeer(requests, context, server_name=server_name).serve(begin):
-                send_response(answer)
-            send_response(None)
+            by_threads = ThreadedPeer(requests, context, server_name=server_name)
+            threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="standing-stream", daemon=True).start()
             return
         peer.start(begin)
 
-    # grpcio then calls it with a function to answer by, and keeps the call open until that is given None.
-    setattr(serve, "experimental_non_blocking", True)  # noqa: B010  # functions have no such attribute for the type checker
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(serve)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(never_waiting(serve))
     return handler
+
+
+def _serve_all(peer: ThreadedPeer, begin: Begin, send_response: Callable[[bytes | None], None]) -> None:
+    for answer in peer.serve(begin):
+        send_response(answer)
+    send_response(None)
 
 
 def _nothing() -> None:

@@ -33,10 +33,10 @@ class StreamEnded(Exception):
 
 
 class Stream(Protocol):
-    """One stream. Any thread may `cancel`; the others are for one thread at a time."""
+    """One stream. Any thread may `cancel` and `send`; the others are for one thread at a time."""
 
     def send(self, message: bytes) -> None:
-        """Sends a message when those before it have left. Does not wait, and does not fail."""
+        """Sends a message when those before it have left, if a thread receives meanwhile. Does not wait, and does not fail."""
 
     def receive(self) -> bytes:
         """Waits for the next message and returns it. Raises StreamEnded if there is none to come."""
@@ -71,6 +71,8 @@ class _DirectStream:
         self._cygrpc = cygrpc
         kinds: Any = cygrpc.OperationType
         self._kinds = kinds.send_message, kinds.receive_message, kinds.receive_status_on_client
+        # Guards what a thread that sends and one that receives both change.
+        self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._is_sending = self._is_receiving = False
         self._message: bytes | None = None
@@ -85,10 +87,11 @@ class _DirectStream:
         self._num_pending = len(batches)
 
     def send(self, message: bytes) -> None:
-        if self._is_sending:
-            self._unsent.append(message)
-        else:
-            self._start_sending(message)
+        with self._lock:
+            if self._is_sending:
+                self._unsent.append(message)
+            else:
+                self._start_sending_locked(message)
 
     def receive(self) -> bytes:
         self._start_receiving()
@@ -104,7 +107,7 @@ class _DirectStream:
                 self._take_event_of_open_stream()
             if self._message is not None:
                 break
-            self._start_sending(message)
+            self.send(message)
         return self.receive()
 
     def cancel(self) -> None:
@@ -117,14 +120,15 @@ class _DirectStream:
         while self._num_pending and not self._is_sending:
             self._take_event()
 
-    def _start_sending(self, message: bytes) -> None:
-        self._is_sending = self._start(self._cygrpc.SendMessageOperation(message, _NO_FLAGS))
+    def _start_sending_locked(self, message: bytes) -> None:
+        self._is_sending = self._start_locked(self._cygrpc.SendMessageOperation(message, _NO_FLAGS))
 
     def _start_receiving(self) -> None:
         if not self._is_receiving and self._message is None:
-            self._is_receiving = self._start(self._cygrpc.ReceiveMessageOperation(_NO_FLAGS))
+            with self._lock:
+                self._is_receiving = self._start_locked(self._cygrpc.ReceiveMessageOperation(_NO_FLAGS))
 
-    def _start(self, operation: Any) -> bool:
+    def _start_locked(self, operation: Any) -> bool:
         """False if the stream is over."""
         is_started: bool = self._call.operate((operation,), None)
         self._num_pending += is_started
@@ -138,19 +142,23 @@ class _DirectStream:
     def _take_event(self) -> None:
         """Waits, without the interpreter's lock, for the end of a batch."""
         event = self._call.next_event()
-        self._num_pending -= 1
+        with self._lock:
+            self._num_pending -= 1
+            for operation in event.batch_operations:
+                self._note_locked(operation)
+
+    def _note_locked(self, operation: Any) -> None:
         sent, received, status = self._kinds
-        for operation in event.batch_operations:
-            kind = operation.type()
-            if kind == received:
-                self._is_receiving, self._message = False, operation.message()
-            elif kind == sent:
-                self._is_sending = False
-                if self._unsent:
-                    self._start_sending(self._unsent.popleft())
-            elif kind == status:
-                code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
-                self._status = StreamEnded(code, _text(operation.details()), operation.trailing_metadata() or ())
+        kind = operation.type()
+        if kind == received:
+            self._is_receiving, self._message = False, operation.message()
+        elif kind == sent:
+            self._is_sending = False
+            if self._unsent:
+                self._start_sending_locked(self._unsent.popleft())
+        elif kind == status:
+            code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
+            self._status = StreamEnded(code, _text(operation.details()), operation.trailing_metadata() or ())
 
 
 class _FedStream:

@@ -10,8 +10,9 @@ from ps_protocol.direct_serving import standing_method_handler
 from ps_protocol.errors import LimitExceeded, MalformedMessage
 from ps_protocol.standing_peer import Handler, Peer
 
-# Of strangers, all together: what they may have a server remember. One more ends the oldest, so that they keep nobody out.
-MAX_OPEN_CALLS = 64
+# Of strangers, all together: what they may have a server remember, up to a message of 16 MiB each. One more ends the oldest, so that they
+# keep nobody out: a question for the health is there with its call, and answered in a moment.
+MAX_OPEN_CALLS = 8
 
 
 class OpenCalls:

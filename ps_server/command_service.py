@@ -65,7 +65,7 @@ class CommandService:
             self._carry_out(message, lambda reply: answer(reply.SerializeToString()))
             return
         except PsError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which would hold this frame, and with it the model
         except Exception:
             failure = defect(self._name)
         answer(pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())

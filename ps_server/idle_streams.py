@@ -43,6 +43,10 @@ class Stream:
         if self.is_to_end:
             self.context.cancel()
 
+    def begin_waiting(self) -> None:
+        """Notes that its peer is to send, in the middle of what it has begun; until `waiting_since` is None again."""
+        self.waiting_since = time.monotonic()
+
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Yields what the peer sends."""
         while True:

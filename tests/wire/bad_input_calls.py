@@ -11,25 +11,24 @@ from ps_protocol import codec_chief, codec_shard, codec_variables
 from ps_protocol.layout import Layout, VariableSlice
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of
+from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of
 from tests.waiting import wait_until
 from tests.wire import test_chief_bad_input as chief_cases
-from tests.wire import test_parameter_service_bad_input as shard_cases
 from tests.wire.bad_input_scenes import Scene, told
+from tests.wire.called_shard import WHOLE, Server, cut_push_off
 from tests.wire.raw_shard import Outcome, frame, push_stream
 from tests.wire.running_chief import Worker, client_of, cluster
 
 OK, CANCELLED = grpc.StatusCode.OK, grpc.StatusCode.CANCELLED
 SHARD = "/ps_protocol.v1.ParameterService"
-WHOLE = frame(0, bytes(MIXED.nbytes))
 
 
 def usage(*words: str) -> Callable[[Scene], Outcome]:
     return lambda scene: told(lambda: parse_config(["--ps", "127.0.0.1:1", *words], environment={}))
 
 
-def model(*slices: VariableSlice) -> Callable[[shard_cases.Server], Outcome]:
-    def act(server: shard_cases.Server) -> Outcome:
+def model(*slices: VariableSlice) -> Callable[[Server], Outcome]:
+    def act(server: Server) -> Outcome:
         trainer = Trainer(server.trainer.shard, layout_of(*slices))
         spec = codec_shard.encode_shard_spec(trainer.spec())
         return server.create(spec, frame(0, bytes(trainer.layout.nbytes)) if trainer.layout.nbytes < 1 << 20 else frame(0, b""))
@@ -86,7 +85,7 @@ def cut_off(scene: Scene) -> Outcome:
     """The caller knows that it has cancelled; what counts is that the server gives everything back."""
     server = scene.shard
     before = server.trainer.shard.status()
-    shard_cases._cut_off(server, push_stream(server.trainer.header(step=server.step, worker=44), frame(0, bytes(64))))
+    cut_push_off(server, push_stream(server.trainer.header(step=server.step, worker=44), frame(0, bytes(64))))
 
     def is_as_before() -> bool:
         now = server.trainer.shard.status()
@@ -96,17 +95,17 @@ def cut_off(scene: Scene) -> Outcome:
     return Outcome(CANCELLED, "", "", ())
 
 
-def creates(server: shard_cases.Server) -> bool:
+def creates(server: Server) -> bool:
     """Whether the model is created, as it would have been at first."""
     return server.trainer.create()
 
 
-def answers(server: shard_cases.Server) -> bool:
+def answers(server: Server) -> bool:
     """Whether the status is told, and there is a model in it."""
     return server.trainer.shard.status().step is not None
 
 
-def draining(server: shard_cases.Server) -> Outcome:
+def draining(server: Server) -> Outcome:
     server.trainer.create()
     server.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
     return server.raw.call("PushGradients", *push_stream(server.trainer.header(), WHOLE))
@@ -121,6 +120,22 @@ def nonfinite(scene: Scene) -> Outcome:
     server.trainer.apply(header.push_id, step=server.step)
     assert server.trainer.shard.status().num_nonfinite > before
     return ended
+
+
+def nonfinite_refused(server: Server) -> Outcome:
+    trainer = server.trainer
+    trainer.create()
+    trainer.configure(1, rejects_nonfinite=True)
+    ended = server.raw.call("PushGradients", *push_stream(trainer.header(worker=2), frame(0, trainer.arena(float("nan")).tobytes())))
+    assert trainer.shard.status().num_staged == 0
+    return ended
+
+
+def stages(server: Server) -> bool:
+    """Whether a gradient of zeros is taken, and with it the step made."""
+    header = server.trainer.header(worker=2)
+    server.trainer.push(header, server.trainer.arena(0.0))
+    return server.trainer.apply(header.push_id).step == 1
 
 
 def finished(scene: Scene) -> Outcome:

@@ -8,19 +8,19 @@ import grpc
 from ps_protocol.credentials import new_token
 from ps_protocol.v1 import handshake_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from tests.contract.shards import MIXED, variable
+from tests.contract.shards import variable
 from tests.wire import bad_input_calls as calls
 from tests.wire import test_chief_bad_input as chief_cases
 from tests.wire import test_encoding_bad_input as encoding_cases
 from tests.wire import test_parameter_service_bad_input as shard_cases
 from tests.wire import test_sparse_bad_input as table_cases
-from tests.wire.bad_input_scenes import Scene, fresh_shard, greet, plain
-from tests.wire.raw_shard import Outcome, frame, push_stream
+from tests.wire.bad_input_scenes import Scene, greet, plain
+from tests.wire.called_shard import WHOLE, Server, fresh_shard
+from tests.wire.raw_shard import Outcome, push_stream
 
 CODE = grpc.StatusCode
 OK, INVALID, FAILED, FULL = CODE.OK, CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION, CODE.RESOURCE_EXHAUSTED
 SHARD = "/ps_protocol.v1.ParameterService"
-WHOLE = frame(0, bytes(MIXED.nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def encoded(name: str) -> Case:
 
 
 def fresh(
-    act: Callable[[shard_cases.Server], Outcome],
+    act: Callable[[Server], Outcome],
     code: grpc.StatusCode,
     reason: str,
     text: str,
-    after: Callable[[shard_cases.Server], bool] = calls.creates,
+    after: Callable[[Server], bool] = calls.creates,
 ) -> Case:
     """A case for a shard that has no model yet; `after` makes the next right call there."""
 
@@ -210,8 +210,17 @@ TABLE: dict[int, tuple[Row, ...]] = {
         ),
     ),
     43: (fresh(calls.model(variable("none", (0, 3))), OK, "", "", calls.answers),),
-    44: (HeldBy("tests/wire/test_parameter_service_bad_input.py::test_scalar_is_not_a_vector_of_one"),),
-    45: (Case(calls.nonfinite, OK, "", ""),),
+    44: (HeldBy("tests/wire/test_creation_bad_input.py::test_scalar_is_not_a_vector_of_one"),),
+    45: (
+        Case(calls.nonfinite, OK, "", ""),
+        fresh(
+            calls.nonfinite_refused,
+            INVALID,
+            "NON_FINITE_GRADIENT",
+            "'w' has 35 non-finite values (worker 2, step 0)",
+            after=calls.stages,
+        ),
+    ),
     46: (table("46 fewer rows"), table("46 more rows"), table("46 fewer indices")),
     47: (table("47 beyond the end"), table("47 negative"), table("47 huge"), table("47 row beyond the end")),
     48: (
@@ -240,7 +249,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
     60: (shard("gap"), shard("overlap"), shard("beyond the end")),
     61: (Inapplicable("frames have no checksum of their own; TCP's and TLS's hold, and files have SHA-256"),),
     62: (Case(calls.cut_off, CODE.CANCELLED, "", ""),),
-    63: (HeldBy("tests/wire/test_parameter_service_bad_input.py::test_idle_streams_are_cut"),),
+    63: (HeldBy("tests/wire/test_cut_streams.py::test_idle_streams_are_cut"),),
     64: (encoded("no such encoding"),),
     65: (encoded("halves that do not end"), encoded("top k that are more than they say")),
     66: (shard("unknown optimizer"), chief("66 unknown optimizer")),

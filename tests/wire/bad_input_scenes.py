@@ -20,11 +20,10 @@ from ps_protocol.security_options import Security
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.status import status_of
 from ps_protocol.v1 import chief_service_pb2 as cpb
-from ps_server.config import ParameterServerConfig
 from tests.contract.clusters import ROOT, announced, end
-from tests.contract.shards import Trainer, open_server
-from tests.wire import test_parameter_service_bad_input as shard_cases
+from tests.contract.shards import Trainer
 from tests.wire import test_sparse_bad_input as table_cases
+from tests.wire.called_shard import Server
 from tests.wire.certificates import Files, make
 from tests.wire.raw_shard import Outcome, RawShard, outcome
 from tests.wire.running_chief import Worker
@@ -42,7 +41,7 @@ class Scene:
     files_b: Files
     processes: dict[str, "subprocess.Popen[bytes]"]
     addresses: dict[str, str]
-    shard: shard_cases.Server
+    shard: Server
     table: table_cases.Server
 
     def chief(self, method: str, message: Message | bytes, *, timeout_s: float = TIMEOUT_S, metadata: Metadata = ()) -> Outcome:
@@ -107,16 +106,6 @@ def told(act: Any) -> Outcome:
 
 
 @contextlib.contextmanager
-def fresh_shard(**fields: Any) -> Iterator[shard_cases.Server]:
-    """A parameter server in this process that has a chief and no model."""
-    with open_server(ParameterServerConfig(index=0, **fields)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
-            trainer = Trainer(shard)
-            trainer.adopt()
-            yield shard_cases.Server(raw, trainer)
-
-
-@contextlib.contextmanager
 def scene(directory: Path) -> Iterator[Scene]:
     """Starts all servers, until the block ends."""
     files, files_b = make(directory / "certs", cluster="job-a"), make(directory / "certs-b", cluster="job-b")
@@ -159,7 +148,7 @@ def scene(directory: Path) -> Iterator[Scene]:
             files_b=files_b,
             processes=processes,
             addresses=addresses,
-            shard=shard_cases.Server(raw["shard"], trainer),
+            shard=Server(raw["shard"], trainer),
             table=table_cases.Server(raw["table"], clients["table"]),
         )
 

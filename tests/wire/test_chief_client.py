@@ -15,8 +15,8 @@ from ps_protocol.chief_client import SERVICE, TIMEOUT_S, GrpcChief
 from ps_protocol.data_ranges import DataSpec
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from ps_protocol.v1 import chief_service_pb2 as pb
+from tests.wire.codec_examples import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 from tests.wire.servers import serving_aio, unary
-from tests.wire.test_codec import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 
 REGISTER = chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=9)
 REGISTRATION = chief.Registration(participant=WORKER, lease_s=10.0, shard_addresses=("a:1",), global_step=4, may_contribute=True)

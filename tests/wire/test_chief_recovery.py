@@ -94,7 +94,8 @@ class Scene:
 
     def _is_reachable(self) -> bool:
         try:
-            return self.client.status().state is not ClusterState.CONNECTING
+            # While a checkpoint is looked for, whoever waits is sent away once more: it has calls without retries.
+            return self.client.status().state not in (ClusterState.CONNECTING, ClusterState.RECOVERING)
         except Unavailable:
             return False
 

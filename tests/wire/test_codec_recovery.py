@@ -11,7 +11,8 @@ from ps_protocol.checkpoint import ChiefRecord
 from ps_protocol.data_ranges import DataProgress, DataSpec
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
 from ps_protocol.v1 import chief_service_pb2
-from tests.wire.test_codec import ADAM, COMMIT, PIECEWISE, POLICIES, RICH_MODEL, STATUS, WORKER, registration
+from tests.wire.codec_examples import ADAM, COMMIT, PIECEWISE, POLICIES, RICH_MODEL, STATUS, WORKER
+from tests.wire.codec_round_trips import registration
 
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=0, shuffle_seed=0)
 RECORD = ChiefRecord(
@@ -21,7 +22,10 @@ RECORD = ChiefRecord(
     optimizers=((ADAM, dataclasses.replace(ADAM, learning_rate=PIECEWISE)),),
     num_rollbacks=2,
     last_rollback="ps 1 was restarted",
+    rejects_nonfinite=True,
+    earlier=(2**63 + 7, 3),
 )
+OF_A_LIFE = dataclasses.replace(WORKER, life=2**64 - 1)
 
 ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
     *((record, codec_record.pack_record, codec_record.unpack_record) for record in (RECORD, ChiefRecord(model=None, policy=POLICIES[0]))),
@@ -31,19 +35,21 @@ ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
     ),
     (DataProgress(data=DATA, epoch=1, done=(4, 6)), codec_data_ranges.encode_progress, codec_data_ranges.decode_progress),
     (
-        chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=2, former=WORKER),
+        chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=2, former=OF_A_LIFE),
         codec_chief.encode_register_request,
         codec_chief.decode_register_request,
     ),
     (
         chief.Registration(
-            participant=WORKER,
+            participant=OF_A_LIFE,
             lease_s=1.0,
             shard_addresses=("a:1",),
             global_step=4,
             may_contribute=True,
             chief_incarnation=3,
             standby_addresses=("b:1",),
+            shards_version=4,
+            rejects_nonfinite=True,
         ),
         codec_chief.encode_registration,
         registration,
@@ -90,7 +96,13 @@ def test_data_that_cannot_be_is_refused() -> None:
         codec_data_ranges.decode_data(chief_service_pb2.DataSpec(name="train", num_samples=5))
 
 
+def test_a_worker_that_says_it_has_too_many_ranges_is_refused() -> None:
+    message = chief_service_pb2.RegisterWorkerRequest(kind=1, held_ranges=range(codec_chief.MAX_RANGES_A_CALL + 1))  # type: ignore[arg-type]
+    with pytest.raises(LimitExceeded, match=r"^held_ranges: 10001 in one call, 10000 at most$"):
+        codec_chief.decode_register_request(message)
+
+
 def test_a_commit_of_too_many_ranges_is_refused() -> None:
-    message = codec_chief.encode_commit(dataclasses.replace(COMMIT, ranges=tuple(range(codec_chief.MAX_RANGES_A_COMMIT + 1))))
+    message = codec_chief.encode_commit(dataclasses.replace(COMMIT, ranges=tuple(range(codec_chief.MAX_RANGES_A_CALL + 1))))
     with pytest.raises(LimitExceeded, match="ranges"):
         codec_chief.decode_commit(message)

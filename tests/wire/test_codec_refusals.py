@@ -11,7 +11,8 @@ import pytest
 from ps_protocol import codec, codec_chief, codec_handshake, codec_model, codec_settings, codec_shard, codec_variables, errors
 from ps_protocol.layout import Layout
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
-from tests.wire.test_codec import ADAM, COMMIT, ID, MODEL, ROUND_TRIPS, SLICES, SPEC
+from tests.wire.codec_examples import ADAM, COMMIT, ID, MODEL, SLICES, SPEC
+from tests.wire.codec_round_trips import ROUND_TRIPS
 
 
 def changed(message: Any, **fields: Any) -> Any:

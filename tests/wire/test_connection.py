@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import linecache
 import signal
 import socket
 import sys
@@ -173,8 +174,8 @@ def test_ctrl_c_ends_a_blocking_call_at_once_and_the_server_is_told(service: str
 
     def interrupt() -> None:
         method.entered.wait(10)
-        # The server may answer a stream's first message before the client has come to wait for the answer.
-        wait_until(lambda: service != "test.Up" or "result" in _functions_of(threading.main_thread()))
+        # The server may have the call before the client has come to wait for the answer.
+        wait_until(lambda: _waits_for_an_answer(threading.main_thread()))
         signal.raise_signal(signal.SIGINT)
 
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -255,6 +256,9 @@ def test_options_are_set_once_each() -> None:
         ("failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: No route to host", "no route to host"),
         ("keepalive watchdog timeout", "it stopped answering"),
         ("Socket closed", "the connection was lost"),
+        ("Secure read failed (FD shutdown)", "the connection was lost"),
+        ("Timeout occurred: FD Shutdown (connect() timed out)", "no answer to the attempt to connect"),
+        ("Failed to connect to remote host: Timeout occurred: FD shutdown", "connection refused"),
         ("Connection reset by peer", "the connection was lost"),
         ("something new", "something new"),
         ("", "no cause was given"),
@@ -266,12 +270,15 @@ def test_unavailable_names_its_cause(details: str, words: str) -> None:
     assert error.message.startswith(f"cannot reach ps 0 at h:1: {words}")
 
 
-def _functions_of(thread: threading.Thread) -> set[str]:
-    frame, names = sys._current_frames().get(thread.ident or 0), set()
+def _waits_for_an_answer(thread: threading.Thread) -> bool:
+    """Whether a thread is in the midst of what blocks in gRPC: of a call alone, of a future, or of a stream."""
+    frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
-        names.add(frame.f_code.co_name)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if "next_event()" in line or frame.f_code.co_name in ("result", "_next"):
+            return True
         frame = frame.f_back
-    return names
+    return False
 
 
 def _caught(action: Callable[[], object]) -> BaseException | None:

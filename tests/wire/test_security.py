@@ -13,7 +13,6 @@ from ps_protocol import credentials
 from ps_protocol.access import DEFAULT_ACCESS, Access, Metadata
 from ps_protocol.accumulator_client import GrpcAccumulators
 from ps_protocol.authorization import ALLOWED, CallerRole
-from ps_protocol.chief import ParticipantKind, RegisterRequest
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.security_options import Security
@@ -252,21 +251,6 @@ def chief_address(files: Files) -> Iterator[str]:
     security = Security(token_file=files.directory / "tokens")
     with serving(security) as shard, RunningChief(shard, security=security, cluster="job") as chief:
         yield chief.address
-
-
-def register(access: Access, address: str, kind: ParticipantKind) -> None:
-    with contextlib.closing(GrpcChief(address, access=access)) as chief:
-        request = RegisterRequest(kind=kind, index=None, host="a", pid=1, request_id=kind.value, takeover=False)
-        chief.deregister_worker(chief.register_worker(request).participant)
-
-
-@pytest.mark.parametrize("role", ["observer", "admin"])
-def test_who_may_only_look_takes_no_workers_place(chief_address: str, files: Files, role: str) -> None:
-    access = files.caller(role, tls=False)
-    with pytest.raises(PermissionDenied, match="RegisterWorker as a worker needs role worker"):
-        register(access, chief_address, ParticipantKind.WORKER)
-    register(access, chief_address, ParticipantKind.OBSERVER)
-    register(files.caller("worker", tls=False), chief_address, ParticipantKind.WORKER)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

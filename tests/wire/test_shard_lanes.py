@@ -8,20 +8,22 @@ import pytest
 
 from chief.coordination import CoordinationConfig
 from chief.runner import Runner
+from chief.shard_caller import BlockingCaller
 from chief.shard_lanes import ShardLanes
 from ps_protocol.chief import ClusterState, TokenResult
 from ps_protocol.errors import ContributionMissing, PsError, Unavailable
 from ps_protocol.shard import ApplyRequest
-from tests.wire.test_chief_runner import FakeLink, Scene
+from tests.wire.runner_scene import FakeLink, Scene
 
 REQUEST = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=())
 
 
-class FakeCaller:
+class FakeCaller(BlockingCaller):
     """A shard that applies at once, when it may; or fails."""
 
     def __init__(self, *, error: BaseException | None = None, is_quick: bool = False) -> None:
-        self.error, self.is_quick = error, is_quick
+        super().__init__(self.apply_step, is_quick=lambda: is_quick, name="steps")
+        self.error = error
         self.may_go = threading.Event()
         self.may_go.set()
         self.applied_by: list[str] = []
@@ -34,6 +36,7 @@ class FakeCaller:
 
     def close(self) -> None:
         self.may_go.set()
+        super().close()
 
 
 class DirectFakeLink(FakeLink):
@@ -108,14 +111,14 @@ def test_steps_that_go_well_take_no_other_way() -> None:
     caller = FakeCaller()
     links = steps_with(caller, num_steps=3)
     assert not links[0].applied
-    assert caller.applied_by == ["shard-lane-0"] * 3
+    assert caller.applied_by == ["steps"] * 3
 
 
 def test_quick_shard_is_left_to_the_thread_that_completes_the_step() -> None:
     quick, other = FakeCaller(is_quick=True), FakeCaller()
     steps_with(quick, other, num_steps=3)
     assert quick.applied_by == [threading.current_thread().name] * 3
-    assert other.applied_by == ["shard-lane-1"] * 3
+    assert other.applied_by == ["steps"] * 3
 
 
 def test_quick_shard_that_refuses_ends_training_with_its_words() -> None:

@@ -11,7 +11,7 @@ from chief import recovery_events as rec
 from chief.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint import Checkpoint
 from ps_protocol.errors import Superseded, Unavailable
-from tests.wire.test_shard_side import APPLY, RECORD, SAVE, Scene, adopting, play
+from tests.wire.shard_side_scene import APPLY, RECORD, SAVE, Scene, adopting, play
 
 FENCE = rec.AdoptShards(epoch=3, chief_incarnation=5)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -65,6 +66,45 @@ def test_question_without_end_holds_no_thread(server: ParameterServer) -> None:
         assert ask(streams[-1]) == b"\x08\x01"
         # Threads begin calls, a few at a time, and none stays with one.
         assert num_rpc_threads() <= before + 32
+
+
+def test_refused_calls_make_no_thread(server: ParameterServer) -> None:
+    with stranger(server) as channel:
+        before = num_rpc_threads()
+        streams = [open_stream(channel, "/ps_protocol.v1.ParameterService/StreamPushes") for _ in range(300)]
+        for stream in streams:
+            with pytest.raises(StreamEnded) as ended:
+                stream.receive()
+            assert ended.value.code is grpc.StatusCode.UNAUTHENTICATED
+        assert num_rpc_threads() <= before
+
+
+def test_connections_leave_descriptors_for_other_things() -> None:
+    """Whoever reaches the port can hold connections. Beyond the limit they are cut, and when some have gone there is room again."""
+    options = dict(server_options())
+    assert 0 < options["grpc.max_allowed_incoming_connections"] < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[*(options | {"grpc.max_allowed_incoming_connections": 2}).items()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    def is_greeted(connection: socket.socket) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return bool(connection.recv(9))
+        return False
+
+    def connect() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+    with connect() as first, connect() as second, connect() as third:
+        assert (is_greeted(first), is_greeted(second), is_greeted(third)) == (True, True, False)
+        first.close()
+
+        def is_next_greeted() -> bool:
+            with connect() as connection:
+                return is_greeted(connection)
+
+        wait_until(is_next_greeted, timeout_s=20, what="there is room for another connection")
+    server.stop(None).wait()
 
 
 def test_refused_calls_are_in_the_log_but_do_not_fill_it(files: Files, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
         (f"{SHARD}/StreamVariables", "observer"),
         (f"{SHARD}/CommandShard", "chief"),
         (f"{SHARD}/ReadRows", "admin"),
+        (f"{SHARD}/PushGradients", "worker"),
+        (f"{SHARD}/CreateVariables", "worker"),
         (f"{CHIEF}/Converse", "worker"),
     ],
 )

@@ -1,0 +1,122 @@
+"""A parameter server in this process, called rightly through a client and wrongly through a raw channel. Asserts nothing of answers."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+
+from ps_protocol import codec_shard
+from ps_protocol.layout import Layout
+from ps_protocol.shard import PushReply
+from ps_protocol.shard_client import GrpcShard
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.v1 import tensor_pb2
+from ps_server.config import ParameterServerConfig
+from tests.contract.shards import MIXED, Trainer, open_server
+from tests.wire.raw_shard import Outcome, RawShard, create_stream, frame, push_stream
+
+HALF = MIXED.nbytes // 2
+WHOLE = frame(0, bytes(MIXED.nbytes))
+
+
+@dataclass
+class Server:
+    """A parameter server with a model, called rightly by `trainer` and wrongly by `raw`."""
+
+    raw: RawShard
+    trainer: Trainer
+
+    @property
+    def step(self) -> int:
+        step = self.trainer.shard.status().step
+        assert step is not None
+        return step
+
+    def apply_one(self) -> None:
+        assert self.trainer.train(self.step).repeated_request is False
+
+    def push(self, *frames: tensor_pb2.ArenaFrame, **changes: Any) -> Outcome:
+        header = self.trainer.header(**{"step": self.step, **changes})
+        return self.raw.call("PushGradients", *push_stream(header, *frames))
+
+    def push_header(self, **changes: object) -> Outcome:
+        header = codec_shard.encode_push_header(self.trainer.header(step=self.step))
+        header.MergeFrom(pb.PushHeader(**changes))  # type: ignore[arg-type]
+        return self.raw.call("PushGradients", *push_stream(header, frame(0, bytes(MIXED.nbytes))))
+
+    def create(self, spec: pb.ShardSpec, *frames: tensor_pb2.ArenaFrame) -> Outcome:
+        return self.raw.call("CreateVariables", *create_stream(spec, *frames))
+
+    def create_variable(self, **changes: object) -> Outcome:
+        fields = {"name": "w", "data_type": tensor_pb2.DATA_TYPE_FLOAT32, "shape": [5, 7], **changes}
+        spec = self.encoded_spec()
+        del spec.slices[1:]
+        spec.slices[0].variable.CopyFrom(tensor_pb2.VariableSpec(**fields))  # type: ignore[arg-type]
+        return self.create(spec)
+
+    def create_optimizer(self, **changes: object) -> Outcome:
+        rate = tensor_pb2.LearningRateSchedule(name="constant", arguments={"value": 0.1})
+        spec = self.encoded_spec()
+        spec.optimizer.CopyFrom(tensor_pb2.OptimizerSpec(**{"name": "sgd", "learning_rate": rate, **changes}))  # type: ignore[arg-type]
+        return self.create(spec)
+
+    def encoded_spec(self, **changes: int) -> pb.ShardSpec:
+        return codec_shard.encode_shard_spec(self.trainer.spec(**changes))
+
+
+@contextlib.contextmanager
+def trained_shard() -> Iterator[Server]:
+    """A server with a model that has made a step."""
+    with _called_server(cluster="job-a") as server:
+        server.trainer.create()
+        server.trainer.train(0)
+        yield server
+
+
+@contextlib.contextmanager
+def fresh_shard(**fields: Any) -> Iterator[Server]:
+    """A server that has a chief and no model."""
+    with _called_server(**fields) as server:
+        server.trainer.adopt()
+        yield server
+
+
+@contextlib.contextmanager
+def _called_server(**fields: Any) -> Iterator[Server]:
+    with open_server(ParameterServerConfig(index=0, **fields)) as running, RawShard(running.address) as raw:
+        with contextlib.closing(GrpcShard(running.address)) as shard:
+            yield Server(raw, Trainer(shard))
+
+
+def push_reply(ended: Outcome) -> PushReply:
+    """What a push that ended well was answered."""
+    assert ended.code is grpc.StatusCode.OK, ended.text
+    return codec_shard.decode_push_reply(pb.PushGradientsResponse.FromString(ended.messages[0]))
+
+
+def cut_push_off(server: Server, messages: list[bytes]) -> None:
+    """Sends the messages, waits until the server has them all and more, and cancels."""
+    are_sent, may_end = threading.Event(), threading.Event()
+
+    def stream() -> Iterator[bytes]:
+        yield from messages
+        are_sent.set()
+        may_end.wait(20)
+
+    call = server.raw.begin_push(stream())
+    assert are_sent.wait(20)
+    call.cancel()
+    may_end.set()
+    assert call.code() is grpc.StatusCode.CANCELLED
+
+
+def assert_moved(server: Server, before: object, *, by: float) -> None:
+    """Every value is `by` more than before."""
+    layout: Layout = server.trainer.layout
+    after = server.trainer.read()[1]
+    for index in range(len(layout.slices)):
+        np.testing.assert_array_equal(layout.view(after, index), layout.view(np.asarray(before), index) + by)
