@@ -56,8 +56,12 @@ def tell(cluster: Cluster, reply: Reply, *, push_id: PushId | None, commit: Comm
         return [reply]
     is_on_its_way = cluster.policy.is_complete
     _wait(cluster, reply, push_id=push_id, is_on_its_way=is_on_its_way, now=now)
-    if not is_on_its_way and cluster.told.in_flight is None:
-        cluster.deadlines.set(LINGER_KEY, now + LINGER_S)
+    if is_on_its_way or cluster.told.in_flight is not None:
+        return []
+    if cluster.policy.num_required > cluster.membership.num_live_workers:
+        # Somebody gives several contributions to the step: perhaps this one, who does not go on before it is told.
+        return [keep(cluster, for_all=False)]
+    cluster.deadlines.set(LINGER_KEY, now + LINGER_S)
     return []
 
 

@@ -54,7 +54,10 @@ class AtShards:
                 yield self._keep(work)
             case rec.CommitCheckpoint():
                 assert self._store is not None
-                yield self._store.commit(work)
+                done = self._store.commit(work)
+                if not isinstance(done, rec.SaveFailed):
+                    self._store.prune(work.keep)
+                yield done
             case _:
                 try:
                     yield from self._at_all(work)
@@ -88,7 +91,7 @@ class AtShards:
                     yield self._adopted(index, adoption)
 
     def _obey(self, work: rec.AdoptShards | rec.RestoreShards) -> None:
-        self._authority.epoch, self._authority.chief_incarnation = work.epoch, work.chief_incarnation
+        self._authority.obey(epoch=work.epoch, chief_incarnation=work.chief_incarnation, life=work.life)
 
     def _keep(self, work: rec.KeepRecord) -> ev.Event:
         record, incarnation, failure = pack_record(work.record), self._authority.chief_incarnation, ""
@@ -100,7 +103,8 @@ class AtShards:
         return rec.RecordKept(epoch=work.epoch, version=work.version, failure=failure)
 
     def _adopt(self, index: int) -> Adoption:
-        return self._shards[index].adopt(epoch=self._authority.epoch, chief_incarnation=self._authority.chief_incarnation)
+        authority = self._authority
+        return self._shards[index].adopt(epoch=authority.epoch, chief_incarnation=authority.chief_incarnation, life=authority.life)
 
     def _adopted(self, index: int, adoption: Adoption) -> ev.ShardAdopted:
         process_incarnation = self._shards[index].status().process_incarnation

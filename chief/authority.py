@@ -1,4 +1,4 @@
-"""By what parameter servers obey a chief: epoch and incarnation, and where it listens. Plain values; knows no connection."""
+"""By what parameter servers obey a chief: epoch, incarnation and life, and where it listens. Plain values; knows no connection."""
 
 from dataclasses import dataclass
 
@@ -10,3 +10,8 @@ class Authority:
     epoch: int = 0
     chief_incarnation: int = 0
     chief_address: str = ""
+    life: int = 0
+
+    def obey(self, *, epoch: int, chief_incarnation: int, life: int) -> None:
+        """Everything is done under these from now on."""
+        self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life

@@ -69,6 +69,7 @@ class CheckpointMoves:
             epoch=cluster.epoch,
             step=step,
             chief_incarnation=cluster.chief_incarnation,
+            life=cluster.membership.life,
             num_shards=len(cluster.shards),
             record=cluster.record(),
             placement=cluster.registry.placement,

@@ -175,8 +175,10 @@ class Checkpointing(CheckpointMoves):
         save, cluster = self._save, self._cluster
         if save is None or event.tag != save.tag:
             return [], False
-        self._save, self._failure = None, printable(event.why)
-        error: PsError = StorageFull(self._failure) if event.is_full else InternalError(f"checkpoint {save.tag}: {self._failure}")
+        why = printable(event.why)
+        # What becomes of the training follows, or is said by who asks for the failure.
+        self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
+        error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
         refusals = self._requests.refuse(error, tag=save.tag)
         text = f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}"
         instructions: list[Instruction] = [Note(text=text, is_warning=True), *refusals]

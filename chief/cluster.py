@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chief.coordination import CoordinationConfig
@@ -57,8 +57,8 @@ class Cluster:
     deadlines: Deadlines
     waiting: WaitingCalls
     chief_incarnation: int = 1
-    # Of what those who came before that were part; perhaps nobody else is left that knows of it.
-    highest_former_epoch: int = 0
+    # Names a life of the cluster that begins.
+    new_life: Callable[[], int] = lambda: 0
     has_taken_over: bool = False  # from another chief, in this epoch
     data: DataLeases = field(default_factory=DataLeases)
     told: Told = field(default_factory=Told)
@@ -112,7 +112,7 @@ class Cluster:
     @property
     def is_due(self) -> bool:
         """Whether something may have to begin at the shards that no contribution brings about."""
-        return self.is_save_due or self.is_quorum_changed or self.has_opened or self.are_arrivals_due
+        return self.is_save_due or self.is_quorum_changed or self.has_opened or (self.waiting.has_arrivals and self.are_arrivals_due)
 
     @property
     def are_arrivals_due(self) -> bool:
@@ -195,9 +195,11 @@ class Cluster:
             model=self.registry.model,
             policy=self.config.policy,
             settings_version=self.settings_version,
+            rejects_nonfinite=self.config.reject_nonfinite,
             optimizers=self.optimizers,
             num_rollbacks=self.num_rollbacks,
             last_rollback=self.last_rollback,
+            earlier=self.membership.earlier,
         )
 
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
@@ -277,7 +279,7 @@ class Cluster:
 
 
 def new_cluster(
-    config: CoordinationConfig, *, shard_addresses: Sequence[str], epoch: int, policy: Policy | None, now: float, has_successors: bool
+    config: CoordinationConfig, *, shard_addresses: Sequence[str], policy: Policy | None, now: float, has_successors: bool
 ) -> Cluster:
     """Returns a cluster that nobody has joined and no shard has been reached of; `policy` None: the configuration's.
 
@@ -286,8 +288,8 @@ def new_cluster(
     deadlines = Deadlines()
     return Cluster(
         config=config,
-        epoch=epoch,
-        membership=Membership(config=config, epoch=epoch),
+        epoch=1,
+        membership=Membership(config=config, epoch=1),
         policy=policy or new_policy(config),
         registry=ModelRegistry(num_shards=len(shard_addresses)),
         shards=ShardTable(shard_addresses, now=now),

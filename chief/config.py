@@ -116,20 +116,32 @@ def _coordination(flags: argparse.Namespace, environment: Mapping[str, str], tas
         policy=_policy(flags, environment),
         min_replicas=integer("--min-replicas", flags.min_replicas, "LOCKSTEP_MIN_REPLICAS", environment),
         checkpoints=checkpoints_of(flags, environment),
+        reject_nonfinite=flags.reject_nonfinite or truth("LOCKSTEP_REJECT_NONFINITE", environment),
     )
 
 
 def _policy(flags: argparse.Namespace, environment: Mapping[str, str]) -> PolicySpec:
+    name = choice(PolicyName, "--policy", flags.policy, "LOCKSTEP_POLICY", environment) or PolicyName.SYNC
+    tokens = choice(TokenMode, "--tokens", flags.tokens, "LOCKSTEP_TOKENS", environment) or TokenMode.STRICT
     num_tokens = integer("--num-tokens", flags.num_tokens, "LOCKSTEP_NUM_TOKENS", environment, least=-1)
     staleness = integer("--staleness", flags.staleness, "LOCKSTEP_STALENESS", environment, least=0)
+    max_staleness = integer("--max-staleness", flags.max_staleness, "LOCKSTEP_MAX_STALENESS", environment, least=0)
+    too_stale = choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment)
+    # What would do nothing is a mistake of whoever gives it; what cannot be, the policy itself refuses.
+    if staleness is not None and name is not PolicyName.SSP:
+        raise InvalidSpec(f"--staleness: it is for the policy ssp, not {name.name.lower()}")
+    if num_tokens is not None and tokens is not TokenMode.FIFO:
+        raise InvalidSpec("--num-tokens: only --tokens fifo has it")
+    if too_stale is not None and max_staleness is None:
+        raise InvalidSpec("--too-stale: give --max-staleness, beyond which a contribution is too stale")
     return PolicySpec(
-        name=choice(PolicyName, "--policy", flags.policy, "LOCKSTEP_POLICY", environment) or PolicyName.SYNC,
-        tokens=choice(TokenMode, "--tokens", flags.tokens, "LOCKSTEP_TOKENS", environment) or TokenMode.STRICT,
+        name=name,
+        tokens=tokens,
         num_tokens=-1 if num_tokens is None else num_tokens,
         staleness=staleness or 0,
         use_locking=not (flags.no_locking or truth("LOCKSTEP_NO_LOCKING", environment)),
-        max_staleness=integer("--max-staleness", flags.max_staleness, "LOCKSTEP_MAX_STALENESS", environment, least=0),
-        too_stale=choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment) or TooStale.DROP,
+        max_staleness=max_staleness,
+        too_stale=too_stale or TooStale.DROP,
     )
 
 
@@ -175,6 +187,11 @@ def _parser() -> argparse.ArgumentParser:
         "--lease",
         metavar="SECONDS",
         help=f"a worker silent for so long counts as gone [LOCKSTEP_LEASE_S] ({DEFAULT_LEASE_S:g})",
+    )
+    parser.add_argument(
+        "--reject-nonfinite",
+        action="store_true",
+        help="refuse a gradient that has infinities or NaN when it is pushed [LOCKSTEP_REJECT_NONFINITE=1] (they count as any other)",
     )
     _add_policy(parser)
     add_recovery_flags(parser)

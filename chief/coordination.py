@@ -44,7 +44,8 @@ class CoordinationConfig:
     """R is `replicas_to_aggregate`, T is `total_num_replicas`. T None: any number of workers. R None: T, or 1 if that is None too.
 
     `policy` may have its own R and T, which then hold instead. `min_replicas`: under strict sync, contributions that a step needs at least
-    when workers are gone; None: as many as ever. `checkpoints` None: there is no place for them.
+    when workers are gone; None: as many as ever. `checkpoints` None: there is no place for them. `reject_nonfinite`: gradients that are not
+    finite are refused; else they count as any other.
     """
 
     cluster: str = "lockstep"
@@ -56,6 +57,7 @@ class CoordinationConfig:
     policy: PolicySpec = DEFAULT_POLICY
     min_replicas: int | None = None
     checkpoints: CheckpointConfig | None = None
+    reject_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         if not self.cluster or not self.cluster.isprintable() or self.cluster != self.cluster.strip():

@@ -34,7 +34,10 @@ Instructions = list[ev.Instruction]
 
 
 class Coordinator:
-    """The chief's core. `handle` is the only thing that changes it."""
+    """The chief's core. `handle` is the only thing that changes it.
+
+    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before; 0: it has no name.
+    """
 
     def __init__(
         self,
@@ -42,13 +45,12 @@ class Coordinator:
         config: CoordinationConfig,
         shard_addresses: Sequence[str],
         now: float,
-        epoch: int = 1,
         policy: Policy | None = None,
         has_successors: bool = True,
+        new_life: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._cluster = new_cluster(
-            config, shard_addresses=shard_addresses, epoch=epoch, policy=policy, now=now, has_successors=has_successors
-        )
+        self._cluster = new_cluster(config, shard_addresses=shard_addresses, policy=policy, now=now, has_successors=has_successors)
+        self._cluster.new_life = new_life
         self._settings = Settings(self._cluster)
         self._models = ModelCalls(self._cluster, self._settings)
         self._checkpointing = Checkpointing(self._cluster)

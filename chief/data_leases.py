@@ -153,6 +153,8 @@ class DataLeases:
             return
         last_pass = min(self.spec.num_epochs or math.inf, self._first_pass + MAX_PASSES_AHEAD)
         for identity in ranges:
+            if len(self._leased) >= MAX_LEASED:
+                return
             if 0 <= identity < last_pass * self.spec.num_ranges and not self._is_taken(identity):
                 self._leased[identity] = worker, incarnation
 

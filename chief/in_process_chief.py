@@ -34,6 +34,7 @@ from ps_protocol.chief import (
 from ps_protocol.data_ranges import DataSpec
 from ps_protocol.model import ModelSpec
 from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.quick_condition import QuickCondition
 from ps_protocol.shard import Shard
 
 Kind = TypeVar("Kind")
@@ -53,7 +54,7 @@ class InProcessChief:
         names = [f"in-process:{index}" for index in range(len(self._shards))]
         self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock(), has_successors=False)
         self._store, self._authority = store, Authority()
-        self._changed = threading.Condition()
+        self._changed = QuickCondition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
         self._to_do: deque[Work] = deque()

@@ -69,6 +69,7 @@ class ConfigureShards:
     accepts_stale: bool
     applies_on_arrival: bool
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...]
+    rejects_nonfinite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,18 +25,19 @@ class Membership:
 
     def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
         self.config = config
+        # The life of the cluster that numbers are given in; and the one, with its chief, that made the checkpoint which this one has begun
+        # with: who was numbered there by that chief, or one before it, is in what was brought back. 0: none is known.
+        self.life = 0
+        self.earlier = (0, 0)
         # Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before.
         self.knows_predecessors = False
         self._epoch = epoch
-        self._why_epoch, self._epoch_step = "", ""
-        # Whether the epoch began under this chief: who was in one of its number before it, was so in a cluster that was lost as a whole.
-        self._is_own_epoch = False
+        self._why_epoch = ""
+        self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
         self._chief_incarnation = 1
         # What earlier chiefs' workers have had applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
-        # Chiefs' numbers that this one had for a while: whoever has a number that was given under them is nobody that others know.
-        self._disowned: set[int] = set()
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
@@ -75,7 +76,7 @@ class Membership:
 
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
-        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation)
+        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation, life=self.life)
 
     def check(self, participant: Participant, *, now: float) -> Member:
         """Returns the live member that calls. Raises EpochMismatch, Superseded or LeaseExpired."""
@@ -86,6 +87,8 @@ class Membership:
 
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
+        if participant.life != self.life and self.knows_predecessors and not self._may_be_of_this_life(participant):
+            raise self._other_life()
         if participant.epoch != self._epoch and self.knows_predecessors:
             raise self.other_epoch(participant.epoch)
         member = self._members[participant.kind].get(participant.index)
@@ -102,22 +105,20 @@ class Membership:
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
         """Returns the error that a caller of another epoch gets."""
-        why = f" ({self._why_epoch})" if self._why_epoch else ""
-        facts = {"epoch": str(self._epoch)} | ({"step": self._epoch_step} if self._epoch_step else {})
-        return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{why}. Connect again", facts=facts)
+        return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{self._why_epoch}. Connect again", facts=self._epoch_facts)
 
-    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None, is_own: bool = True) -> None:
-        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told.
+    def _other_life(self) -> EpochMismatch:
+        what = f"it has begun again in epoch {self._epoch}{self._why_epoch}"
+        return EpochMismatch(f"the cluster that you have joined was lost as a whole; {what}. Connect again", facts=self._epoch_facts)
 
-        `is_own`: no chief before this one has trained in it.
-        """
-        self._is_own_epoch = is_own
-        self._epoch, self._why_epoch, self._epoch_step = epoch, why, "" if step is None else str(step)
+    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
+        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told."""
+        self._epoch, self._why_epoch = epoch, f" ({why})" if why else ""
+        self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
 
-    def succeed(self, *, chief_incarnation: int) -> None:
-        """Numbers from now on as this chief; whoever was taken in under another number registers again, and is given a new one."""
-        if any(self._members.values()):
-            self._disowned.add(self._chief_incarnation)
+    def succeed(self, *, chief_incarnation: int, life: int) -> None:
+        """Numbers from now on as this chief, in this life; whoever was taken in before registers again, and is given a new number."""
+        self.life = life
         for member in self.all():
             self._end(member)
         for members in self._members.values():
@@ -155,13 +156,12 @@ class Membership:
         None: it is to be admitted as a new one. Raises Superseded if another has taken its place.
         """
         former = request.former
-        if former is None or former.kind is not request.kind or not self._is_plausible(former):
+        if former is None or former.kind is not request.kind or not (self._is_plausible(former) and self._is_known(former)):
             return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
-        is_lost = _chief_of(former) == self._chief_incarnation or (self._is_own_epoch and former.epoch == self._epoch)
-        if member is None and is_lost:
-            return None  # not given here: by one of the same number, of a cluster that was lost as a whole
+        if member is None and _chief_of(former) == self._chief_incarnation:
+            return None  # this chief has given it to nobody
         if member is None:
             member = self._recognised(request, former, now=now)
         elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
@@ -189,9 +189,15 @@ class Membership:
         return member, former
 
     def _is_plausible(self, former: Participant) -> bool:
-        places = self._places(former.kind)
-        given_by = _chief_of(former)
-        return former.index < places and former.incarnation >= 1 and given_by <= self._chief_incarnation and given_by not in self._disowned
+        return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self._chief_incarnation
+
+    def _may_be_of_this_life(self, participant: Participant) -> bool:
+        return participant.life == self.life or not participant.life or not self.life
+
+    def _is_known(self, former: Participant) -> bool:
+        """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
+        life, chief_incarnation = self.earlier
+        return self._may_be_of_this_life(former) or (former.life == life and _chief_of(former) <= chief_incarnation)
 
     def _places(self, kind: ParticipantKind) -> int:
         return (self.config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS

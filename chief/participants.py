@@ -17,8 +17,6 @@ from ps_protocol.errors import PsError, ShuttingDown, Unavailable
 
 # Who waits to be taken in is told what for, and asks again, before that long has passed.
 _ARRIVAL_S = 1.0
-# Epochs of a cluster that was lost as a whole, of which only its workers know, are believed up to so many.
-_MAX_EPOCHS_LOST = 1 << 20
 
 
 class Participants:
@@ -38,8 +36,6 @@ class Participants:
             raise ShuttingDown(f"the chief is shutting down: {cluster.finish_reason}")
         if not cluster.membership.knows_predecessors:
             cluster.waiting.add_arrival(event.call, event, until=now + _ARRIVAL_S)
-            if request.former is not None and request.former.epoch - cluster.epoch <= _MAX_EPOCHS_LOST:
-                cluster.highest_former_epoch = max(cluster.highest_former_epoch, request.former.epoch)
             return []
         is_new_here = request.former is not None and not cluster.membership.knows(request.former)
         instructions: list[Instruction] = []
@@ -71,6 +67,7 @@ class Participants:
             chief_incarnation=cluster.chief_incarnation,
             standby_addresses=cluster.shards.standby_addresses,
             shards_version=cluster.shards_version,
+            rejects_nonfinite=cluster.config.reject_nonfinite,
         )
         return [*instructions, Reply(call=event.call, value=registration)]
 

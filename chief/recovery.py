@@ -4,6 +4,8 @@ A chief looks at all shards first. They are all empty: the newest whole checkpoi
 one epoch: training goes on there. Anything else, and a shard that is restarted later: all go back to a checkpoint, under a new epoch.
 """
 
+from collections.abc import Sequence
+
 from chief import assurance
 from chief.checkpoint_choice import Branch, gone_back, misfit
 from chief.coordination import RESTORE_NONE
@@ -13,6 +15,7 @@ from chief.recovery_events import (
     FindCheckpoint,
     RecordFound,
     RestoreFailed,
+    ShardFinding,
     ShardsFound,
     ShardsRestored,
 )
@@ -40,9 +43,9 @@ class Recovery(RecoveryMoves):
         held = [finding.step is not None for finding in findings]
         cluster.chief_incarnation = 1 + max((finding.chief_incarnation for finding in findings), default=0)
         self._takeover.settings_versions = tuple(finding.settings_version for finding in findings)
-        cluster.membership.succeed(chief_incarnation=cluster.chief_incarnation)
+        cluster.membership.succeed(chief_incarnation=cluster.chief_incarnation, life=self._life_of(findings))
         why = "another chief has taken over" if cluster.chief_incarnation > 1 else ""
-        self._rise(max(epochs, default=0), why=why, is_own=False)
+        self._rise(max(epochs, default=0), why=why)
         if all(held) and len(epochs) == 1:
             return self._take_over("another chief was here before")
         lost = [name for name, holds in zip(cluster.shards.names, held, strict=True) if not holds]
@@ -52,6 +55,11 @@ class Recovery(RecoveryMoves):
         if any(held):
             return self._take_over(why)
         return self._begin_anew()
+
+    def _life_of(self, findings: Sequence[ShardFinding]) -> int:
+        """The life that the shards are in, as long as one of them has been in any: epochs and incarnations go on there. Else another."""
+        lives = {finding.life for finding in findings if finding.epoch}
+        return lives.pop() if len(lives) == 1 else self._cluster.new_life()
 
     def record_found(self, event: RecordFound, now: float) -> list[Instruction]:
         """What the earlier chief has left."""
@@ -68,6 +76,8 @@ class Recovery(RecoveryMoves):
         if cluster.shards.are_adopted and self._phase is Phase.TAKE_OVER:
             return self._look_at_adoptions(now)
         if cluster.shards.are_adopted and self._phase is Phase.BEGIN:
+            # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
+            cluster.membership.knows_predecessors = True
             self._phase = Phase.IDLE
         return self._models.settle()
 

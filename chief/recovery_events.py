@@ -17,6 +17,7 @@ class ShardFinding:
     chief_incarnation: int
     step: int | None
     settings_version: int = 0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ class AdoptShards:
 
     epoch: int
     chief_incarnation: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,7 @@ class RestoreShards:
     manifest_sha256: str
     specs: tuple[ShardSpec, ...]
     settings: ShardSettings
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,7 @@ class RecoveryMoves:
 
     def _begin_anew(self, *, is_again: bool = False) -> list[Instruction]:
         cluster = self._cluster
-        highest = max(self._search.highest_epoch, cluster.highest_former_epoch)
-        cluster.membership.knows_predecessors = True
+        highest = self._search.highest_epoch
         instructions: list[Instruction] = []
         if is_again or highest or cluster.chief_incarnation > 1:
             self._rise(max(cluster.epoch, highest) + 1, why="nothing was trained yet")
@@ -75,13 +74,13 @@ class RecoveryMoves:
         self._adoptions.clear()
         self._branch = Branch(epoch=cluster.epoch)
         self._phase = Phase.BEGIN
-        return [*instructions, AdoptShards(epoch=cluster.epoch, chief_incarnation=cluster.chief_incarnation)]
+        return [*instructions, self._adoption()]
 
     def _take_over(self, why: str) -> list[Instruction]:
         cluster = self._cluster
         cluster.recovering, cluster.plan = why, "the parameter servers are asked where they are"
         self._phase = Phase.TAKE_OVER
-        return [AdoptShards(epoch=cluster.epoch, chief_incarnation=cluster.chief_incarnation)]
+        return [self._adoption()]
 
     def _seek(self, why: str, *, is_start: bool, has_lost: bool) -> list[Instruction]:
         cluster, config = self._cluster, self._cluster.config.checkpoints
@@ -93,7 +92,7 @@ class RecoveryMoves:
         self._phase = Phase.SEEK
         # An earlier chief may be alive: what it tells from now on must be in what is found.
         is_first = is_start and not has_looked
-        fence = AdoptShards(epoch=cluster.epoch, chief_incarnation=cluster.chief_incarnation) if is_first else None
+        fence = self._adoption() if is_first else None
         return [Note(text=f"{why}; {cluster.plan}", is_warning=has_lost), FindCheckpoint(only=only, fence=fence)]
 
     def _try_again_later(self, why: str, now: float) -> list[Instruction]:
@@ -124,9 +123,10 @@ class RecoveryMoves:
     def _restore(self, checkpoint: Checkpoint, manifest_sha256: str) -> list[Instruction]:
         cluster, search = self._cluster, self._search
         least = cluster.epoch + 1 if search.is_start or search.has_tried else cluster.epoch
-        highest = max(search.highest_epoch, cluster.highest_former_epoch)
-        self._rise(max(least, highest + 1), why=f"rolled back to step {checkpoint.step}", step=checkpoint.step)
+        self._rise(max(least, search.highest_epoch + 1), why=f"rolled back to step {checkpoint.step}", step=checkpoint.step)
         search.has_tried = cluster.membership.knows_predecessors = True
+        if checkpoint.life != cluster.membership.life:
+            cluster.membership.earlier = checkpoint.life, checkpoint.chief_incarnation
         self._takeover.begin_with(checkpoint.record)
         cluster.shards.release_all()
         cluster.new_policy(step=checkpoint.step, is_start=True)
@@ -137,6 +137,7 @@ class RecoveryMoves:
         order = RestoreShards(
             epoch=cluster.epoch,
             chief_incarnation=cluster.chief_incarnation,
+            life=cluster.membership.life,
             tag=checkpoint.tag,
             manifest_sha256=manifest_sha256,
             specs=cluster.shard_specs(checkpoint.step),
@@ -170,7 +171,11 @@ class RecoveryMoves:
         is_it = self._checkpoint is not None and (epoch, tag) == (self._cluster.epoch, self._checkpoint[0].tag)
         return self._phase is Phase.RESTORE and is_it and not self._is_over
 
-    def _rise(self, epoch: int, *, why: str, step: int | None = None, is_own: bool = True) -> None:
+    def _adoption(self) -> AdoptShards:
+        cluster = self._cluster
+        return AdoptShards(epoch=cluster.epoch, chief_incarnation=cluster.chief_incarnation, life=cluster.membership.life)
+
+    def _rise(self, epoch: int, *, why: str, step: int | None = None) -> None:
         cluster = self._cluster
         cluster.has_taken_over = cluster.has_taken_over and epoch <= cluster.epoch
         if epoch > cluster.epoch:
@@ -178,7 +183,7 @@ class RecoveryMoves:
         cluster.epoch = max(cluster.epoch, epoch)
         # Shards keep the record of the highest version: one of a later epoch is later.
         cluster.told.version = max(cluster.told.version, min(cluster.epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
-        cluster.membership.begin_epoch(cluster.epoch, why=why, step=step, is_own=is_own)
+        cluster.membership.begin_epoch(cluster.epoch, why=why, step=step)
 
     def _leave_epoch(self, why: str) -> None:
         """What is under way comes to nothing, and nobody is served before there is a step again."""
@@ -195,6 +200,7 @@ class RecoveryMoves:
         return cluster.refuse_waiting(cluster.membership.other_epoch(max(1, cluster.epoch - 1)))
 
     def _renumber(self) -> list[Instruction]:
+        """The checkpoint is of another life, in which chiefs' numbers had come farther: numbers given meanwhile mean nothing any more."""
         cluster = self._cluster
-        cluster.membership.succeed(chief_incarnation=cluster.chief_incarnation)
+        cluster.membership.succeed(chief_incarnation=cluster.chief_incarnation, life=cluster.new_life())
         return cluster.refuse_waiting(LeaseExpired("not registered here: another chief was here before. Register again"))

@@ -11,7 +11,7 @@ from chief.events import AdoptShard, ShardAdopted
 from chief.found_record import record_found
 from chief.replica_return import trusted
 from chief.shard_calls import CONTROL_TIMEOUT_S, ShardCalls
-from chief.shard_requests import finding, restore_failure, restore_requests, save_failure
+from chief.shard_requests import are_of_one_time, finding, restore_failure, restore_requests, save_failure
 from chief.wording import seconds
 from ps_protocol.codec_record import RecordPacker
 from ps_protocol.errors import CheckpointNotFound, InternalError, PsError, Superseded, TrainingFailed
@@ -57,8 +57,12 @@ class RecoveryTasks:
         Raises PsError if they are not what they should be; TrainingFailed if their chief lives. `is_takeover`: whatever that one does.
         """
         start, is_said = self._calls.clock(), False
+        before: list[ShardStatus] = []
         while True:
             statuses = trusted(self._calls.links, await self._calls.at_all(self._calls.look_at))
+            if not are_of_one_time(before, statuses):
+                before = statuses
+                continue
             words = "" if is_takeover else self._living_chief(statuses)
             if not words:
                 break
@@ -132,12 +136,16 @@ class RecoveryTasks:
         self._calls.report(found)
 
     async def commit(self, work: rec.CommitCheckpoint) -> None:
-        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed."""
+        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes what is too old."""
         assert self._store is not None
         async with self._at_store:
             done = await asyncio.to_thread(self._store.commit, work)
-        if not work.is_awaited or isinstance(done, rec.SaveFailed) or await self._still_rules(work.checkpoint.epoch):
-            self._calls.report(done)
+        if work.is_awaited and not isinstance(done, rec.SaveFailed) and not await self._still_rules(work.checkpoint.epoch):
+            return
+        self._calls.report(done)
+        if not isinstance(done, rec.SaveFailed):
+            async with self._at_store:
+                await asyncio.to_thread(self._store.prune, work.keep)
 
     async def save(self, work: rec.SaveStep) -> None:
         """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
@@ -148,6 +156,8 @@ class RecoveryTasks:
             tag=work.tag,
             num_shards=len(self._calls),
         )
+        if self._store is not None:
+            self._store.expect(work.tag)
         try:
             await self._calls.at_all(lambda index: self._copied(index, request))
             self._calls.report(rec.StepCopied(tag=work.tag))
@@ -210,6 +220,7 @@ class RecoveryTasks:
                 epoch=authority.epoch,
                 chief_incarnation=authority.chief_incarnation,
                 chief_address=authority.chief_address,
+                life=authority.life,
                 timeout_s=CONTROL_TIMEOUT_S,
             ),
         )

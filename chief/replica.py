@@ -25,6 +25,7 @@ class ReplicaLink(ShardLink, Protocol):
         epoch: int,
         chief_incarnation: int,
         chief_address: str = "",
+        life: int = 0,
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,

@@ -10,7 +10,6 @@ from chief import recovery_events as rec
 from chief.replica import Replica
 from chief.replicated_link import ReplicatedLink
 from chief.shard_calls import CONTROL_TIMEOUT_S
-from chief.shard_requests import restore_request
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.shard import RestoreRequest, ShardStatus
 
@@ -69,8 +68,15 @@ class ReplicaReturn:
 
     def _request(self, work: rec.BringReplicasBack, shard: int, sha256: str) -> RestoreRequest:
         spec = next(spec for spec in work.specs if spec.shard == shard)
-        chief_incarnation = self.links[shard].chief_incarnation
-        return restore_request(spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, chief_incarnation=chief_incarnation)
+        link = self.links[shard]
+        return RestoreRequest(
+            chief_incarnation=link.chief_incarnation,
+            spec=spec,
+            tag=work.tag,
+            manifest_sha256=sha256,
+            settings=work.settings,
+            life=link.life,
+        )
 
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
         """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""

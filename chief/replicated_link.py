@@ -45,7 +45,7 @@ class ReplicatedLink:
         self.replicas = [Replica(link) for link in links]
         self.members: list[Replica] = []  # the first is the one that is asked
         self.epoch = self.chief_incarnation = 0
-        self._chief_address = ""
+        self._chief_address, self.life = "", 0
         self._first = self.replicas[0]
         self._finding: Finding | None = None
         self._identity = self._told = 0
@@ -108,13 +108,13 @@ class ReplicatedLink:
             status = replace(status, process_incarnation=self._identity)
         return self._note(replace(status, chief_incarnation=max(one.chief_incarnation for one in statuses.values())))
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
         async with self.changing:
-            return await self._take_over(epoch, chief_incarnation, chief_address, timeout_s)
+            self.epoch, self.chief_incarnation, self._chief_address, self.life = epoch, chief_incarnation, chief_address, life
+            return await self._take_over(epoch, chief_incarnation, timeout_s)
 
-    async def _take_over(self, epoch: int, chief_incarnation: int, chief_address: str, timeout_s: float) -> Adoption:
-        self.epoch, self.chief_incarnation, self._chief_address = epoch, chief_incarnation, chief_address
+    async def _take_over(self, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
         finding = self._finding  # kept until this has succeeded: what is found later may be half of it
         wanted = [*finding.statuses] if finding is not None else self.replicas
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
@@ -206,6 +206,7 @@ class ReplicatedLink:
             epoch=self.epoch,
             chief_incarnation=self.chief_incarnation,
             chief_address=self._chief_address,
+            life=self.life,
             timeout_s=timeout_s,
             is_alone=is_alone,
             forgets=forgets,

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -58,7 +59,8 @@ class Runner:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
-        self._coordinator = Coordinator(config=config, shard_addresses=[link.address for link in links], now=clock())
+        addresses = [link.address for link in links]
+        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=_new_life)
         self._shards = ShardSide(
             links, store=store, report=self._report, on_defect=self._broken_off, on_superseded=self._superseded, clock=clock
         )
@@ -105,6 +107,7 @@ class Runner:
             self._end_now(reason)
             return
         self._is_hasty = True
+        self._shards.expect_end()
         self._report(ev.FinishTraining(call=None, reason=reason))
         self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
 
@@ -257,6 +260,10 @@ class Runner:
     def _broken_off(self, error: BaseException) -> None:
         log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
         self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
+
+
+def _new_life() -> int:
+    return secrets.randbits(63) | 1
 
 
 def _level(note: ev.Note) -> int:

@@ -55,8 +55,8 @@ class ChiefService:
         elif name == "GetClusterStatus":
             handler = ImmediateCall(peer, self._status, on_close=self._closed)
         else:
-            only_observes = name == "RegisterWorker" and not self._may_work(context)
-            handler = SingleCall(self._runner, peer, _OBSERVING if only_observes else METHODS[name], on_close=self._closed)
+            only_observes = name in _OBSERVING and not self._may_work(context)
+            handler = SingleCall(self._runner, peer, (_OBSERVING if only_observes else METHODS)[name], on_close=self._closed)
         with self._lock:
             if len(self._open) >= _MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{_MAX_OPEN_CALLS} calls are open at the chief; end some of them")
@@ -83,13 +83,6 @@ def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
 
 def _registration(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
     return ev.RegisterWorker(call=call, request=codec.decode_register_request(message))
-
-
-def _observation(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
-    request = codec.decode_register_request(message)
-    if request.kind is not ParticipantKind.OBSERVER:
-        raise PermissionDenied("RegisterWorker as a worker needs role worker, the caller may only observe")
-    return ev.RegisterWorker(call=call, request=request)
 
 
 def _departure(message: pb.DeregisterWorkerRequest, call: int) -> ev.Event:
@@ -131,6 +124,7 @@ def _checkpoint(message: pb.SaveCheckpointRequest, call: int) -> ev.Event:
 
 def _lease(message: pb.LeaseRangesRequest, call: int) -> ev.Event:
     require(message, "data")
+    codec.check_ranges(message.returned, field="returned")
     return LeaseRanges(
         call=call,
         participant=codec.decode_participant(message),
@@ -146,7 +140,20 @@ def _finish(message: pb.FinishTrainingRequest, call: int) -> ev.Event:
     return ev.FinishTraining(call=call, reason=message.reason)
 
 
-_OBSERVING = Method(pb.RegisterWorkerRequest, _observation, codec.encode_registration)
+def _as_observer(name: str) -> Method:
+    """The method as callers have it that may only observe: in a worker's name, which anybody can give, they may not even say goodbye."""
+    method = METHODS[name]
+
+    def event(message: Any, call: int) -> ev.Event:
+        made = method.event(message, call)
+        caller = made.request if isinstance(made, ev.RegisterWorker) else getattr(made, "participant", None)
+        if caller is None or caller.kind is not ParticipantKind.OBSERVER:
+            raise PermissionDenied(f"{name} as a worker needs role worker, the caller may only observe")
+        return made
+
+    return Method(method.request, event, method.answer)
+
+
 METHODS: dict[str, Method] = {
     "RegisterWorker": Method(pb.RegisterWorkerRequest, _registration, codec.encode_registration),
     "Heartbeat": Method(pb.HeartbeatRequest, calls.heartbeat_event, calls.heartbeat_answer),
@@ -170,3 +177,4 @@ METHODS: dict[str, Method] = {
     "LeaseRanges": Method(pb.LeaseRangesRequest, _lease, codec_data_ranges.encode_lease_reply),
     "FinishTraining": Method(pb.FinishTrainingRequest, _finish, lambda step: pb.FinishTrainingResponse(global_step=step)),
 }
+_OBSERVING = {name: _as_observer(name) for name in ("RegisterWorker", "Heartbeat", "DeregisterWorker")}

@@ -43,6 +43,7 @@ class _ForShards:
     accepts_stale: bool = False
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    rejects_nonfinite: bool = False
 
 
 class Settings:
@@ -109,7 +110,7 @@ class Settings:
         self._cluster.optimizer = words_of(self._cluster, self._optimizers) if record.optimizers else ""
         self._cluster.settings_version = record.settings_version
         self.version = max(record.settings_version, version)
-        self._known = self._wanted(self._cluster.config.policy)
+        self._known = dataclasses.replace(self._wanted(self._cluster.config.policy), rejects_nonfinite=record.rejects_nonfinite)
 
     def for_shards(self, *, step: int) -> ShardSettings:
         """Returns how shards that are brought back to this step are to work: as is right now, and then they know."""
@@ -123,6 +124,7 @@ class Settings:
             accepts_stale=self._known.accepts_stale,
             applies_on_arrival=self._known.applies_on_arrival,
             optimizers=self._known.optimizers,
+            rejects_nonfinite=self._known.rejects_nonfinite,
         )
 
     def begin_anew(self, *, is_again: bool) -> None:
@@ -269,12 +271,16 @@ class Settings:
             accepts_stale=wanted.accepts_stale,
             applies_on_arrival=wanted.applies_on_arrival,
             optimizers=wanted.optimizers,
+            rejects_nonfinite=wanted.rejects_nonfinite,
         )
 
     def _wanted(self, policy: PolicySpec, optimizers: Optimizers | None = None) -> _ForShards:
         changed = self._optimizers if optimizers is None else optimizers
         return _ForShards(
-            accepts_stale=policy.accepts_stale, applies_on_arrival=policy.applies_on_arrival, optimizers=tuple(changed.values())
+            accepts_stale=policy.accepts_stale,
+            applies_on_arrival=policy.applies_on_arrival,
+            optimizers=tuple(changed.values()),
+            rejects_nonfinite=self._cluster.config.reject_nonfinite,
         )
 
     def _remember(self, key: _Key, reply: SettingsReply) -> None:

@@ -51,8 +51,8 @@ class ShardLink(Protocol):
     async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
         """Returns step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that 0."""
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", timeout_s: float) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`."""
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`, in this life of the cluster."""
 
     async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -131,13 +131,19 @@ class GrpcShardLink:
         epoch: int,
         chief_incarnation: int,
         chief_address: str = "",
+        life: int = 0,
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,
     ) -> Adoption:
         """Puts the shard under a chief. `is_alone`, `forgets`: see ReplicaLink."""
         request = pb.AdoptShardRequest(
-            epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, alone=is_alone, forget=forgets
+            epoch=epoch,
+            chief_incarnation=chief_incarnation,
+            chief_address=chief_address,
+            alone=is_alone,
+            forget=forgets,
+            life=life,
         )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
         return codec_checkpoints.decode_adoption(answer)

@@ -1,9 +1,11 @@
 """What shards are sent for an instruction of the coordinator, and what it is told of them. Pure: makes requests; sends none."""
 
+from collections.abc import Sequence
+
 from chief.events import ApplyStep, ConfigureShards, PrepareStep
 from chief.recovery_events import RestoreFailed, RestoreShards, SaveFailed, ShardFinding
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
-from ps_protocol.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardSpec, ShardStatus
+from ps_protocol.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
 
 # What storage fails with while it cannot be read, or until somebody lets it.
 PASSING = (StorageFailed, PermissionDenied)
@@ -43,6 +45,7 @@ def settings_of(change: ConfigureShards, *, chief_incarnation: int) -> ShardSett
         accepts_stale=change.accepts_stale,
         applies_on_arrival=change.applies_on_arrival,
         optimizers=change.optimizers,
+        rejects_nonfinite=change.rejects_nonfinite,
     )
 
 
@@ -50,14 +53,23 @@ def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
     """Returns what each shard is sent to be brought back to a checkpoint."""
     sha256, incarnation = work.manifest_sha256, work.chief_incarnation
     return tuple(
-        restore_request(spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, chief_incarnation=incarnation)
+        RestoreRequest(
+            chief_incarnation=incarnation, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, life=work.life
+        )
         for spec in work.specs
     )
 
 
-def restore_request(spec: ShardSpec, *, tag: str, manifest_sha256: str, settings: ShardSettings, chief_incarnation: int) -> RestoreRequest:
-    """Returns what one shard, or one replica of it, is sent to be brought back to a checkpoint."""
-    return RestoreRequest(chief_incarnation=chief_incarnation, spec=spec, tag=tag, manifest_sha256=manifest_sha256, settings=settings)
+def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatus]) -> bool:
+    """Whether all shards are what they were when they were looked at before.
+
+    Who must wait for the last to answer may know of the first one what is over: it was restarted, and obeys another chief.
+    """
+    return [_identity(status) for status in before] == [_identity(status) for status in statuses]
+
+
+def _identity(status: ShardStatus) -> tuple[int, int, int, int, bool]:
+    return status.process_incarnation, status.life, status.epoch, status.chief_incarnation, status.step is None
 
 
 def finding(status: ShardStatus) -> ShardFinding:
@@ -68,6 +80,7 @@ def finding(status: ShardStatus) -> ShardFinding:
         chief_incarnation=status.chief_incarnation,
         step=status.step,
         settings_version=status.settings_version,
+        life=status.life,
     )
 
 

@@ -19,9 +19,9 @@ from chief.authority import Authority
 from chief.checkpoint_store import CheckpointStore
 from chief.recovery_tasks import RecoveryTasks
 from chief.replica_return import ReplicaReturn, replicated
-from chief.shard_caller import DirectLink
+from chief.shard_caller import DirectLink, Work
 from chief.shard_calls import ShardCalls
-from chief.shard_lanes import ShardLanes, Work
+from chief.shard_lanes import ShardLanes
 from chief.shard_links import ShardLink
 from chief.shard_tasks import ShardTasks
 from ps_protocol.errors import PsError
@@ -128,6 +128,10 @@ class ShardSide:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def expect_end(self) -> None:
+        """The chief has been asked to end, and perhaps the parameter servers too."""
+        self._steps.is_ending = True
+
     async def shut_down_all(self, *, reason: str, within_s: float) -> None:
         """Ends the shards."""
         await self._steps.shut_down_all(reason=reason, within_s=within_s)
@@ -144,8 +148,8 @@ class ShardSide:
         failpoint("chief.apply.before")
         if self._lanes is None:
             self._in_loop(self._begin, self._insist_on, step)
-        elif (work := self._lanes.apply(self._steps.requests_of(step), partial(self._left_lanes, step))) is not None:
-            self.own_work.append(work)
+        else:
+            self.own_work.extend(self._lanes.apply(self._steps.requests_of(step), partial(self._left_lanes, step)))
 
     def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
         if is_applied:
@@ -219,7 +223,7 @@ class ShardSide:
     # -- tasks
 
     def _obey(self, wish: rec.AdoptShards | rec.RestoreShards) -> None:
-        self.authority.epoch, self.authority.chief_incarnation = wish.epoch, wish.chief_incarnation
+        self.authority.obey(epoch=wish.epoch, chief_incarnation=wish.chief_incarnation, life=wish.life)
 
     def _begin_epoch(self, wish: Any, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         self._obey(wish)

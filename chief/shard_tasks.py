@@ -12,7 +12,7 @@ from chief import events as ev
 from chief.authority import Authority
 from chief.shard_calls import CONTROL_TIMEOUT_S, TRANSIENT, ShardCalls
 from chief.shard_requests import apply_requests, prepare_request, settings_of
-from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.errors import Cancelled, EpochMismatch, PsError, Superseded, Unavailable
 from ps_protocol.shard import ApplyRequest
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ class ShardTasks:
         self._calls = calls
         self._authority = authority
         self._on_superseded = on_superseded
+        # Whoever ends all processes ends the parameter servers at the same time: no reason to warn anybody.
+        self.is_ending = False
 
     async def prepare(self, step: ev.PrepareStep) -> None:
         """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
@@ -82,7 +84,8 @@ class ShardTasks:
             except TRANSIENT as error:
                 if silent_since is None:
                     silent_since = calls.clock()
-                    log.warning("parameter server does not answer ps=%d cause=%s", index, error.message)
+                    level = logging.INFO if self.is_ending else logging.WARNING
+                    log.log(level, "parameter server does not answer ps=%d cause=%s", index, error.message)
                 calls.report(ev.ShardUnreachable(shard=index, why=calls.cause(index, error)))
             except PsError as error:
                 calls.report(ev.ShardFailed(shard=index, why=error.message))
@@ -99,7 +102,7 @@ class ShardTasks:
         async def shut_down(index: int) -> None:
             try:
                 await asyncio.wait_for(self._shut_down(index, reason), within_s)
-            except Unavailable as error:
+            except (Unavailable, Cancelled) as error:
                 # As a rule whoever ends all processes has ended this one too.
                 log.info("parameter server is gone, or cannot be reached to be told to end ps=%d cause=%s", index, error.message)
             except (TimeoutError, PsError) as error:
@@ -135,7 +138,7 @@ class ShardTasks:
             log.error("parameter server refused ps=%d what=%s cause=%s", index, what, error.message)
             try:
                 # If it is another process than before, or another chief's, that says more than its refusal.
-                await self._check(index)
+                await self._calls.insist(index, lambda: self._check(index))
             except PsError as later:
                 log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
             if isinstance(error, Superseded):

@@ -70,6 +70,8 @@ class Takeover:
                 cluster.registry.restart()
                 return problem
             self._take_settings(record)
+        if record is not None:
+            cluster.membership.earlier = record.earlier
         self._pushes = newest_pushes(adoption.pushes for adoption in held)
         self._chosen = ()
         cluster.data.restart(None)
@@ -170,7 +172,8 @@ class Takeover:
     def begin_with(self, record: ChiefRecord) -> None:
         """A chief that starts goes on with the settings of a checkpoint; one that has trained goes on with those that hold now."""
         cluster = self._cluster
-        if cluster.registry.model is None and record.model is not None:
+        # A worker may have presented its model already; only what a chief has initialised or taken over has settings of its own.
+        if not cluster.registry.is_created and record.model is not None:
             cluster.config = cluster.membership.config = cluster.config.with_policy(record.policy)
             cluster.registry.restore(record.model)
             cluster.num_rollbacks, cluster.last_rollback = record.num_rollbacks, record.last_rollback
@@ -186,7 +189,8 @@ class Takeover:
         cluster = self._cluster
         cluster.num_rollbacks, cluster.last_rollback = record.num_rollbacks, record.last_rollback
         self._settings.restore(record, version=max(self.settings_versions, default=0))
-        self._must_tell = any(version != record.settings_version for version in self.settings_versions)
+        is_other = record.rejects_nonfinite is not cluster.config.reject_nonfinite
+        self._must_tell = is_other or any(version != record.settings_version for version in self.settings_versions)
 
     def _is_of(self, step: int, epoch: int | None) -> bool:
         return self._redo is not None and step == self._redo.step and epoch in (None, self._cluster.epoch)

@@ -59,6 +59,7 @@ class WaitingCalls:
         self._model_calls: dict[int, ModelCall] = {}
         self._data_calls: dict[int, DataCall] = {}
         self._arrivals: dict[int, RegisterWorker] = {}
+        self.has_arrivals = False  # asked for with every event
 
     @property
     def token_workers(self) -> frozenset[int]:
@@ -138,11 +139,13 @@ class WaitingCalls:
     def add_arrival(self, call: int, event: RegisterWorker, *, until: float) -> None:
         """Blocks somebody who wants to take part."""
         self._arrivals[call] = event
+        self.has_arrivals = True
         self._deadlines.set(_arrival_key(call), until)
 
     def take_arrival(self, call: int) -> RegisterWorker | None:
         """Takes out the call of somebody who wants to take part."""
         event = self._arrivals.pop(call, None)
+        self.has_arrivals = bool(self._arrivals)
         if event is not None:
             self._deadlines.clear(_arrival_key(call))
         return event
@@ -150,11 +153,6 @@ class WaitingCalls:
     def take_arrivals(self) -> list[RegisterWorker]:
         """Takes out all calls of those who want to take part, in the order in which they came."""
         return [event for call in [*self._arrivals] if (event := self.take_arrival(call)) is not None]
-
-    @property
-    def has_arrivals(self) -> bool:
-        """Whether somebody waits to take part."""
-        return bool(self._arrivals)
 
     def worker_of(self, call: int) -> int | None:
         """Returns the worker that blocks in this call on a token."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from ps_protocol.chief import ParticipantKind
 from ps_protocol.model import ModelSpec
+from ps_protocol.one_line import printable as printable
 from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec
 
-_MAX_TEXT = 300
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
 _MAX_LEASE_S = 86_400.0
 
@@ -24,12 +24,6 @@ def seconds(value: float) -> str:
 def lease_end(left_s: float) -> str:
     """Returns for example ", lease ends in 6.9 s"; empty if that is more than a day away."""
     return f", lease ends in {seconds(left_s)}" if left_s <= _MAX_LEASE_S else ""
-
-
-def printable(text: str) -> str:
-    """Returns a caller's text in one line of bounded length, so that it can neither forge nor flood a log or a status."""
-    line = "".join(character if character.isprintable() else "?" for character in text[: _MAX_TEXT + 1])
-    return line if len(line) <= _MAX_TEXT else line[:_MAX_TEXT] + "…"
 
 
 def listed(items: Sequence[str], *, limit: int = 5, separator: str = ", ") -> str:

@@ -44,11 +44,17 @@ class Driver:
 
     has_successors = False
 
+    def new_life(self) -> int:
+        """Lives have no names where no chief has a successor."""
+        return 0
+
     def __init__(self, *, num_shards: int = 1, find: bool = True, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
         self.now = 100.0
         self.config = CoordinationConfig(**config)
         addresses = [f"host-p:{5000 + index}" for index in range(num_shards)]
-        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, has_successors=self.has_successors)
+        self.coordinator = Coordinator(
+            config=self.config, shard_addresses=addresses, now=self.now, has_successors=self.has_successors, new_life=self.new_life
+        )
         self.applies_at_once = applies_at_once
         self.answers: dict[int, Any] = {}
         self.to_apply: list[ev.ApplyStep] = []

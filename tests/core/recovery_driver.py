@@ -1,5 +1,6 @@
 """A Driver whose shards save, restore, die and outlive their chief, as values in this process: what the chief's core sees of them."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ class FakeShard:
     record: ChiefRecord | None = None
     record_version: int = 0
     settings_version: int = 0
+    life: int = 0
 
     def finding(self) -> rev.ShardFinding:
         return rev.ShardFinding(
@@ -37,6 +39,7 @@ class FakeShard:
             chief_incarnation=self.chief,
             step=self.step,
             settings_version=self.settings_version,
+            life=self.life,
         )
 
     def pushes(self) -> tuple[WorkerPushes, ...]:
@@ -52,6 +55,11 @@ class RecoveryDriver(Driver):
     """Does what the chief wants at once, unless `is_manual`; then it waits in `orders`. The storage outlives chief and shards."""
 
     has_successors = True
+    lives = itertools.count(1)
+
+    def new_life(self) -> int:
+        """No two drivers have one."""
+        return next(self.lives)
 
     def __init__(self, *, num_shards: int = 2, storage: dict[str, Checkpoint] | None = None, begin: bool = True, **config: Any) -> None:
         self.orders: list[Any] = []
@@ -75,7 +83,7 @@ class RecoveryDriver(Driver):
         """Another chief process takes the place of the old one, which never says anything again."""
         addresses = [f"host-p:{5000 + index}" for index in range(len(self.shards))]
         self.config = replace(self.config, **config)
-        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now)
+        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, new_life=self.new_life)
         self.orders.clear()
         for waiting in (self.to_apply, self.to_prepare, self.to_configure):
             waiting.clear()
@@ -121,8 +129,8 @@ class RecoveryDriver(Driver):
 
     def do(self, order: Any) -> None:
         match order:
-            case rev.AdoptShards(epoch=epoch, chief_incarnation=chief):
-                self._adopt(epoch, chief)
+            case rev.AdoptShards(epoch=epoch, chief_incarnation=chief, life=life):
+                self._adopt(epoch, chief, life)
             case rev.KeepRecord(version=version, record=record):
                 for shard in self.shards if order.is_for_all else self.shards[:1]:
                     if version > shard.record_version:
@@ -136,7 +144,7 @@ class RecoveryDriver(Driver):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
                 self.send(rev.StepCopied(tag=tag))
                 if self.full:
-                    self.send(rev.SaveFailed(tag=tag, why="no space left on device", is_full=True))
+                    self.send(rev.SaveFailed(tag=tag, why="no space left on device; training continues", is_full=True))
                 else:
                     files = tuple(CheckpointFile(name=f"ps-{i}", shard=i, num_bytes=8, sha256="0" * 64) for i in range(len(self.shards)))
                     self.send(rev.StepSaved(tag=tag, files=files))
@@ -207,12 +215,12 @@ class RecoveryDriver(Driver):
         )
         return call
 
-    def _adopt(self, epoch: int, chief: int) -> None:
+    def _adopt(self, epoch: int, chief: int, life: int) -> None:
         hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]
         for shard in self.shards:
             if epoch > shard.epoch:
                 shard.last_apply = None
-            shard.epoch, shard.chief = epoch, chief
+            shard.epoch, shard.chief, shard.life = epoch, chief, life
         kept = max(self.shards, key=lambda shard: shard.record_version)
         for index, shard in enumerate(self.shards):
             if index == len(self.shards) - 1 and kept.record is not None:
@@ -252,5 +260,6 @@ class RecoveryDriver(Driver):
         for shard in self.shards:
             assert order.epoch > shard.epoch, "restored under an epoch that the shard has had"
             shard.epoch, shard.chief, shard.step, shard.last_apply = order.epoch, order.chief_incarnation, step, None
+            shard.life = order.life
             shard.applied = {number: made_of for number, made_of in shard.applied.items() if number < step}
         self.send(rev.ShardsRestored(epoch=order.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards)))

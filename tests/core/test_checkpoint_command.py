@@ -123,7 +123,7 @@ def test_export_of_damaged_values_leaves_what_was_there(place: LocalStorage, tmp
         (["export", "model.pt"], 2, "ends in .npz or .safetensors"),
         (["export", "model.npz", "--tag", "../x"], 2, "checkpoint tag"),
         (["export", "model.npz", "--tag", "step-9"], 1, "no complete checkpoint 'step-9'"),
-        (["export", "/nonexistent/model.npz"], 1, "No such file"),
+        (["export", "/nonexistent/model.npz"], 2, "/nonexistent/model.npz: its directory is not there"),
         (["verify", "step-9"], 1, "no complete checkpoint 'step-9'"),
         (["ls", "--checkpoint-dir", ""], 2, "which checkpoints?"),
         (["ls", "--checkpoint-dir", "nosuch://x"], 2, "nosuch"),

@@ -156,6 +156,9 @@ def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
         (("--no-locking",), "use_locking=False: only the policy async"),
         (("--policy", "ssp", "--tokens", "fifo"), "tokens: only the policy sync"),
         (("--max-staleness", "3"), "max_staleness: sync drops"),
+        (("--staleness", "2"), "--staleness: it is for the policy ssp, not sync"),
+        (("--num-tokens", "4"), "--num-tokens: only --tokens fifo has it"),
+        (("--policy", "async", "--too-stale", "scale"), "--too-stale: give --max-staleness"),
         (
             ("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "5", "--total-num-replicas", "3"),
             r"Too few tokens to finish the first step: 1 \(given\) vs 2 \(needed\)",

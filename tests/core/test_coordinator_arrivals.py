@@ -48,6 +48,18 @@ def test_whoever_comes_before_the_parameter_servers_are_found_is_told_what_for_i
     assert fresh.register(0).participant.incarnation == 1
 
 
+def test_nobody_is_taken_in_before_all_servers_know_the_chief() -> None:
+    """Were it lost before that, the next one would have its number, and give the same ones."""
+    fresh = RecoveryDriver(num_shards=2, total_num_replicas=2, checkpoints=None, begin=False)
+    fresh.is_manual = True
+    fresh.begin()
+    call = arrival(fresh, 0)
+    assert call not in fresh.answers
+    fresh.is_manual = False
+    fresh.work_off()
+    assert isinstance(fresh.answers[call], Registration)
+
+
 def test_whoever_comes_before_a_checkpoint_is_found_is_numbered_above_all_that_the_checkpoint_knows() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
@@ -83,23 +95,6 @@ def test_a_chief_that_takes_a_higher_number_later_disowns_whom_it_took_in_before
     again.work_off()
     assert again.coordinator.chief_incarnation == 6
     assert again.come_back(early, pid=4242).participant.incarnation == (5 << 20) + 1
-
-
-def test_a_worker_of_a_cluster_that_was_lost_as_a_whole_is_nobody_in_the_one_that_begins_anew() -> None:
-    """No trace is left of the first cluster but its workers: the new one has neither its epoch nor their numbers."""
-    lost = RecoveryDriver(total_num_replicas=2, checkpoints=None)
-    workers = lost.train(0, 1)
-    anew = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
-    call = anew.call()
-    former = workers[0].participant
-    request = RegisterRequest(kind=ParticipantKind.WORKER, index=0, host="host-b", pid=912, request_id=77, former=former)
-    anew.send(ev.RegisterWorker(call=call, request=request))
-    anew.begin()
-    registration = anew.answers[call]
-    assert isinstance(registration, Registration)
-    assert registration.participant.epoch > former.epoch
-    late = anew.register(1, former=workers[1].participant)
-    assert late.participant.incarnation > workers[1].participant.incarnation
 
 
 def test_a_chief_that_knows_nothing_yet_names_no_epoch_that_it_has_made_up() -> None:

@@ -18,7 +18,7 @@ ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
 def backed_up(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
     """Two of three contributions make a step."""
     driver = RecoveryDriver(**{"total_num_replicas": 3, "replicas_to_aggregate": 2, "checkpoints": None} | config)
-    return driver, driver.train(0, 1, 2)
+    return driver, driver.train(*range(config.get("total_num_replicas", 3)))
 
 
 def records(driver: RecoveryDriver) -> list[rev.KeepRecord]:
@@ -60,6 +60,14 @@ def test_a_contribution_that_completes_its_step_costs_no_record_and_is_told_when
     assert not records(driver)
     driver.apply()
     assert driver.answers[call].outcome is ACCEPTED
+
+
+def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting_for_others() -> None:
+    driver, (worker, *_) = backed_up(total_num_replicas=1, replicas_to_aggregate=3)
+    before, call = driver.now, driver.call()
+    driver.send(ev.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+    assert driver.answers[call].outcome is ACCEPTED
+    assert driver.now == before
 
 
 def test_a_step_whose_token_tells_of_its_contribution_costs_no_record() -> None:

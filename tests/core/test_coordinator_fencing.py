@@ -32,14 +32,15 @@ def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint()
     driver.kill(1)
     driver.is_manual = True
     driver.new_chief()
-    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=2)]
+    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=2, life=driver.shards[0].life)]
 
 
 def test_so_does_one_that_finds_only_empty_shards() -> None:
     driver = RecoveryDriver(begin=False)
     driver.is_manual = True
     driver.begin()
-    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=1)]
+    (fence,) = (one.fence for one in searches(driver))
+    assert fence is not None and (fence.epoch, fence.chief_incarnation) == (1, 1)
 
 
 def test_a_chief_whose_shard_is_restarted_has_them_already() -> None:

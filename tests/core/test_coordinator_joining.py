@@ -136,9 +136,15 @@ def test_a_replaced_initialiser_hands_over_too() -> None:
     assert driver.answers[call].state is ModelState.INITIALIZE
 
 
+def restart(driver: Driver) -> None:
+    """The only server is another process, which does not obey the chief yet."""
+    driver.send(ev.ShardSeen(shard=0, process_incarnation=1))
+
+
 def test_another_model_is_refused_also_while_one_waits() -> None:
-    driver = Driver(adopt=False)
+    driver = Driver()
     first, second = Worker(driver, 0), Worker(driver, 1)
+    restart(driver)
     agreed, other = driver.ask_model(first), driver.ask_model(second, model_of(4))
     assert {agreed, other}.isdisjoint(driver.answers)
     driver.send(ev.ShardAdopted(shard=0, process_incarnation=1))
@@ -147,8 +153,9 @@ def test_another_model_is_refused_also_while_one_waits() -> None:
 
 
 def test_while_shards_are_not_reached_workers_are_told_so() -> None:
-    driver = Driver(adopt=False)
+    driver = Driver()
     worker = Worker(driver)
+    restart(driver)
     call = driver.ask_model(worker, max_wait_s=2.0)
     driver.pass_time(2.0)
     assert driver.answers[call].state is ModelState.ABSENT

@@ -119,6 +119,25 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 
+def test_a_server_restarted_before_what_was_brought_back_is_kept_is_brought_back_once_more() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 1)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.kill(0)
+    driver.orders.clear()
+    driver.new_chief()
+    while not any(isinstance(order, rev.KeepRecord) for order in driver.orders):
+        driver.do(driver.orders.pop(0))
+    epoch = driver.coordinator.epoch
+    driver.restart(1)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, epoch + 1)
+    assert driver.shards[0].step is not None
+
+
 def test_a_late_answer_of_the_process_that_is_gone_takes_nobody_back() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     driver.train(0)

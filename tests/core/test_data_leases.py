@@ -145,6 +145,15 @@ def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPa
     assert len(leases.lease(1, 1, endless, max_ranges=4, request_id=0)) == 1
 
 
+def test_one_worker_cannot_say_that_it_holds_ranges_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chief.data_leases.MAX_LEASED", 10)
+    leases, data = DataLeases(), DataSpec(name="train", num_samples=100, range_size=1)
+    leases.lease(1, 1, data, max_ranges=2, request_id=1)
+    leases.hold(0, 1, range(100))
+    status = leases.status()
+    assert status is not None and status.num_leased == 10
+
+
 def test_made_up_ranges_do_nothing() -> None:
     leases = DataLeases()
     leases.lease(0, 1, SIX, max_ranges=1, request_id=1)

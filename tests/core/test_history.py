@@ -1,6 +1,8 @@
 """A history: what was written comes back, also when its writer was killed in the middle of a line, and nothing else is believed."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,18 @@ def test_directory_without_history_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSpec, match="nothing can be written"):
         HistoryWriter(tmp_path / "file", role="ps-0")
+
+
+def test_a_full_disk_is_said_to_be_that_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = HistoryWriter(tmp_path, role="ps-0")
+
+    def full(file: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=f"history .* cannot be written: No space left on device: '{tmp_path}'") as caught:
+        writer.write("step", {})
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_two_processes_of_one_role_do_not_meet(tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def test_what_a_step_needs_is_what_the_chief_says_now(
     assert (needs.num_workers, needs.text) == (needed, text)
 
 
+def test_with_min_replicas_a_cluster_goes_on_without_the_others() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=1)
+    status = driver.coordinator.status(driver.now)
+    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    assert (needs.num_workers, needs.text) == (1, "a step needs 3, or what is left of them, 1 at least")
+
+
 @pytest.mark.parametrize(
     ("policy", "num_backups", "num_required", "complaint"),
     [

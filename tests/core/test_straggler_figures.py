@@ -7,9 +7,7 @@ from benchmarks.straggler_worker import Look, StragglerReport, StragglerWork, de
 
 
 def work(*, probability: float = 0.2, seed: int = 1) -> StragglerWork:
-    return StragglerWork(
-        num_workers=5, learning_rate=0.1, pace_s=0.0, delay_s=0.2, probability=probability, seed=seed, look_every=1, digits="", go=""
-    )
+    return StragglerWork(num_workers=5, learning_rate=0.1, pace_s=0.0, delay_s=0.2, probability=probability, seed=seed, look_every=1, go="")
 
 
 def look(step: int, at: float, loss: float = 1.0) -> Look:

@@ -7,51 +7,21 @@ import pytest
 from lockstep.recovery_text import loss_text
 from lockstep.status_text import as_text
 from lockstep.why_text import why_text
-from ps_protocol.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, ParticipantKind, ParticipantStatus, ShardLink
+from ps_protocol.chief import CheckpointStatus, ClusterState, DataStatus
+from tests.cluster_status import cluster_status, shard_link, worker_status
 
 CHECKPOINT = CheckpointStatus(durability="interval", tag="step-000000030", step=30, age_s=12.4)
 
 
-def worker(index: int, *, state: str = "live", seen_ago_s: float = 0.1, is_waiting: bool = False, failure: str = "") -> ParticipantStatus:
-    return ParticipantStatus(
-        kind=ParticipantKind.WORKER,
-        index=index,
-        incarnation=1,
-        host="here",
-        pid=100 + index,
-        state=state,
-        seen_ago_s=seen_ago_s,
-        num_accepted=0,
-        num_stale=0,
-        num_late=0,
-        is_waiting=is_waiting,
-        failure=failure,
-    )
-
-
-def shard(index: int, *, is_reachable: bool = True, step: int | None = 41) -> ShardLink:
-    return ShardLink(index=index, address=f"unix:/ps{index}", is_reachable=is_reachable, step=step, arena_bytes=64, num_slices=1)
-
-
-STATUS = ClusterStatus(
-    cluster="digits",
+STATUS = cluster_status(
+    worker_status(0, is_waiting=True),
+    worker_status(1, state="lapsed", seen_ago_s=13.0),
     epoch=2,
-    state=ClusterState.TRAINING,
-    reason="",
-    global_step=41,
-    max_steps=600,
-    policy="sync",
     replicas_to_aggregate=3,
     total_num_replicas=3,
-    num_contributions=1,
     waiting_for="step 41 has 1 of 3 contributions; missing: worker 1 (last seen 3.0 s ago)",
     step_age_s=3.0,
-    participants=(worker(0, is_waiting=True), worker(1, state="lapsed", seen_ago_s=13.0)),
-    shards=(shard(0), shard(1)),
-    ledger=(),
-    num_accepted=0,
-    num_stale=0,
-    num_late=0,
+    shards=(shard_link(0), shard_link(1)),
     checkpoint=CHECKPOINT,
 )
 
@@ -71,16 +41,16 @@ def test_with_a_living_quorum_it_is_told_that_the_step_will_need_fewer() -> None
 
 
 def test_a_parameter_server_that_does_not_answer_is_named_with_what_becomes_of_its_model() -> None:
-    text = why_text(dataclasses.replace(STATUS, shards=(shard(0), shard(1, is_reachable=False))))
+    text = why_text(dataclasses.replace(STATUS, shards=(shard_link(0), shard_link(1, is_reachable=False))))
     assert "  ps 1 at unix:/ps1: DOES NOT ANSWER" in text
     assert "if it was started anew, the cluster goes back to step-000000030" in text
-    lost = dataclasses.replace(STATUS, checkpoint=None, shards=(shard(0), shard(1, is_reachable=False)))
+    lost = dataclasses.replace(STATUS, checkpoint=None, shards=(shard_link(0), shard_link(1, is_reachable=False)))
     assert "if its model is lost, so is the training" in why_text(lost)
 
 
 def test_parameter_servers_at_different_steps_are_shown() -> None:
     assert "steps of the parameter servers: ps 0 at 41, ps 1 at 42" in why_text(
-        dataclasses.replace(STATUS, shards=(shard(0), shard(1, step=42)))
+        dataclasses.replace(STATUS, shards=(shard_link(0), shard_link(1, step=42)))
     )
 
 
@@ -131,5 +101,5 @@ def test_the_status_tells_of_checkpoints_rollbacks_successors_and_data() -> None
 
 
 def test_what_came_over_the_network_cannot_move_the_cursor() -> None:
-    failed = dataclasses.replace(STATUS, participants=(worker(0, state="left", failure="\x1b[2Jbad"),))
+    failed = dataclasses.replace(STATUS, participants=(worker_status(0, state="left", failure="\x1b[2Jbad"),))
     assert "\x1b" not in why_text(failed)

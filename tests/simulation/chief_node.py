@@ -13,6 +13,7 @@ from ps_protocol.chief import ClusterState, CommitResult, LeaseReply, LeaseResul
 from ps_protocol.errors import PsError, ShuttingDown
 from tests.simulation.chief_shards import ChiefAtShards
 from tests.simulation.chief_storage import ChiefAtStorage
+from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Answer, Life, Running, Task
 from tests.simulation.world import World
@@ -36,12 +37,11 @@ class ChiefNode:
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
         self._on_change, self._on_end = on_change, on_end
-        self.coordinator = Coordinator(config=config, shard_addresses=shards, now=world.now)
+        self.coordinator = Coordinator(config=config, shard_addresses=shards, now=world.now, new_life=world.new_life)
         self._calls = itertools.count(1)
         self._blocked: dict[int, tuple[str, tuple[Any, ...], Answer, float]] = {}
         self._tasks: list[Running] = []
         self._timer = 0
-        self._anew: dict[int, int] = {}
         self.is_ended = False
         self._at_shards = ChiefAtShards(world, life, self, shards=shards, takes_over=takes_over)
         self._at_storage = ChiefAtStorage(world, life, self, shards=self._at_shards, store=store, on_killed=self._killed)
@@ -79,22 +79,20 @@ class ChiefNode:
     def _tell_oracle(self, method: str, arguments: tuple[Any, ...], value: object) -> None:
         who = f"{method} of {arguments[0]}"
         is_training = self.coordinator.state is ClusterState.TRAINING
-        if is_training and self._anew.setdefault(self.coordinator.epoch, self._oracle.num_anew) != self._oracle.num_anew:
-            return  # of a cluster that was lost as a whole while this chief stood still
         if isinstance(value, TokenReply):
-            epoch = arguments[0].epoch
+            era = era_of(arguments[0])
             if value.result is TokenResult.TOKEN:
-                self._oracle.told_step(epoch, value.step, to=who)
-            self._oracle.told_step(epoch, value.global_step, to=who)
+                self._oracle.told_step(era, value.step, to=who)
+            self._oracle.told_step(era, value.global_step, to=who)
             if value.commit is not None:
-                self._oracle.told_commit(epoch, arguments[-1].push_id, value.commit)
+                self._oracle.told_commit(era, arguments[-1].push_id, value.commit)
         elif isinstance(value, CommitResult):
-            self._oracle.told_commit(arguments[0].epoch, arguments[1].push_id, value)
-            self._oracle.told_step(arguments[0].epoch, value.global_step, to=who)
+            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value)
+            self._oracle.told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
-            self._oracle.told_exhausted(arguments[0].epoch, arguments[1], to=who)
+            self._oracle.told_exhausted(era_of(arguments[0]), arguments[1], to=who)
         elif isinstance(value, Registration) and is_training:
-            self._oracle.told_step(value.participant.epoch, value.global_step, to=who)
+            self._oracle.told_step(era_of(value.participant), value.global_step, to=who)
 
     # -- the coordinator
 
@@ -129,16 +127,16 @@ class ChiefNode:
             case ev.EndProcesses():
                 self.end(instruction.reason)
             case rec.AdoptShards():
-                self._obey(instruction.epoch, instruction.chief_incarnation)
+                self._obey(instruction)
                 self._spawn(self._at_shards.adopt_all())
             case ev.AdoptShard():
                 self._spawn(self._at_shards.adopt_again(instruction.shard))
             case rec.RestoreShards():
-                self._obey(instruction.epoch, instruction.chief_incarnation)
+                self._obey(instruction)
                 self._spawn(self._at_shards.restore(instruction))
             case rec.FindCheckpoint():
                 if instruction.fence is not None:
-                    self._obey(instruction.fence.epoch, instruction.fence.chief_incarnation)
+                    self._obey(instruction.fence)
                 self._world.spawn(self._life, self._at_storage.find(instruction))
             case rec.SaveStep():
                 self._spawn(self._at_storage.save(instruction))
@@ -149,14 +147,14 @@ class ChiefNode:
             case _:
                 self._spawn(self._at_shards.work(instruction))
 
-    def _obey(self, epoch: int, incarnation: int) -> None:
+    def _obey(self, wish: rec.AdoptShards | rec.RestoreShards) -> None:
         """What is under way for an older epoch is given up without a report."""
-        shards = self._at_shards
+        shards, epoch, incarnation = self._at_shards, wish.epoch, wish.chief_incarnation
         if (epoch, incarnation) != (shards.epoch, shards.incarnation):
             for task in self._tasks:
                 task.cancel()
             self._tasks.clear()
-        shards.epoch, shards.incarnation = epoch, incarnation
+        shards.epoch, shards.incarnation, shards.cluster_life = epoch, incarnation, wish.life
 
     def _spawn(self, task: Task) -> None:
         self._tasks = [one for one in self._tasks if not one.is_over]

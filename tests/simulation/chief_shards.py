@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from chief import events as ev
 from chief import recovery_events as rec
 from chief.found_record import record_found
-from chief.shard_requests import apply_requests, finding, prepare_request, restore_failure, restore_requests, settings_of
+from chief.shard_requests import apply_requests, are_of_one_time, finding, prepare_request, restore_failure, restore_requests, settings_of
 from ps_protocol.codec_record import pack_record
 from ps_protocol.errors import EpochMismatch, PsError, ShuttingDown, Superseded, Unavailable
 from ps_protocol.shard import Adoption, RestoreProgress, RestoreRequest, ShardStatus
@@ -37,7 +37,7 @@ class ChiefAtShards:
 
     def __init__(self, world: World, life: Life, host: Host, *, shards: tuple[str, ...], takes_over: bool) -> None:
         self._world, self._life, self._host, self._shards, self._takes_over = world, life, host, shards, takes_over
-        self.epoch = self.incarnation = 0
+        self.epoch = self.incarnation = self.cluster_life = 0
         self._processes: dict[int, int] = {}  # that have been adopted
 
     @property
@@ -48,9 +48,13 @@ class ChiefAtShards:
     def begin(self) -> Task:
         """Looks at all shards until all have answered, reports them, and watches them from then on."""
         start = self._world.now
+        before: list[ShardStatus] = []
         while True:
             statuses: list[ShardStatus] = yield All([self.insist(index, "status") for index in range(len(self._shards))])
             if any(isinstance(status, PsError) for status in statuses):
+                continue
+            if not are_of_one_time(before, statuses):
+                before = statuses
                 continue
             heard = [one.chief_heard_ago_s for one in statuses if one.chief_heard_ago_s is not None]
             if self._takes_over or not heard or min(heard) >= _HEARD_S:
@@ -71,13 +75,19 @@ class ChiefAtShards:
                 if is_again and method in _OF_PROCESS:
                     yield from self._check_process(index)
                 is_again = True
-                answer = yield Call(self._shards[index], method, arguments)
+                answer = yield self._call(index, method, arguments)
             except (Unavailable, ShuttingDown) as error:
                 self._host.report(ev.ShardUnreachable(shard=index, why=error.message))
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(1.0, pause_s * 2)
             else:
                 return answer
+
+    def _call(self, index: int, method: str, arguments: tuple[Any, ...]) -> Call:
+        """What is asked with each step goes over a stream, which ends with the process that it was opened to."""
+        if method in _OF_PROCESS:
+            return Call(self._shards[index], "of process", (self._processes.get(index, 0), method, *arguments))
+        return Call(self._shards[index], method, arguments)
 
     def _check_process(self, index: int) -> Task:
         status: ShardStatus = yield Call(self._shards[index], "status")
@@ -101,6 +111,10 @@ class ChiefAtShards:
         else:
             self._host.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
 
+    def _look_until_seen(self, index: int) -> Task:
+        yield from self.insist(index, "status")
+        yield from self.look(index)
+
     def superseded(self) -> None:
         """Another chief is at work."""
         self._world.seen["a chief found itself superseded"] += 1
@@ -114,7 +128,7 @@ class ChiefAtShards:
             self.superseded()
             raise
         except EpochMismatch as error:
-            yield from self.look(index)
+            yield from self._look_until_seen(index)
             raise error
         return answer
 
@@ -148,7 +162,7 @@ class ChiefAtShards:
     def _adopt(self, index: int) -> Task:
         # In this order: of a process that is started in between, it is then seen that it is another one.
         status = yield from self.insist(index, "status")
-        adoption = yield from self.insist(index, "adopt", self.epoch, self.incarnation, self._life.name)
+        adoption = yield from self.insist(index, "adopt", self.epoch, self.incarnation, self._life.name, self.cluster_life)
         self._processes[index] = status.process_incarnation
         return adoption, status.process_incarnation
 

@@ -33,6 +33,7 @@ class ChiefAtStorage:
         """Has all shards save a step."""
         assert self._store is not None
         request = SaveRequest(epoch=work.epoch, chief_incarnation=self._shards.incarnation, step=work.step, tag=work.tag)
+        self._store.expect(work.tag)
         copied = yield All([self._shards.at(index, "save", request) for index in range(self._shards.num_shards)])
         failure = self._failure_of(copied)
         if failure is None:
@@ -69,3 +70,13 @@ class ChiefAtStorage:
         is_told = not work.is_awaited or isinstance(event, rec.SaveFailed) or (yield from self._shards.still_rules(work.checkpoint.epoch))
         if is_told and not self._host.is_ended:
             self._host.report(event)
+            yield from self._prune(event, work.keep)
+
+    def _prune(self, event: rec.CheckpointCommitted | rec.SaveFailed, keep: int) -> Task:
+        assert self._store is not None
+        yield Sleep(self._world.between(0.0, 0.02))
+        try:
+            if isinstance(event, rec.CheckpointCommitted) and not self._host.is_ended:
+                self._store.prune(keep)
+        except Crash:
+            self._on_killed()

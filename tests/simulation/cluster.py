@@ -17,7 +17,7 @@ from ps_protocol.tensors import DataType, VariableSpec
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.oracle import CHIEF, LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle
+from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle
 from tests.simulation.scenario import FAULTS_S, Scenario
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.tasks import Life
@@ -105,7 +105,8 @@ class SimulatedCluster:
         fields = decode_json(manifest, where="simulated")
         self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
-        self.oracle.committed_checkpoint(int(fields["epoch"]), int(fields.get("step", 0)), _done(fields.get("data")))
+        era = int(fields["life"]), int(fields["epoch"])
+        self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")))
 
     # -- processes
 
@@ -206,7 +207,6 @@ class SimulatedCluster:
 
     def _chief_ended(self, name: str, reason: str) -> None:
         self.world.kill(name)
-        self.oracle.died(CHIEF)
         others = [other for other in self._chiefs if other != name and self.world.life(other) is not None]
         if name == self.chief and others:
             self.chief = others[-1]  # it has given up, since that one is at work
@@ -227,7 +227,6 @@ class SimulatedCluster:
         """Ends a process, which is started again after so many seconds."""
         self.world.note(f"killed: {name}")
         self.world.kill(name)
-        self.oracle.died(name.removeprefix("ps-") if name in self.shards else CHIEF if name in self._chiefs else name)
         self.world.at(seconds, lambda: self._start_again(name))
 
     def _start_again(self, name: str) -> None:

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass, field
 
+from ps_protocol.chief import Participant
 from ps_protocol.shard import PushId
 from ps_protocol.tensors import Array
 
 Contributors = tuple[PushId, ...]
+# Life of the cluster, and epoch.
+Era = tuple[int, int]
+
+
+def era_of(participant: Participant) -> Era:
+    """Returns the era that somebody is registered in."""
+    return participant.life, participant.epoch
 
 
 @dataclass(slots=True)
@@ -23,24 +31,27 @@ class Epoch:
     `made` and `used`: the step that each contribution, and each range of the training data, is in, of all that its values are made of.
     """
 
-    number: int
+    era: Era
     first_step: int
-    parent: int | None
+    parent: Era | None
     steps: dict[int, Contributors] = field(default_factory=dict)
     made: dict[PushId, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     # By shard, the step that it has, and its states.
     at: dict[int, int] = field(default_factory=dict)
     states: dict[tuple[int, int], State] = field(default_factory=dict)
-    # Who has died since it began; once nobody is left of it, nobody knows that there was one, unless it was saved.
-    dead: set[str] = field(default_factory=set)
 
-    def child(self, number: int, *, first_step: int) -> "Epoch":
+    @property
+    def number(self) -> int:
+        """Number of the epoch, for words."""
+        return self.era[1]
+
+    def child(self, era: Era, *, first_step: int) -> "Epoch":
         """Returns the epoch that goes on from this one at an earlier step, or where it is."""
         return Epoch(
-            number=number,
+            era=era,
             first_step=first_step,
-            parent=self.number,
+            parent=self.era,
             made={push_id: step for push_id, step in self.made.items() if step < first_step},
             used={identity: step for identity, step in self.used.items() if step < first_step},
         )

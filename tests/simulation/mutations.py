@@ -13,6 +13,7 @@ from chief.membership import Membership
 from chief.push_outcomes import PushOutcomes
 from chief.shard_sequence import ShardSequence
 from ps_protocol.checkpoint_files import TensorFileReader
+from ps_protocol.chief import Participant
 from ps_protocol.shard import PushId
 from ps_server import fused_apply, means, model_state, shard_restores
 from ps_server.fences import Fences
@@ -122,6 +123,17 @@ def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DataLeases, "restart", lambda self, progress: real(self, None))
 
 
+def _believes_what_was_said_in_another_life(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Participant, "era", property(lambda self: (0, self.epoch)))
+
+
+def _takes_other_lives_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    """At the chief, at servers and at workers: as if nothing had a life."""
+    _believes_what_was_said_in_another_life(patch)
+    patch.setattr(Membership, "_may_be_of_this_life", lambda self, participant: True)
+    patch.setattr(Fences, "check_life", lambda self, life: None)
+
+
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
@@ -133,6 +145,13 @@ def _dies_after_it_has_told(scenario: Scenario) -> Scenario:
     stopped = Fault(at=at, kind="stop", target=("worker-1",), seconds=2.0)
     killed = Fault(at=at + 0.01, kind="kill", target=("chief",), seconds=0.05)
     return replace(scenario, num_workers=4, num_required=2, network=NetworkSpec(), faults=(stopped, killed))
+
+
+def _lost_as_a_whole_and_unsaved(scenario: Scenario) -> Scenario:
+    """All that knows of what a worker was told is lost, but for the workers."""
+    at = 0.3 + scenario.seed % 97 * 0.01
+    fault = Fault(at=at, kind="lose all", seconds=0.05)
+    return replace(scenario, num_workers=4, num_required=4, durability=None, data=None, network=NetworkSpec(), faults=(fault,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +175,8 @@ MUTATIONS: dict[str, Mutation] = {
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting),
     "what is accepted is told before anybody keeps it": Mutation("3", _tells_before_anybody_keeps_it, _dies_after_it_has_told),
+    "what was said in a lost life is believed": Mutation("3", _believes_what_was_said_in_another_life, _lost_as_a_whole_and_unsaved),
+    "other lives are taken for the own one": Mutation("123", _takes_other_lives_for_its_own, _lost_as_a_whole_and_unsaved),
     "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
     "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions),
     "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, has("kill")),

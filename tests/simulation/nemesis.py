@@ -69,6 +69,12 @@ class Nemesis:
         for name in (*cluster.shards, cluster.chief, *cluster.workers):
             cluster.kill(name, fault.seconds * self._world.between(0.2, 1.0))
 
+    def _all_lost(self, fault: Fault) -> None:
+        """What the cluster knows is gone, and its workers are left."""
+        cluster = self._cluster
+        for name in (*cluster.shards, cluster.chief):
+            cluster.kill(name, fault.seconds * self._world.between(0.2, 1.0))
+
     def _stopped(self, fault: Fault) -> None:
         name = self._real(fault.target[0])
         self._world.stop(name)
@@ -129,6 +135,7 @@ class Nemesis:
 _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "kill": Nemesis._one_killed,
     "kill all": Nemesis._all_killed,
+    "lose all": Nemesis._all_lost,
     "stop": Nemesis._stopped,
     "cut": Nemesis._cut,
     "new chief": Nemesis._new_chief,

@@ -1,6 +1,7 @@
 """The promises, checked after every event by one who sees everything. Knows what was applied, saved, restored and said; no process.
 
-It keeps its own model: of each epoch where it began, of each step its contributors, and of each variable its value, recomputed with NumPy.
+It keeps its own model: of each epoch of each life where it began, of each step its contributors, and of each variable its value, which
+it computes anew with NumPy.
 """
 
 from collections.abc import Mapping, Set
@@ -11,10 +12,9 @@ from ps_protocol.chief import CommitResult, PushOutcome
 from ps_protocol.data_ranges import DataSpec
 from ps_protocol.shard import ApplyRequest, PushId, RestoreRequest, ShardSpec
 from ps_protocol.tensors import Array
-from tests.simulation.epochs import Contributors, Epoch, State
+from tests.simulation.epochs import Contributors, Epoch, Era, State
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
-CHIEF = "chief"
 
 
 class BrokenPromise(AssertionError):
@@ -28,40 +28,46 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
 
 
 class Oracle:
-    """Raises BrokenPromise at the event that breaks one."""
+    """Raises BrokenPromise at the event that breaks one. An era is one epoch of one life of the cluster: what is said in it holds in it."""
 
     def __init__(self, *, num_shards: int, size: int, is_durable_at_once: bool) -> None:
         self._num_shards = num_shards
         self._size = size
         self._is_durable_at_once = is_durable_at_once
-        self._epochs: dict[int, Epoch] = {}
-        # The highest step that anybody was told of, by epoch; and what workers were told of their contributions.
-        self._told_step: dict[int, int] = {}
-        self._accepted: dict[tuple[int, PushId], int] = {}
-        self._refused: set[tuple[int, PushId]] = set()
-        # What workers were told is in a step to come, by epoch and step; and what training data a contribution was made from.
-        self._promised: dict[tuple[int, int], set[PushId]] = {}
-        self._made_from: dict[PushId, tuple[int, ...]] = {}
-        self.committed: list[tuple[int, int]] = []
+        self._epochs: dict[Era, Epoch] = {}
+        # The highest step that anybody was told of, by era; and what workers were told of their contributions.
+        self._told_step: dict[Era, int] = {}
+        self._accepted: dict[tuple[Era, PushId], int] = {}
+        self._refused: set[tuple[Era, PushId]] = set()
+        # What workers were told is in a step to come, by era and step; and what training data a contribution was made from, by life.
+        self._promised: dict[tuple[Era, int], set[PushId]] = {}
+        self._made_from: dict[tuple[int, PushId], tuple[int, ...]] = {}
+        # What is whole: era and step, by name.
+        self.committed: dict[str, tuple[Era, int]] = {}
         self.is_rotten = False
-        self.num_rollbacks = self.num_anew = 0
+        self.num_rollbacks = 0
         self.num_applied = 0
 
     # -- what shards do
 
-    def created(self, shard: int, spec: ShardSpec, arena: Array) -> None:
-        """A shard's variables have their first values."""
-        epoch = self._epochs.setdefault(spec.epoch, Epoch(number=spec.epoch, first_step=spec.initial_step, parent=None))
-        was_told = shard in epoch.at and any(number == spec.epoch for number, _ in (*self._accepted, *self._refused))
-        if was_told or epoch.at.get(shard, spec.initial_step) != spec.initial_step:
-            epoch = self._begin_anew(spec)
+    def created(self, shard: int, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
+        """A shard's variables have their first values; or have had them (then this changes nothing), perhaps since an earlier epoch."""
+        era = life, spec.epoch
+        was_trained = any(step for _, step in self.committed.values())
+        if era not in self._epochs and was_trained and not self.is_rotten:
+            raise BrokenPromise(f"4: the cluster begins anew although checkpoints are whole: {self.committed}")
+        epoch = self._epochs.setdefault(era, Epoch(era=era, first_step=spec.initial_step, parent=None))
+        if not is_new and shard in epoch.at:
+            return
+        if epoch.at.get(shard, spec.initial_step) != spec.initial_step:
+            return  # by one who comes late, at a server that was restarted: were it taken for what was there, its steps would show it
         epoch.at[shard] = spec.initial_step
         value = self._values(arena)
         epoch.states[shard, spec.initial_step] = State(value, np.zeros_like(value))
 
-    def applied(self, shard: int, request: ApplyRequest, arena: Array) -> None:
+    def applied(self, shard: int, life: int, request: ApplyRequest, arena: Array) -> None:
         """A shard has applied a step."""
-        epoch, step, contributors = self._epoch(request.epoch, shard), request.step, request.contributors
+        epoch, step, contributors = self._epoch((life, request.epoch), shard), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
         if epoch.at.get(shard) != step:
@@ -82,16 +88,12 @@ class Oracle:
         epoch.at[shard] = step + 1
         self.num_applied += 1
 
-    def restored(self, shard: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
+    def restored(self, shard: int, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
         """A shard was brought back to a checkpoint."""
-        spec = request.spec
+        spec, era = request.spec, (life, request.spec.epoch)
         if step != spec.initial_step:
             return  # the answer to a repetition; it has gone on since
-        epoch = self._epochs.get(spec.epoch)
-        is_known = spec.epoch in self._saved_epochs or (self._is_durable_at_once and self._told_step.get(spec.epoch, 0) > spec.initial_step)
-        if epoch is None or (not is_known and (epoch.at.get(shard, step) != step or self._is_forgotten(epoch))):
-            # All servers were lost before anything of that epoch was saved, so that nobody knows any more that there was one.
-            epoch = self._begin_epoch(spec, request.tag)
+        epoch = self._epochs.get(era) or self._begin_epoch(era, spec, request.tag)
         if epoch.first_step != spec.initial_step:
             raise BrokenPromise(f"2: epoch {epoch.number} begins at step {epoch.first_step} and, on ps {shard}, at {spec.initial_step}")
         if epoch.at.get(shard, step) != step:
@@ -102,145 +104,114 @@ class Oracle:
         epoch.at[shard] = step
         epoch.states[shard, step] = State(state.value.copy(), state.momentum.copy())
 
-    def died(self, who: str) -> None:
-        """A shard, by its number, or a chief is gone, with all that it knew."""
-        for epoch in self._epochs.values():
-            epoch.dead.add(who)
+    # -- what the chief says, and what a worker concludes from it
 
-    # -- what the chief says
-
-    def told_step(self, epoch: int, step: int, *, to: str) -> None:
+    def told_step(self, era: Era, step: int, *, to: str) -> None:
         """Somebody was told that so many steps are applied."""
-        known = self._epochs.get(epoch)
+        known = self._epochs.get(era)
         if known is not None:
             behind = [index for index in range(self._num_shards) if known.at.get(index, known.first_step) < step]
             if behind:
-                raise BrokenPromise(f"2: {to} was told of step {step} of epoch {epoch}, which ps {behind} have not applied")
-        if step > self._told_step.get(epoch, 0):
-            self._told_step[epoch] = step
+                raise BrokenPromise(f"2: {to} was told of step {step} of epoch {era[1]}, which ps {behind} have not applied")
+        if step > self._told_step.get(era, 0):
+            self._told_step[era] = step
             first = 0 if known is None or known.parent is None else known.first_step
-            if self._is_durable_at_once and step > first and (epoch, step) not in self.committed:
+            if self._is_durable_at_once and step > first and (era, step) not in self.committed.values():
                 raise BrokenPromise(
-                    f"4: {to} was told of step {step} of epoch {epoch} before a checkpoint of it was whole: {self.committed}"
+                    f"4: {to} was told of step {step} of epoch {era[1]} before a checkpoint of it was whole: {self.committed}"
                 )
 
-    def told_commit(self, epoch: int, push_id: PushId, result: CommitResult) -> None:
-        """A worker was told what becomes of its contribution."""
+    def told_commit(self, era: Era, push_id: PushId, result: CommitResult) -> None:
+        """A worker was told what becomes of its contribution, or takes it for granted."""
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
-        known = self._epochs.get(epoch)
+        known, number = self._epochs.get(era), era[1]
         if outcome is PushOutcome.ACCEPTED and result.applied_step is not None:
             step = result.applied_step
-            before = self._accepted.setdefault((epoch, push_id), step)
+            before = self._accepted.setdefault((era, push_id), step)
             if before != step:
                 raise BrokenPromise(f"3: {push_id} was said to be in step {before}, then in {step}")
             applied = known.steps.get(step) if known is not None else None
             if applied is not None and push_id not in applied:
-                raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {epoch}, made of {applied}")
-            self._promised.setdefault((epoch, step), set()).add(push_id)
+                raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {number}, made of {applied}")
+            self._promised.setdefault((era, step), set()).add(push_id)
         elif outcome in (PushOutcome.STALE, PushOutcome.LATE):
-            self._refused.add((epoch, push_id))
+            self._refused.add((era, push_id))
             if known is not None and push_id in known.made:
-                raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch}, and is applied")
-            if (epoch, push_id) in self._accepted:
-                raise BrokenPromise(f"3: {push_id} was accepted, and then refused in the same epoch {epoch}")
+                raise BrokenPromise(f"3: {push_id} was refused in epoch {number}, and is applied")
+            if (era, push_id) in self._accepted:
+                raise BrokenPromise(f"3: {push_id} was accepted, and then refused in the same epoch {number}")
 
     # -- training data
 
-    def contributed(self, push_id: PushId, ranges: tuple[int, ...]) -> None:
+    def contributed(self, life: int, push_id: PushId, ranges: tuple[int, ...]) -> None:
         """A worker has made a contribution from these ranges of the training data."""
-        self._made_from[push_id] = ranges
+        self._made_from[life, push_id] = ranges
 
-    def told_exhausted(self, epoch: int, data: DataSpec, *, to: str) -> None:
+    def told_exhausted(self, era: Era, data: DataSpec, *, to: str) -> None:
         """A worker was told that all of the training data is done."""
-        known = self._epochs.get(epoch)
+        known = self._epochs.get(era)
         left = [identity for identity in range(data.num_epochs * data.num_ranges) if known is None or identity not in known.used]
         if left:
-            raise BrokenPromise(f"8: {to} was told that all data is done in epoch {epoch}, and ranges {left} are in no step")
+            raise BrokenPromise(f"8: {to} was told that all data is done in epoch {era[1]}, and ranges {left} are in no step")
 
-    @property
-    def _saved_epochs(self) -> set[int]:
-        return {epoch for epoch, _ in self.committed}
-
-    def committed_checkpoint(self, epoch: int, step: int, done: Set[int]) -> None:
+    def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:
         """A checkpoint is whole; it says that these ranges of the training data are done."""
-        self.committed.append((epoch, step))
-        known = self._epochs.get(epoch)
+        self.committed[tag] = era, step
+        known = self._epochs.get(era)
         if known is not None:
             used = {identity for identity, in_step in known.used.items() if in_step < step}
             if used != done:
-                words = f"of step {step} in epoch {epoch}: it lacks ranges {used - done} and has {done - used}, which are in no step"
+                words = f"of step {step} in epoch {era[1]}: it lacks ranges {used - done} and has {done - used}, which are in no step"
                 raise BrokenPromise(f"8: the checkpoint {words}")
 
     # -- what workers see
 
-    def read(self, epoch: int, step: int, arenas: Mapping[int, Array], *, by: str) -> None:
-        """A worker has read the variables of one step from all shards."""
-        known = self._epochs.get(epoch) or self._gone_on(epoch, step)
-        if known is None:
-            raise BrokenPromise(f"2: {by} read step {step} of epoch {epoch}, which no shard has")
+    def read(self, era: Era, step: int, arenas: Mapping[int, Array], *, by: str) -> None:
+        """A worker has read the variables of one step from all shards.
+
+        Who reads names no life: who stems from a lost one may read what the next has in an epoch of this number. It contributes to none.
+        """
         for shard, arena in arenas.items():
-            state = known.states.get((shard, step))
-            if state is None or state.value.tobytes() != self._values(arena).tobytes():
-                raise BrokenPromise(f"2: {by} read step {step} of epoch {epoch} from ps {shard}: {self._values(arena)}, want {state}")
+            self._go_on(era, step, shard)
+            eras = [one for one in self._epochs if one[1] == era[1]]
+            states = [state for one in eras if (state := self._epochs[one].states.get((shard, step))) is not None]
+            if all(state.value.tobytes() != self._values(arena).tobytes() for state in states):
+                raise BrokenPromise(f"2: {by} read step {step} of epoch {era[1]} from ps {shard}: {self._values(arena)}, want {states}")
 
     # -- what follows
 
-    def _epoch(self, number: int, shard: int) -> Epoch:
-        epoch = self._epochs.get(number)
+    def _epoch(self, era: Era, shard: int) -> Epoch:
+        epoch = self._epochs.get(era)
         if epoch is None or shard not in epoch.at:
-            raise BrokenPromise(f"2: ps {shard} applied a step of epoch {number}, in which it has no variables")
+            raise BrokenPromise(f"2: ps {shard} applied a step of epoch {era[1]}, in which it has no variables")
         return epoch
 
-    def _begin_anew(self, spec: ShardSpec) -> Epoch:
-        """All was lost, and the cluster begins as if it were the first time."""
-        if self.committed and not self.is_rotten:
-            raise BrokenPromise(f"4: the cluster begins anew although checkpoints are whole: {self.committed}")
-        for known in (self._epochs, self._told_step, self._accepted, self._refused, self._promised):
-            known.clear()
-        self.num_anew += 1
-        epoch = self._epochs[spec.epoch] = Epoch(number=spec.epoch, first_step=spec.initial_step, parent=None)
-        return epoch
+    def _go_on(self, era: Era, step: int, shard: int) -> None:
+        """An epoch may begin with what a server has had in an earlier one: a chief has found all at one step, and nothing to go back to."""
+        epoch = self._epochs.get(era)
+        if epoch is not None and (shard in epoch.at or epoch.first_step != step):
+            return
+        earlier = [one for one in self._epochs.values() if one.number <= era[1] and one.era != era and one.at.get(shard) == step]
+        if earlier:
+            latest = max(earlier, key=lambda one: one.number)
+            epoch = self._epochs.setdefault(era, latest.child(era, first_step=step))
+            epoch.at[shard], epoch.states[shard, step] = step, latest.states[shard, step]
 
-    def _gone_on(self, number: int, step: int) -> Epoch | None:
-        """A chief found the servers in two epochs, all at one step and nothing to go back to: that step is where the later one begins."""
-        earlier = self._epochs.get(max((one for one in self._epochs if one < number), default=0))
-        if earlier is None or any(earlier.at.get(index) != step for index in range(self._num_shards)):
-            return None
-        epoch = self._epochs[number] = earlier.child(number, first_step=step)
-        epoch.at = dict(earlier.at)
-        epoch.states = {(shard, at): state for (shard, at), state in earlier.states.items() if at == step}
-        return epoch
-
-    def _begin_epoch(self, spec: ShardSpec, tag: str) -> Epoch:
-        wanted = [one for one in self.committed if one[1] == spec.initial_step and one[0] < spec.epoch]
-        if not wanted:
+    def _begin_epoch(self, era: Era, spec: ShardSpec, tag: str) -> Epoch:
+        parent, step = self.committed.get(tag, (era, -1))
+        if step != spec.initial_step:
             raise BrokenPromise(f"4: epoch {spec.epoch} begins with {tag}, step {spec.initial_step}, of which no checkpoint was whole")
-        parent = max(wanted)[0]
-        lost = [(told, step) for told, step in self._told_step.items() if told < spec.epoch and step > spec.initial_step]
-        lost = [(told, step) for told, step in lost if self._is_ancestor(told, parent)]
+        lost = [(told, step) for told, step in self._told_step.items() if step > spec.initial_step and self._is_ancestor(told, parent)]
         if self._is_durable_at_once and lost and not self.is_rotten:
             raise BrokenPromise(f"4: epoch {spec.epoch} begins at step {spec.initial_step}, but {lost} was told (epoch, step)")
-        if spec.epoch in self._epochs:
-            self._forget_told(spec.epoch)
         self.num_rollbacks += 1
-        epoch = self._epochs[spec.epoch] = self._epochs[parent].child(spec.epoch, first_step=spec.initial_step)
+        epoch = self._epochs[era] = self._epochs[parent].child(era, first_step=spec.initial_step)
         return epoch
 
-    def _is_forgotten(self, epoch: Epoch) -> bool:
-        return epoch.dead.issuperset({CHIEF, *map(str, range(self._num_shards))})
-
-    def _forget_told(self, number: int) -> None:
-        """What was told in an epoch of which nobody knows any more says nothing about the one that has its number now."""
-        self.num_anew += 1
-        self._told_step.pop(number, None)
-        self._accepted = {key: step for key, step in self._accepted.items() if key[0] != number}
-        self._refused = {key for key in self._refused if key[0] != number}
-        self._promised = {key: pushes for key, pushes in self._promised.items() if key[0] != number}
-
-    def _is_ancestor(self, number: int, of: int) -> bool:
-        at: int | None = of
+    def _is_ancestor(self, era: Era, of: Era) -> bool:
+        at: Era | None = of
         while at is not None:
-            if at == number:
+            if at == era:
                 return True
             at = self._epochs[at].parent if at in self._epochs else None
         return False
@@ -257,18 +228,18 @@ class Oracle:
         for push_id in contributors:
             if push_id in epoch.made:
                 raise BrokenPromise(f"1: {push_id} in step {epoch.made[push_id]} and in step {step} of epoch {epoch.number}")
-            for identity in self._made_from.get(push_id, ()):
+            for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 if identity in epoch.used:
                     raise BrokenPromise(f"8: range {identity} in step {epoch.used[identity]} and in step {step} of epoch {epoch.number}")
 
     def _check_said(self, epoch: Epoch, step: int, contributors: Contributors) -> None:
         for push_id in contributors:
-            if (epoch.number, push_id) in self._refused:
+            if (epoch.era, push_id) in self._refused:
                 raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch.number}, and applied in step {step}")
-            said = self._accepted.get((epoch.number, push_id), step)
+            said = self._accepted.get((epoch.era, push_id), step)
             if said != step:
                 raise BrokenPromise(f"3: {push_id} was accepted for step {said} of epoch {epoch.number}, and applied in step {step}")
-        left_out = self._promised.get((epoch.number, step), set()).difference(contributors)
+        left_out = self._promised.get((epoch.era, step), set()).difference(contributors)
         if left_out:
             raise BrokenPromise(f"3: {left_out} were accepted for step {step} of epoch {epoch.number}, made of {contributors}")
 
@@ -276,7 +247,7 @@ class Oracle:
         epoch.steps[step] = contributors
         for push_id in contributors:
             epoch.made[push_id] = step
-            for identity in self._made_from.get(push_id, ()):
+            for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
 
     def _next_state(self, state: State, shard: int, request: ApplyRequest) -> State:

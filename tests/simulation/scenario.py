@@ -77,6 +77,7 @@ def scenario_of(seed: int) -> Scenario:
             *_faults(chance, num_shards=num_shards, num_workers=num_workers, has_storage=durability is not None),
             *_new_workers(random.Random(f"new workers {seed}"), num_workers=num_workers),
             *_slow_beginnings(random.Random(f"slow beginnings {seed}"), num_workers=num_workers),
+            *_total_losses(random.Random(f"total losses {seed}")),
         ),
         data=_data(random.Random(f"data {seed}")),
     )
@@ -127,6 +128,12 @@ def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault,
         return ()
     target = (f"worker-{chance.randrange(num_workers)}",)
     return (Fault(at=chance.uniform(0.04, 0.09), kind="stop", target=target, seconds=4.0),)
+
+
+def _total_losses(chance: random.Random) -> tuple[Fault, ...]:
+    """Nothing but workers is left, sometimes twice."""
+    count = chance.choice((0,) * 8 + (1, 2))
+    return tuple(Fault(at=chance.uniform(0.1, FAULTS_S), kind="lose all", seconds=chance.choice((0.05, 0.5, 2.0))) for _ in range(count))
 
 
 def _in_order(*faults: Fault) -> tuple[Fault, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.checkpoint_storage import CheckpointStorage
-from ps_protocol.errors import PsError
+from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.segments import Segments
 from ps_protocol.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
 from ps_protocol.tensors import Array
@@ -59,12 +59,20 @@ class ShardNode:
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
         """Takes up a call."""
         try:
+            if method == "of process":
+                process, method, *rest = arguments
+                self._check_process(process)
+                arguments = tuple(rest)
             value = self._methods[method](*arguments)
             if method in _OF_CHIEF:
                 self._heard_at = self._world.now
             answer(value)
         except PsError as error:
             answer(error)
+
+    def _check_process(self, process: int) -> None:
+        if process not in (0, self.shard.status().process_incarnation):
+            raise Unavailable("the stream has ended")
 
     def _in_background(self, work: Callable[[], None]) -> None:
         request = self._asked_to_restore
@@ -87,8 +95,8 @@ class ShardNode:
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
 
-    def _adopt(self, epoch: int, chief_incarnation: int, chief_address: str) -> object:
-        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+    def _adopt(self, epoch: int, chief_incarnation: int, chief_address: str, life: int) -> object:
+        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
 
     def _keep_record(self, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
         self.shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
@@ -102,7 +110,7 @@ class ShardNode:
     def _apply(self, request: ApplyRequest) -> object:
         reply = self.shard.apply_step(request)
         if not reply.repeated_request:
-            self._oracle.applied(self._index, request, self._arena(request.epoch))
+            self._oracle.applied(self._index, self.shard.status().life, request, self._arena(request.epoch))
         return reply
 
     def _save(self, request: SaveRequest) -> object:
@@ -120,8 +128,7 @@ class ShardNode:
     def _create(self, spec: ShardSpec, content: Array) -> object:
         is_new = self.shard.create_variables(spec, Segments([content]))
         self._note_layout(spec)
-        if is_new:
-            self._oracle.created(self._index, spec, self._arena(spec.epoch))
+        self._oracle.created(self._index, self.shard.status().life, spec, self._arena(spec.epoch), is_new=is_new)
         return is_new
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
@@ -138,7 +145,7 @@ class ShardNode:
         status = self.shard.status()
         if status.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
-            self._oracle.restored(self._index, request, status.step, self._arena(status.epoch))
+            self._oracle.restored(self._index, self.shard.status().life, request, status.step, self._arena(status.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
         self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes

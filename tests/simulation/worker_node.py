@@ -38,10 +38,12 @@ from ps_protocol.placement import layouts
 from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from ps_protocol.tensors import Array
 from tests.simulation.arenas import arena_of
+from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.worker_data import WorkerData
+from tests.simulation.worker_fate import WorkerFate
 from tests.simulation.world import World
 
 # What only a new registration is of use for.
@@ -79,6 +81,7 @@ class WorkerNode:
         self._sequence = 0
         self._token_request = 0
         self._refused: list[int] = []
+        self._fate = WorkerFate(world, self._calls, oracle)
         self._is_over = False
         self.local_step = 0
         self.num_steps = 0
@@ -103,6 +106,7 @@ class WorkerNode:
             try:
                 if not (yield from self._join()):
                     return "finished"
+                yield from self._fate.conclude(local_step=self.local_step)
                 while (yield from self._step()):
                     self.num_steps += 1
                 return "finished"
@@ -200,7 +204,7 @@ class WorkerNode:
         except StepGone:
             self._world.seen["step gone before it was read"] += 1
             return (yield from self._take_token(None))
-        self._oracle.read(self._calls.me.epoch, step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
+        self._oracle.read(era_of(self._calls.me), step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
         yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
         self._sequence += 1
         push_id = PushId(worker=self._index, incarnation=self._calls.me.incarnation, sequence=self._sequence)
@@ -209,16 +213,18 @@ class WorkerNode:
         )
         self._refused.clear()
         ranges = self._data.take() if self._data is not None else ()
-        self._oracle.contributed(push_id, ranges)
+        self._oracle.contributed(self._calls.me.life, push_id, ranges)
         is_whole = all(reply.result is not PushResult.STALE for reply in replies)
         commit = PushCommit(push_id=push_id, step=step, staged=is_whole, ranges=ranges)
+        self._fate.gives(commit)
         if self._index % 2:  # as push() and then wait(); the others as step()
             is_open = yield from self._commit(commit)
             return (yield from self._take_token(None, opened=commit if is_open else None))
         return (yield from self._take_token(commit, opened=commit))
 
     def _header(self, push_id: PushId, step: int, layout: Layout) -> PushHeader:
-        return PushHeader(epoch=self._calls.me.epoch, push_id=push_id, step=step, layout_hash=layout.hash, refused=tuple(self._refused))
+        me, refused = self._calls.me, tuple(self._refused)
+        return PushHeader(epoch=me.epoch, life=me.life, push_id=push_id, step=step, layout_hash=layout.hash, refused=refused)
 
     def _gradient(self, push_id: PushId, index: int) -> Array:
         return arena_of(self._layouts[index], lambda size: gradient_of(push_id, shard=index, size=size))
@@ -253,6 +259,7 @@ class WorkerNode:
                 return False
             if reply.result is TokenResult.TOKEN:
                 self.local_step = reply.step
+                self._fate.known()
                 return True
             self._world.seen["waited for a token longer than a call may block"] += 1
 
@@ -278,6 +285,7 @@ class WorkerNode:
             self._data.answered()
         if commit is not None and outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self._refused.append(commit.push_id.sequence)
+        self._fate.said(outcome)
         return outcome is PushOutcome.ACCEPTED
 
     def _beat(self) -> Task:

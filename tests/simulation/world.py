@@ -37,7 +37,7 @@ class World:
         self.log: list[str] = []
         self._random = random.Random(seed)
         self._queue: list[tuple[float, int, Life | None, Callable[[], None]]] = []
-        self._number = 0
+        self._number = self._num_lives = 0
         self._lives: dict[str, Life] = {}
         self._cut: set[tuple[str, str]] = set()
 
@@ -76,6 +76,11 @@ class World:
     def between(self, low: float, high: float) -> float:
         """Returns a number by chance."""
         return low + (high - low) * self._random.random()
+
+    def new_life(self) -> int:
+        """Returns a name that no life of the cluster has had."""
+        self._num_lives += 1
+        return self._num_lives
 
     # -- processes
 

@@ -1,0 +1,32 @@
+"""The directory of checkpoints belongs to one cluster of this machine at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.kept_directories import kept_directories
+from lockstep.recovery_options import Recovery
+from lockstep.supervision import LaunchFailed
+
+
+def test_two_clusters_at_a_time_cannot_have_the_same_checkpoints(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    with kept_directories(Recovery(checkpoint_dir=str(place), history=tmp_path / "history")):
+        assert place.is_dir() and (tmp_path / "history").is_dir()
+        up = [sys.executable, "-m", "lockstep", "up", "--run-dir", str(tmp_path / "run"), "--checkpoint-dir", str(place), "--", "true"]
+        result = subprocess.run(up, capture_output=True, text=True, timeout=50)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"--checkpoint-dir: another cluster that was started here is at work in {place}" in result.stderr
+        with kept_directories(Recovery(checkpoint_dir=str(tmp_path / "other"))):
+            pass
+    with kept_directories(Recovery(checkpoint_dir=str(place))):
+        pass
+
+
+def test_a_place_that_is_no_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = kept_directories(Recovery(checkpoint_dir=str(tmp_path / "file")))
+    with pytest.raises(LaunchFailed, match="choose another --checkpoint-dir"), kept:
+        pass
