@@ -22,7 +22,7 @@ PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install demo test simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
-  bench-policies bench-sparse fuzz chaos check fix proto clean \
+  bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
@@ -33,8 +33,9 @@ install: $(DEV)  ## the environment .venv, with the package as editable
 demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritten digits; ARGS="…" are passed on
 	@$(BIN)/lockstep demo $(ARGS)
 
+# Three at once on two processors: tests of real processes wait for a third of their time.
 test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
-	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
+	@$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
 # The second line is the soak, which needs the machine for itself. SOAK=0 leaves it out.
 SOAK ?= 600
@@ -71,6 +72,9 @@ bench-apply: $(DEV)  ## each optimizer's apply against a copy of as many bytes
 
 bench-memory: $(DEV)  ## the memory of a parameter server at 256 MiB, and whether it grows over 2,000 steps
 	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-checkpoint: $(DEV)  ## what saving costs: how long steps wait for the copy, and a step's time with each --durability; 3 minutes
+	@$(BIN)/python -m benchmarks.checkpoint && $(BIN)/python -m benchmarks.durability $(ARGS)
 
 bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encoding of gradients and variables
 	@$(BIN)/python -m benchmarks.compression $(ARGS)

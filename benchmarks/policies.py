@@ -14,7 +14,6 @@ import numpy as np
 
 from benchmarks.policy_worker import PolicyWork, WorkReport
 from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.digits_examples import load_digits, save_digits
 from lockstep.supervision import LaunchFailed, Supervisor
 from ps_protocol.policy_spec import PolicySpec
 from worker_client import async_policy, ssp_policy, sync_policy
@@ -69,20 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
     """Yields each policy's figures, printed."""
     settings = [setting for setting in SETTINGS if not options.only or setting.name in options.only]
-    with tempfile.TemporaryDirectory() as directory:
-        digits = Path(directory) / "digits"
-        save_digits(load_digits(), path=digits)
-        if not options.json:
-            _print_row(_COLUMNS)
-            _print_row(["---"] * len(_COLUMNS))
-        for setting in settings:
-            runs = [_figures(_run(setting, options, digits=digits)) for _ in range(max(1, options.repeat))]
-            row = _median(runs)
-            print(json.dumps({"policy": setting.name, **row}) if options.json else _row(setting.name, row), flush=True)
-            yield setting.name, row
+    if not options.json:
+        _print_row(_COLUMNS)
+        _print_row(["---"] * len(_COLUMNS))
+    for setting in settings:
+        runs = [_figures(_run(setting, options)) for _ in range(max(1, options.repeat))]
+        row = _median(runs)
+        print(json.dumps({"policy": setting.name, **row}) if options.json else _row(setting.name, row), flush=True)
+        yield setting.name, row
 
 
-def _run(setting: Setting, options: argparse.Namespace, *, digits: Path) -> list[WorkReport]:
+def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
     """Trains with processes for all roles; every setting applies as many contributions. Raises LaunchFailed in the words of what failed."""
     share = setting.contributions_a_step(options.workers)
     spec = ClusterSpec(
@@ -114,7 +110,6 @@ def _run(setting: Setting, options: argparse.Namespace, *, digits: Path) -> list
             pace_s=options.pace,
             slow_worker=options.workers - 1,
             slowdown=options.slowdown,
-            digits=str(digits),
             go=str(go),
         )
         command = [sys.executable, "-m", "benchmarks.policy_worker", json.dumps(dataclasses.asdict(work))]

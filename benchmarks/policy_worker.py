@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import worker_client
-from lockstep.digits_examples import Examples, read_digits, split
+from lockstep.digits_examples import Examples, load_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
 from worker_client import Session
 
@@ -26,7 +26,6 @@ class PolicyWork:
     pace_s: float
     slow_worker: int
     slowdown: float
-    digits: str
     go: str
 
 
@@ -47,7 +46,7 @@ class WorkReport:
 def main() -> None:
     """Trains until the cluster is finished; the work is given as JSON in the first argument."""
     work = PolicyWork(**json.loads(sys.argv[1]))
-    train, test = split(read_digits(Path(work.digits)))
+    train, test = split(load_digits())
     with worker_client.connect() as session:
         session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.sgd(work.learning_rate))
         _say({"event": "up"})

@@ -14,7 +14,8 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.watching import POLL_S
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines, with_checkout
+from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.environments import with_checkout
 from lockstep.process import Process, ProcessSpec
 from lockstep.supervision import LaunchFailed, Supervisor
 

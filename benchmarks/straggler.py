@@ -15,7 +15,6 @@ from benchmarks.straggler_figures import RunOfArm, arm_figures, predict, run_of_
 from benchmarks.straggler_plot import plot_stragglers
 from benchmarks.straggler_worker import Look, StragglerReport, StragglerWork
 from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.digits_examples import load_digits, save_digits
 from lockstep.simulation_result import SimulationResult
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
 from lockstep.trace import HEADER
@@ -59,19 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, list[RunOfArm]]:
     """Returns the runs of each number of backups. One arm after the other, again and again, so that a busy minute falls on all."""
     arms: dict[int, list[RunOfArm]] = {number: [] for number in backups}
-    with tempfile.TemporaryDirectory() as directory:
-        digits = Path(directory) / "digits"
-        save_digits(load_digits(), path=digits)
-        for number in range(options.repeat):
-            for num_backups in backups:
-                run = _run(options, num_backups=num_backups, digits=digits, seed=options.seed + number)
-                arms[num_backups].append(run)
-                mean_ms = 1e3 * statistics.fmean(run.step_s)
-                print(f"R={run.num_required} run {number + 1}: mean step {mean_ms:.1f} ms", file=sys.stderr, flush=True)
+    for number in range(options.repeat):
+        for num_backups in backups:
+            run = _run(options, num_backups=num_backups, seed=options.seed + number)
+            arms[num_backups].append(run)
+            mean_ms = 1e3 * statistics.fmean(run.step_s)
+            print(f"R={run.num_required} run {number + 1}: mean step {mean_ms:.1f} ms", file=sys.stderr, flush=True)
     return arms
 
 
-def _run(options: argparse.Namespace, *, num_backups: int, digits: Path, seed: int) -> RunOfArm:
+def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfArm:
     """Trains once, with processes for all roles. Raises LaunchFailed in the words of what failed."""
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, max_steps=options.steps)
     reports: dict[str, StragglerReport] = {}
@@ -97,7 +93,6 @@ def _run(options: argparse.Namespace, *, num_backups: int, digits: Path, seed: i
             probability=options.probability,
             seed=seed,
             look_every=max(1, options.steps // 60),
-            digits=str(digits),
             go=str(go),
         )
         command = [sys.executable, "-m", "benchmarks.straggler_worker", json.dumps(dataclasses.asdict(work))]

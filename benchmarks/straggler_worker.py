@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import worker_client
-from lockstep.digits_examples import Examples, read_digits, split
+from lockstep.digits_examples import Examples, load_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
 from ps_protocol.tensors import Array
 from worker_client import Session
@@ -31,7 +31,6 @@ class StragglerWork:
     probability: float
     seed: int
     look_every: int
-    digits: str
     go: str
 
 
@@ -68,7 +67,7 @@ def delay_s(work: StragglerWork, *, worker: int, step: int) -> float:
 def main() -> None:
     """Trains until the cluster is finished; the work is given as JSON in the first argument."""
     work = StragglerWork(**json.loads(sys.argv[1]))
-    train, test = split(read_digits(Path(work.digits)))
+    train, test = split(load_digits())
     with worker_client.connect() as session:
         session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.sgd(work.learning_rate))
         print(json.dumps({"event": "up"}), flush=True)

@@ -13,7 +13,7 @@ from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.role import RoleWork
 from benchmarks.watching import Watcher
 from benchmarks.workload import NUM_WARMUP_STEPS, Workload
-from lockstep.cluster import with_checkout
+from lockstep.environments import with_checkout
 from lockstep.process import ProcessSpec
 from lockstep.supervision import Supervisor
 

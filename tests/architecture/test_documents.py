@@ -1,6 +1,7 @@
 """The documents agree with the repository: links lead somewhere, commands and flags exist. Knows their words; runs no cluster."""
 
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -11,20 +12,6 @@ import pytest
 from tests.architecture.source_tree import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
-COMMANDS = {
-    "ps": ["-m", "ps_server"],
-    "chief": ["-m", "chief"],
-    **{name: ["-m", "lockstep", name] for name in ("up", "demo", "status", "policy", "set", "plan", "finish", "health")},
-    "step": ["-m", "benchmarks.step"],
-    "table": ["-m", "benchmarks.table"],
-    "policies": ["-m", "benchmarks.policies"],
-    "peers": ["-m", "benchmarks.peers"],
-    "sparse_table": ["-m", "benchmarks.sparse_table"],
-    "straggler": ["-m", "benchmarks.straggler"],
-    "profile": ["-m", "benchmarks.profile"],
-    "page": ["-m", "benchmarks.page"],
-    **{f"scale {name}": ["-m", "benchmarks.scale", name] for name in ("workers", "variables", "servers")},
-}
 
 
 def _name(path: Path) -> str:
@@ -32,9 +19,10 @@ def _name(path: Path) -> str:
 
 
 @functools.cache
-def _help(command: str) -> str:
-    words = [sys.executable, *COMMANDS[command], "--help"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
+def _helps() -> dict[str, str]:
+    words = [sys.executable, "-m", "tests.architecture.command_helps"]
+    helps: dict[str, str] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout)
+    return helps
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -51,8 +39,6 @@ def test_make_targets_exist(page: Path) -> None:
     assert not [target for target in named if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)]
 
 
-# In one process, so that each command is asked once.
-@pytest.mark.xdist_group("help")
 @pytest.mark.parametrize(
     "page",
     [
@@ -62,19 +48,18 @@ def test_make_targets_exist(page: Path) -> None:
     ids=_name,
 )
 def test_flags_exist(page: Path) -> None:
-    known = {flag for command in COMMANDS for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
+    known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
     foreign = {"--build", "--scale", "--its"}  # docker's, and the example's own
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
     assert named <= known | foreign, named - known - foreign
 
 
-@pytest.mark.xdist_group("help")
 def test_every_flag_of_the_servers_is_documented() -> None:
     text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     flags = {
         flag
         for command in ("ps", "chief", "up", "demo", "status", "policy", "set")
-        for flag in re.findall(r"--[a-z][a-z-]+", _help(command))
+        for flag in re.findall(r"--[a-z][a-z-]+", _helps()[command])
     }
     assert flags - {"--help"} <= set(re.findall(r"--[a-z][a-z-]+", text)), flags - set(re.findall(r"--[a-z][a-z-]+", text))
 

@@ -16,7 +16,8 @@ PURE = {
     *("shard", "chief", "backoff", "version", "addresses", "handshake", "tf_config"),
     *("averages", "clipping", "policy_spec", "variable_options", "accumulators", "partitioners"),
     *("encodings", "encodings_halves", "encodings_int8", "encodings_top_k", "encodings_frames", "encodings_gradients"),
-    *("shared_memory", "worker_slots"),
+    "finite",
+    *("shared_memory", "worker_slots", "one_line"),
     *(
         "shard_values",
         "shard_save_values",
@@ -93,9 +94,12 @@ def _layer(package: str, module_stem: str) -> int:
 
 def _is_core(path: Path) -> bool:
     package = path.relative_to(ROOT).parts[0]
+    # That of ps_protocol prepares the import of grpc, whoever comes to it.
+    if _stem(path) == "__init__":
+        return False
     if package == "ps_protocol":
         return _is_pure(module_name(path))
-    return package in SHELLS and _stem(path) != "__init__" and _layer(package, _stem(path)) == 0
+    return package in SHELLS and _layer(package, _stem(path)) == 0
 
 
 def _where(path: Path, imported: Import) -> str:

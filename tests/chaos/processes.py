@@ -85,7 +85,7 @@ class Cluster:
         """Starts a process, also one that was there before; `address` is another one than before (chief)."""
         life = self.lives[name] = self.lives.get(name, 0) + 1
         points = failpoints or ((self.plan.failpoints or {}).get(name, "") if life == 1 else "")
-        environment = {**os.environ, "LOCKSTEP_TRANSPORT": self.plan.transport, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "LOCKSTEP_TRANSPORT": self.plan.transport}
         environment |= {"LOCKSTEP_FAILPOINTS": points} if points else {}
         environment |= {"LOCKSTEP_ENABLE_FAILPOINTS": "1"} if points and name.startswith("worker") else {}
         environment |= {"LOCKSTEP_HISTORY": str(self.history)} if self.plan.history else {}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.checkpoint import main as checkpoint
+from benchmarks.durability import main as durability
 from benchmarks.page import main as page
 from benchmarks.peers.__main__ import main as peers
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
@@ -49,10 +50,13 @@ def test_benchmark_measures_every_role_and_says_what_carried_it(
     assert report["total_pss_bytes"] > 0.9 * max(report["pss_bytes"].values())
 
 
-def test_a_step_that_waits_for_its_checkpoint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--durability", "step", "--json"]) == 0
+def test_each_durability_is_measured_on_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--sizes", "4KiB/4", "--saves", "1", "--between", "5", "--repeat", "1"]
+    assert durability([*few, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["durability"] == "step" and report["num_accepted"] == 10
+    assert min(report[f"{name}_ms"] for name in ("none", "interval", "step", "copy")) > 0
+    assert report["steps_between"] == 5 and "excess_ms" in report
+    assert durability(["--between", "3"]) == durability(["--sizes", "4"]) == 2
 
 
 def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:

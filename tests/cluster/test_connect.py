@@ -146,6 +146,16 @@ with worker_client.connect(sys.argv[1]) as session:
     assert read_line(process.stdout) == "parent: ACCEPTED"
 
 
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Returns when all threads of a process stand still: one takes the signal, and until then others may still apply something."""
+    os.kill(process.pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(
+        lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
+        what="the process stands still",
+    )
+
+
 @pytest.mark.parametrize("phase", ["connecting", "joining", "waiting", "pushing", "reading"])
 def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack, socket_dir: Path) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
@@ -159,11 +169,11 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
         stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
     if phase == "joining":
         # It waits for a parameter server that does not take the first values.
-        os.kill(ps.pid, signal.SIGSTOP)
+        stop(ps)
     worker = start_python(stack, "-m", "tests.cluster.interrupted_worker", phase, address)
     assert read_line(worker.stdout) == phase
     if phase in ("pushing", "reading"):
-        os.kill(ps.pid, signal.SIGSTOP)
+        stop(ps)
         assert worker.stdin is not None
         worker.stdin.write(b"\n")
         worker.stdin.flush()
@@ -180,15 +190,6 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
         assert [participant.failure for participant in status.participants if participant.state == "left"] == ["KeyboardInterrupt"]
 
 
-def await_stopped(process: "subprocess.Popen[bytes]") -> None:
-    """Waits until all threads of a process stand still: one takes the signal, and until then others may still apply something."""
-    tasks = Path(f"/proc/{process.pid}/task")
-    wait_until(
-        lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
-        what="the process stands still",
-    )
-
-
 def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,9 +198,8 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     address = announced(chief, socket_dir / "chief.address")
     session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="grpc"))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    os.kill(ps.pid, signal.SIGSTOP)
+    stop(ps)
     stack.callback(ps.send_signal, signal.SIGCONT)
-    await_stopped(ps)
     results: list[object] = []
     pushing = threading.Thread(target=lambda: results.append(session.push({"w": np.ones(3)})), daemon=True)
     pushing.start()
@@ -217,9 +217,8 @@ def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack
     address = announced(chief, socket_dir / "chief.address")
     session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="shared_memory"))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    os.kill(ps.pid, signal.SIGSTOP)
+    stop(ps)
     stack.callback(ps.send_signal, signal.SIGCONT)
-    await_stopped(ps)
     # The push itself calls nobody.
     with pytest.raises(DeadlineExceeded):
         session.step({"w": np.ones(3)}, timeout_s=0)
@@ -238,7 +237,7 @@ def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_
     chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
     session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    os.kill(ps.pid, signal.SIGSTOP)
+    stop(ps)
     stack.callback(ps.send_signal, signal.SIGCONT)
     with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: the parameter servers are being told") as caught:
         session.set_policy(worker_client.async_policy(), timeout_s=1)

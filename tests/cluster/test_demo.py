@@ -15,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from lockstep.demo_display import PlainDisplay, progress_line
 from lockstep.demo_progress import Progress, ProgressMeter, WorkerProgress
-from lockstep.digits_examples import MISSING, load_digits, read_digits, save_digits, split
+from lockstep.digits_examples import MISSING, load_digits, split
 from lockstep.digits_model import Evaluation, evaluate, initial_values, loss_and_gradients
+from tests.cluster.commands import lockstep_here
+from tests.cluster_status import cluster_status, worker_status
 
 # Enough where it does not matter what is trained.
 SMALL = ("--ps", "1", "--workers", "2", "--backup-workers", "0")
@@ -120,10 +123,9 @@ def test_workers_have_parts_of_the_training_examples_and_none_of_the_test_exampl
     assert [len(train.labels), len(test.labels)] == [1437, 360]
 
 
-def test_the_digits_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
-    rows = load_digits()
-    save_digits(rows, path=tmp_path / "digits")
-    assert np.array_equal(read_digits(tmp_path / "digits"), rows)
+def test_the_digits_are_those_that_scikit_learn_loads() -> None:
+    rows, theirs = load_digits(), datasets.load_digits()
+    assert np.array_equal(rows, np.column_stack([theirs.data, theirs.target]))
     train, test = split(rows)
     assert train.images.dtype == np.float32 and train.images.min() == 0.0 and train.images.max() == 1.0
     assert sorted(set(test.labels)) == list(range(10))
@@ -137,22 +139,20 @@ def test_a_worker_that_is_replaced_draws_the_same_batches() -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    from tests.cluster.test_status import STATUS
-
+    status = cluster_status()
     meter = ProgressMeter(num_workers=3)
     nothing = Evaluation(loss=0.0, accuracy=0.0)
     rates = [
-        meter.measure(train=nothing, test=nothing, step=step, status=STATUS, elapsed_s=at).steps_per_s
+        meter.measure(train=nothing, test=nothing, step=step, status=status, elapsed_s=at).steps_per_s
         for at, step in [(0.0, 0), (1.0, 10), (2.0, 20), (10.0, 420), (11.0, 470)]
     ]
     assert rates == [0.0, 10.0, 10.0, pytest.approx(50.0), pytest.approx(50.0)]
 
 
 def test_a_worker_that_has_not_come_yet_has_no_contributions() -> None:
-    from tests.cluster.test_status import STATUS
-
     nothing = Evaluation(loss=0.0, accuracy=0.0)
-    progress = ProgressMeter(num_workers=3).measure(train=nothing, test=nothing, step=41, status=STATUS, elapsed_s=1.0)
+    status = cluster_status(worker_status(0, num_accepted=42), worker_status(1, num_accepted=41))
+    progress = ProgressMeter(num_workers=3).measure(train=nothing, test=nothing, step=41, status=status, elapsed_s=1.0)
     assert [worker.num_accepted for worker in progress.workers] == [42, 41, 0]
 
 
@@ -199,16 +199,15 @@ def test_the_live_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_arguments_that_make_no_sense_are_told_in_one_line(arguments: list[str], words: str) -> None:
-    with demo(*arguments) as process:
-        _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 2
-    assert words in stderr
-    assert len(stderr.splitlines()) == 1
+    refused = lockstep_here("demo", *arguments)
+    assert refused.returncode == 2
+    assert words in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
 
 
 def test_without_scikit_learn_the_demo_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sklearn").mkdir()
-    (tmp_path / "sklearn" / "__init__.py").write_text("raise ImportError('hidden by a test')\n")
+    (tmp_path / "sklearn" / "__init__.py").touch()
     with demo("--output", str(tmp_path / "out"), PYTHONPATH=str(tmp_path)) as process:
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == 1

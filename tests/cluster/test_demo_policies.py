@@ -11,6 +11,7 @@ from lockstep.digits_examples import load_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
 from lockstep.digits_optimizers import NAMES, optimizer_of
 from ps_protocol.optimizer_spec import OPTIMIZERS, UPDATE_RULES
+from tests.cluster.commands import lockstep_here
 from tests.cluster.test_demo import demo
 
 
@@ -67,7 +68,6 @@ def test_every_optimizer_that_takes_gradients_can_be_named() -> None:
     ],
 )
 def test_arguments_that_make_no_sense_together_are_told_in_one_line(arguments: str, words: str) -> None:
-    with demo(*arguments.split()) as process:
-        _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 2
-    assert words in stderr and len(stderr.splitlines()) == 1
+    refused = lockstep_here("demo", *arguments.split())
+    assert refused.returncode == 2
+    assert words in refused.stderr and len(refused.stderr.splitlines()) == 1

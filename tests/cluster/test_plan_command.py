@@ -13,7 +13,7 @@ import pytest
 import worker_client
 from lockstep.trace import HEADER, parse_trace
 from ps_protocol.tensors import Array
-from tests.cluster.test_status import cluster, lockstep
+from tests.cluster.commands import cluster, lockstep_here
 from tests.waiting import wait_until
 
 STEPS, COMPUTING_S = 12, (0.05, 0.12)
@@ -21,7 +21,7 @@ STEPS, COMPUTING_S = 12, (0.05, 0.12)
 
 def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
-    result = lockstep("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backups", "0,1,2", "--compare", "ssp:2,async")
+    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backups", "0,1,2", "--compare", "ssp:2,async")
     assert result.returncode == 0, result.stderr
     assert "recommended: b = " in result.stdout and "--total-num-replicas" in result.stdout
     assert "ssp(2)" in result.stdout and "async" in result.stdout
@@ -31,10 +31,10 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"{worker},{step},{9.0 if worker == 3 else 1.0}" for step in range(5) for worker in range(4)]
     trace.write_text("\n".join([HEADER, *rows]))
-    text = lockstep("plan", str(trace), "--rounds", "30").stdout
+    text = lockstep_here("plan", str(trace), "--rounds", "30").stdout
     assert "4 workers; computing: 20 measured times of 4 workers" in text
     assert "recommended: b = 1" in text and "--replicas-to-aggregate 3 --total-num-replicas 4" in text
-    plain = json.loads(lockstep("plan", str(trace), "--rounds", "30", "--json").stdout)
+    plain = json.loads(lockstep_here("plan", str(trace), "--rounds", "30", "--json").stdout)
     assert plain["recommended_backups"] == 1
     assert [row["step_s"] for row in plain["rows"]] == pytest.approx([9.0, 1.0, 1.0])
 
@@ -59,13 +59,13 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments: str, words: str) -> None:
-    result = lockstep("plan", *arguments.split())
+    result = lockstep_here("plan", *arguments.split())
     assert result.returncode == 2, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_an_absent_chief_leaves_no_file(tmp_path: Path, socket_dir: Path) -> None:
-    result = lockstep("plan", "--record", str(tmp_path / "trace.csv"), "--chief", f"unix:{socket_dir}/none.sock")
+    result = lockstep_here("plan", "--record", str(tmp_path / "trace.csv"), "--chief", f"unix:{socket_dir}/none.sock")
     assert result.returncode == 1 and "no chief answers" in result.stderr
     assert not list(tmp_path.iterdir())
 
@@ -102,4 +102,4 @@ def test_a_trace_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> Non
         times = [row.seconds for row in rows if row.worker == index]
         assert len(times) >= 2
         assert np.median(times) > COMPUTING_S[index] - 0.02  # how much longer is the machine's affair
-    assert "recommended: b = " in lockstep("plan", str(trace), "--rounds", "10").stdout
+    assert "recommended: b = " in lockstep_here("plan", str(trace), "--rounds", "10").stdout

@@ -10,12 +10,19 @@ import pytest
 import worker_client
 from lockstep.cluster import LocalCluster
 from ps_protocol.tensors import Array
-from tests.cluster.test_status import cluster, lockstep
+from tests.cluster.commands import cluster, lockstep, lockstep_here
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LocalCluster]:
     with cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """For all that a cluster refuses, which leaves it as it was."""
+    with cluster(tmp_path_factory.mktemp("unchanged")) as started:
         yield started
 
 
@@ -75,15 +82,15 @@ def test_the_placement_is_shown_as_text_and_as_json(running: LocalCluster) -> No
         ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
     ],
 )
-def test_a_change_that_cannot_be_made_is_told_in_one_line(running: LocalCluster, command: str, code: int, words: str) -> None:
-    result = lockstep(*command.split(), "--chief", running.chief_address)
+def test_a_change_that_cannot_be_made_is_told_in_one_line(unchanged: LocalCluster, command: str, code: int, words: str) -> None:
+    result = lockstep_here(*command.split(), "--chief", unchanged.chief_address)
     assert result.returncode == code, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", [["policy", "async"], ["set", "learning_rate=1"]])
 def test_without_a_chief_the_command_says_so(command: list[str], socket_dir: Path) -> None:
-    assert lockstep(*command).returncode == 2
-    absent = lockstep(*command, "--chief", f"unix:{socket_dir}/none.sock")
+    assert lockstep_here(*command).returncode == 2
+    absent = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert absent.returncode == 1
     assert f"no chief answers at unix:{socket_dir}/none.sock" in absent.stderr

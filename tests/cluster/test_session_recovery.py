@@ -1,5 +1,6 @@
 """Sessions over real processes that are killed: a parameter server, and a chief that comes back elsewhere. Their loops see no error."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import worker_client
+from ps_protocol.memory_segments import NAME_PREFIX, can_share
 from tests.contract.clusters import ROOT, end
 from tests.waiting import wait_until
 from worker_client import PushOutcome, Session
@@ -101,6 +103,39 @@ def cluster(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Killed
             cluster.stop()
 
 
+@pytest.mark.parametrize("cluster", ["shared_memory"], indirect=True)
+@pytest.mark.skipif(not can_share(), reason="memory cannot be shared on this system, so there is none to let go")
+def test_memory_of_a_server_that_is_gone_is_let_go(cluster: KilledCluster) -> None:
+    """A program that makes few objects seldom looks for cycles: what they keep stays for hours."""
+
+    def begin(epoch: int) -> None:
+        cluster.servers[1].kill()
+        cluster.servers[1].wait()
+        cluster.servers[1] = cluster.start_server(1)
+        cluster.reach(lambda session: session.epoch == epoch, f"epoch {epoch}")
+        cluster.go_on(15)
+
+    gc.collect()
+    gc.disable()
+    try:
+        cluster.go_on(15)
+        # One of the workers keeps arrays of the first epoch.
+        begin(2)
+        before = mapped_bytes()
+        assert before
+        begin(3)
+        begin(4)
+        wait_until(lambda: mapped_bytes() <= before, what="what was shared with the servers before is not mapped any more")
+    finally:
+        gc.enable()
+
+
+def mapped_bytes() -> int:
+    """Bytes of segments that this process has in its address space."""
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if f"/memfd:{NAME_PREFIX}" in line]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
+
+
 def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
     cluster.go_on(15)
     cluster.servers[1].kill()
@@ -117,6 +152,20 @@ def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
     assert {session.epoch for session in cluster.sessions.values()} == {2}
     assert set(cluster.outcomes) <= {PushOutcome.ACCEPTED, PushOutcome.ROLLED_BACK}
     assert cluster.outcomes.count(PushOutcome.ROLLED_BACK) <= 2
+
+
+def test_workers_go_on_in_another_life_of_the_cluster_when_all_but_them_was_lost(cluster: KilledCluster) -> None:
+    cluster.go_on(15)
+    for process in (cluster.chief, *cluster.servers):
+        process.kill()
+        process.wait()
+    for index in range(2):
+        cluster.start_server(index)
+    cluster.start_chief("chief")
+    cluster.reach(lambda session: session.epoch == 2, "the new epoch")
+    cluster.go_on(15)
+    assert {session.num_rollbacks for session in cluster.sessions.values()} == {1}
+    assert set(cluster.outcomes) <= {PushOutcome.ACCEPTED, PushOutcome.ROLLED_BACK}
 
 
 @pytest.mark.parametrize("cluster", ["shared_memory"], indirect=True)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,7 +30,7 @@ def launch(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
     """Starts one parameter server and two workers that have joined the large model."""
     with ExitStack() as stack:
 
-        def launched(name: str = "only", *, transport: str = "shared_memory", **shape: int) -> RealCluster:
+        def launched(name: str = "only", *, transport: str = "shared_memory", **shape: Any) -> RealCluster:
             directory = socket_dir / name
             directory.mkdir()
             monkeypatch.setenv("LOCKSTEP_TRANSPORT", transport)

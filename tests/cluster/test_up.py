@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.commands import lockstep_here
 from tests.cluster.launching import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 from tests.waiting import wait_until
 
@@ -63,11 +64,11 @@ def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str])
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_each_worker_is_told_its_place(tmp_path: Path) -> None:
+def test_each_worker_is_told_its_place_and_nothing_of_another_cluster(tmp_path: Path) -> None:
     worker = "import os; print(*(os.environ[f'LOCKSTEP_{name}'] for name in ('WORKER_INDEX', 'NUM_WORKERS', 'CLUSTER', 'CHIEF')))"
-    code, out = run_up(
-        "--workers", "3", worker=worker, run_dir=tmp_path / "run", LOCKSTEP_CHIEF="10.0.0.1:1", LOCKSTEP_MAX_STEPS="nonsense"
-    )
+    others = {"LOCKSTEP_CHIEF": "10.0.0.1:1", "LOCKSTEP_MAX_STEPS": "nonsense", "LOCKSTEP_ADVERTISE": "nonsense"}
+    worker += "; assert 'LOCKSTEP_HISTORY' not in os.environ"
+    code, out = run_up("--workers", "3", worker=worker, run_dir=tmp_path / "run", **others, LOCKSTEP_HISTORY=str(tmp_path / "history"))
     assert code == 0, out
     for index in range(3):
         assert re.search(rf"^\[worker {index}\] {index} 3 up-\w+ unix:/\S+/chief\.sock$", out, re.MULTILINE), out
@@ -79,6 +80,7 @@ def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_cod
     assert code == 7, out
     assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
     assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert "WARNING chief.shard_tasks" not in out  # that a server has ended with all others is no news
 
 
 def test_a_failure_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:
@@ -90,8 +92,9 @@ def test_a_failure_within_the_backups_does_not_end_the_training(tmp_path: Path) 
     assert "training finished; failed on the way, within the backups: worker 2 (killed by SIGKILL)" in out
 
 
-def test_a_worker_killed_in_the_middle_of_training_with_a_backup_is_survived(tmp_path: Path) -> None:
-    with up("--workers", "3", "--backup-workers", "1", "--max-steps", "200", worker=TRAIN, run_dir=tmp_path / "run") as process:
+@pytest.mark.parametrize("flags", [["--backup-workers", "1"], ["--min-replicas", "2", "--lease", "1"]])
+def test_a_worker_killed_in_the_middle_of_training_is_survived_if_others_will_do(tmp_path: Path, flags: list[str]) -> None:
+    with up("--workers", "3", *flags, "--max-steps", "200", worker=TRAIN, run_dir=tmp_path / "run") as process:
         lines = read_until(process, "[worker 1] step")
         victim = next(one for one in descendants(process) if one.environ().get("LOCKSTEP_WORKER_INDEX") == "1")
         victim.kill()
@@ -100,14 +103,26 @@ def test_a_worker_killed_in_the_middle_of_training_with_a_backup_is_survived(tmp
     assert "worker 1" in out and "killed by SIGKILL" in out and "training finished" in out
 
 
-def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: Path) -> None:
-    with up("--ps", "2", "--workers", "2", worker=TRAIN, run_dir=tmp_path / "run") as process:
+def test_a_worker_that_stays_after_the_end_of_training_is_named(tmp_path: Path) -> None:
+    worker = f"import os, threading\n{TRAIN}\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '1':\n    threading.Event().wait(300)"
+    with up("--workers", "2", "--max-steps", "3", worker=worker, run_dir=tmp_path / "run") as process:
+        (line,) = read_until(process, "training is over, and chief and parameter servers have ended; waiting for worker 1 (pid ")[-1:]
+        assert "worker 0" not in line
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(("flags", "module"), [([], "ps_server"), (["--chief-in-ps"], "lockstep.combined")])
+def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: Path, flags: list[str], module: str) -> None:
+    with up("--ps", "2", "--workers", "2", *flags, worker=TRAIN, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] step")
         everybody = descendants(process)
-        next(one for one in everybody if "ps_server" in one.cmdline()).kill()
+        next(one for one in everybody if module in one.cmdline()).kill()
         out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGKILL
     assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL", out)
+    assert "its part of the model is lost with it: there are no checkpoints to go back to" in out
     assert are_gone(everybody)
 
 
@@ -196,6 +211,18 @@ def test_standbys_are_started_beside_the_servers_and_end_with_them(tmp_path: Pat
         assert f"[{name}]" in out
 
 
+def test_a_server_whose_other_half_came_back_empty_is_not_said_to_be_replaceable(tmp_path: Path) -> None:
+    with up("--standbys", worker=TRAIN, run_dir=tmp_path / "run") as process:
+        read_until(process, "[worker 0] step")
+        for flag, words in (("ps0", "standby 0 has the same, and training goes on"), ("standby0", "the model is lost")):
+            victim = next(one for one in descendants(process) if any(f"/{flag}.sock" in word for word in one.cmdline()[:6]))
+            victim.kill()
+            read_until(process, words)
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 1, out
+    assert "was restarted and has lost its variables" in out
+
+
 def test_no_colour_and_no_control_sequence_reaches_a_file(tmp_path: Path) -> None:
     _, out = run_up("--max-steps", "3", worker=TRAIN, run_dir=tmp_path / "run")
     assert "\x1b" not in out
@@ -219,6 +246,7 @@ def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monke
         ([], "what shall the workers run?"),
         (["--"], "what shall the workers run?"),
         (["--workers", "2", "--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["--", "README.md"], "'README.md' cannot be run as a program; a Python file is run by: … -- python README.md"),
         (["--workers", "0", "--", "python"], "--workers: got 0, want 1 or more"),
         (["--workers", "many", "--", "python"], "invalid int value: 'many'"),
         (["--ps", "-1", "--", "python"], "--ps: got -1"),
@@ -231,6 +259,6 @@ def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monke
     ],
 )
 def test_arguments_that_make_no_sense_are_told_before_anything_starts(arguments: list[str], words: str) -> None:
-    result = subprocess.run([sys.executable, "-m", "lockstep", "up", *arguments], capture_output=True, text=True, timeout=20)
+    result = lockstep_here("up", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr

@@ -82,3 +82,25 @@ def test_a_policy_that_makes_no_sense_is_told_before_anything_starts(tmp_path: P
     code, out = run_up("--policy", "async", "--backup-workers", "1", "--workers", "2", worker=EARLY, run_dir=tmp_path / "run")
     assert code == 2
     assert "--backup-workers: only the policy sync has steps of several contributions, not async" in out
+
+
+SPOILT = """
+import numpy as np
+import worker_client
+with worker_client.connect() as session:
+    session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+    session.set_policy(worker_client.async_policy())
+    for gradient in (np.array([1, np.nan, np.inf, 1]), np.ones(4)):
+        try:
+            session.step({"w": gradient})
+        except worker_client.PsError as error:
+            print("refused", error.reason, error.message, flush=True)
+    print("values", session.read()["w"].tolist(), flush=True)
+"""
+
+
+def test_gradients_that_are_not_finite_are_refused_whatever_the_policy_becomes(tmp_path: Path) -> None:
+    code, out = run_up("--reject-nonfinite", "--chief-in-ps", worker=SPOILT, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "refused NON_FINITE_GRADIENT 'w' has 2 non-finite values (worker 0, step 0); nothing was changed" in out
+    assert "values [-0.5, -0.5, -0.5, -0.5]" in out

@@ -28,6 +28,7 @@ class Shape:
     total_num_replicas: int | None = None
     max_steps: int | None = None
     lease_s: float = 10.0
+    reject_nonfinite: bool = False
 
 
 class AnyCluster(Protocol):
@@ -53,6 +54,7 @@ class LocalTestCluster:
             replicas_to_aggregate=shape.replicas_to_aggregate,
             total_num_replicas=shape.total_num_replicas,
             max_steps=shape.max_steps,
+            reject_nonfinite=shape.reject_nonfinite,
         )
 
     def session(self, worker_index: int | None = None) -> Session:
@@ -113,7 +115,7 @@ def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], dire
         "--lease": shape.lease_s,
     }
     command = [sys.executable, "-m", "chief", "--address", f"unix:{directory}/chief", "--announce", str(directory / "chief.address")]
-    command += ["--ps", ",".join(ps_addresses)]
+    command += ["--ps", ",".join(ps_addresses), *(["--reject-nonfinite"] if shape.reject_nonfinite else [])]
     for flag, value in options.items():
         command += [flag, str(value)] if value is not None else []
     chief = subprocess.Popen(command, cwd=ROOT)

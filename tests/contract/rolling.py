@@ -25,7 +25,7 @@ class RollingCluster:
         self._sizes = sizes
         self._timeout_s = timeout_s
         self.lease_s = lease_s
-        self.epoch = 1
+        self.epoch = self.life = 1
         self.num_rollbacks = 0
         self.incarnation_offsets: dict[int, int] = {}
         self.registered: set[tuple[ParticipantKind, int]] = set()
@@ -54,6 +54,12 @@ class RollingCluster:
         self.inner, self.incarnation_offsets = inner, {0: 1}
         self.num_rollbacks += 1
 
+    def begin_anew(self) -> None:
+        """Has a cluster in its place that knows nothing of it, and begins with the same first values in an epoch of the same number."""
+        epoch = self.epoch
+        self.roll_back()
+        self.epoch, self.life = epoch, self.life + 1
+
     def rise(self) -> None:
         """Has a new epoch at the step that is open: its checkpoint was the newest."""
         self.epoch += 1
@@ -72,21 +78,22 @@ class RollingCluster:
         """Returns what a caller has given as the cluster behind knows it."""
         match value:
             case Participant():
-                self._check_epoch(value.epoch)
+                self._check_epoch(value.epoch, value.life)
                 if (value.kind, value.index) not in self.registered:
                     raise LeaseExpired(f"worker {value.index} (incarnation {value.incarnation}) is not registered here. Register again")
-                return dataclasses.replace(value, epoch=1, incarnation=value.incarnation + self._offset(value.index))
+                return dataclasses.replace(value, epoch=1, life=0, incarnation=value.incarnation + self._offset(value.index))
             case PushCommit():
                 return dataclasses.replace(value, push_id=self._push_id(value.push_id))
             case PushHeader():
-                self._check_epoch(value.epoch)
-                return dataclasses.replace(value, epoch=1, push_id=self._push_id(value.push_id))
+                self._check_epoch(value.epoch, value.life)
+                return dataclasses.replace(value, epoch=1, life=0, push_id=self._push_id(value.push_id))
         return value
 
     def outside(self, registration: Registration) -> Registration:
         """Returns a registration as the caller is to see it."""
         inner = registration.participant
-        participant = dataclasses.replace(inner, epoch=self.epoch, incarnation=inner.incarnation - self._offset(inner.index))
+        incarnation = inner.incarnation - self._offset(inner.index)
+        participant = dataclasses.replace(inner, epoch=self.epoch, life=self.life, incarnation=incarnation)
         self.registered.add((inner.kind, inner.index))
         return dataclasses.replace(registration, participant=participant, lease_s=self.lease_s)
 
@@ -105,7 +112,9 @@ class RollingCluster:
     def _offset(self, worker: int) -> int:
         return self.incarnation_offsets.get(worker, 0)
 
-    def _check_epoch(self, epoch: int) -> None:
+    def _check_epoch(self, epoch: int, life: int = 0) -> None:
+        if life not in (0, self.life):
+            raise EpochMismatch("the cluster that you have joined was lost as a whole. Connect again")
         if epoch != self.epoch:
             raise EpochMismatch(f"cluster epoch is {self.epoch}, you have {epoch} (rolled back to step 0). Connect again")
 

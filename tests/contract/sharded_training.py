@@ -89,7 +89,7 @@ class ShardedTraining:
             request = ApplyRequest(epoch=self.epoch, chief_incarnation=CHIEF, step=self.step, contributors=push_ids)
             for index, shard in enumerate(self.shards):
                 for push_id in push_ids:
-                    self._push(index, push_id)
+                    self.push(index, push_id)
                 shard.apply_step(request)
             self.step += 1
 
@@ -172,7 +172,8 @@ class ShardedTraining:
             target = states.setdefault(piece.variable.name + (f"@{slot}" if slot else ""), _zeros(piece.variable))
             _cut(target, piece)[...] = into
 
-    def _push(self, index: int, push_id: PushId) -> None:
+    def push(self, index: int, push_id: PushId) -> None:
+        """Gives a shard its part of a contribution to the present step."""
         layout, seed = self.layouts[index], 1 + self.step * NUM_WORKERS + push_id.worker
         pieces, parts = ([self._arena(index, seed=seed)] if layout.slices else []), []
         for position, piece in enumerate(layout.tables):

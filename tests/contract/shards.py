@@ -263,6 +263,7 @@ class Trainer:
         accepts_stale: bool = False,
         applies_on_arrival: bool = False,
         optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = (),
+        rejects_nonfinite: bool = False,
         chief_incarnation: int = CHIEF,
     ) -> None:
         """Changes how the shard works."""
@@ -275,6 +276,7 @@ class Trainer:
                 accepts_stale=accepts_stale,
                 applies_on_arrival=applies_on_arrival,
                 optimizers=optimizers,
+                rejects_nonfinite=rejects_nonfinite,
             )
         )
 

@@ -11,6 +11,7 @@ import worker_client
 from ps_protocol.errors import (
     DeadlineExceeded,
     IncompletePush,
+    InvalidSpec,
     ModelMismatch,
     ShapeMismatch,
     SlotNotFound,
@@ -201,6 +202,9 @@ def test_refused_gradients_change_nothing(start: Start) -> None:
         session.step({**ONES, "scale": np.ones(1)})
     with pytest.raises(IncompletePush):
         session.push({"table": ONES["table"]})
+    for give in (session.push, session.step):  # a function that forgot to return its gradients
+        with pytest.raises(InvalidSpec, match="gradients: got None"):
+            give(None)  # type: ignore[arg-type]
     with pytest.raises(SlotNotFound):
         session.get_slot("table", "nosuch")
     assert session.step(ONES, timeout_s=20).is_accepted

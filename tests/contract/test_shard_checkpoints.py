@@ -17,6 +17,7 @@ from ps_protocol.errors import (
     DataLoss,
     EpochMismatch,
     NotInitialized,
+    StepAhead,
     StepMismatch,
     Superseded,
 )
@@ -129,25 +130,42 @@ def test_caller_of_the_epoch_before_is_refused_after_a_restoration(open_training
     training.train(2)
 
 
+@pytest.fixture
+def no_look_for_cycles() -> Iterator[None]:
+    """A server that makes few objects seldom looks for cycles: what they keep stays for hours."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.skipif(not can_share(), reason="memory cannot be shared on this system, so there is none to give back")
-def test_memory_of_models_that_were_replaced_is_given_back(open_training: Open) -> None:
+@pytest.mark.parametrize("transport", ["grpc_unix", "shared_memory"])
+def test_memory_of_models_that_were_replaced_is_given_back(open_training: Open, transport: str, no_look_for_cycles: None) -> None:
     """Each restoration makes new memory for the variables; an open descriptor alone would keep the old."""
-    training = open_training(1, transport="shared_memory")
+    training = open_training(1, transport=transport)
     training.create()
     training.save("first")
 
     def num_segments() -> int:
-        gc.collect()
         found = 0
         for descriptor in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{NAME_PREFIX}")
         return found
 
-    training.restore("first", step=0, epoch=4)
-    before = num_segments()
-    for epoch in range(5, 10):
+    def replace(epoch: int) -> None:
         training.restore("first", step=0, epoch=epoch)
+        training.train(2)
+        training.step += 97
+        with pytest.raises(StepAhead):
+            training.push(0, PushId(worker=0, incarnation=1, sequence=100))
+
+    replace(4)
+    before = num_segments()
+    assert before
+    for epoch in range(5, 10):
+        replace(epoch)
     wait_until(lambda: num_segments() <= before, what="what was replaced is gone")
 
 

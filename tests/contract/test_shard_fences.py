@@ -1,5 +1,6 @@
 """What every `Shard` does, whatever carries it: who may call, and how it ends."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.segments import Segments
 from ps_protocol.shard import Adoption, PushId, Shard
-from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer
+from tests.contract.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, Trainer
 
 # Adoption and fences
 
@@ -80,6 +81,37 @@ def test_later_epoch_drops_what_is_staged(trainer: Trainer) -> None:
     assert trainer.shard.status().num_staged == 0
     with pytest.raises(ContributionMissing):
         trainer.apply(header.push_id, epoch=EPOCH + 1)
+
+
+# Lives
+
+
+@pytest.mark.parametrize("shard", [one for one in TRANSPORTS if one != "shared_memory"], indirect=True)
+def test_contribution_of_another_life_is_refused(trainer: Trainer) -> None:
+    """All servers were lost and the epoch begins again with the same number: a worker that was there before does not know.
+
+    Memory is shared with one process, which is of one life.
+    """
+    trainer.create()
+    trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, life=2**63 + 5)
+    assert trainer.shard.status().life == 2**63 + 5
+    mine = trainer.header()
+    with pytest.raises(EpochMismatch, match="the cluster has begun anew since you joined it"):
+        trainer.push(dataclasses.replace(mine, life=7))
+    assert trainer.shard.status().num_staged == 0
+    trainer.push(dataclasses.replace(mine, life=2**63 + 5))
+    trainer.push(trainer.header(worker=1))  # of one that knows no life
+    assert trainer.shard.status().num_staged == 2
+
+
+def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:
+    trainer.create()
+    trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, life=5)
+    with pytest.raises(Superseded, match="a chief of another life of the cluster has adopted it"):
+        trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 1, life=6)
+    assert trainer.shard.status().epoch == EPOCH
+    trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 2, life=6)
+    assert trainer.shard.status().life == 6, "that one has looked at who was here"
 
 
 # The end

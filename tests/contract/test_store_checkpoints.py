@@ -134,14 +134,6 @@ def test_copy_that_there_is_no_memory_for_harms_nobody(tmp_path: Path, later: La
     training.train(1)
 
 
-def test_memory_of_a_save_is_given_back(training: ShardedTraining, later: Later) -> None:
-    before = training.shards[0].status().allocated_bytes
-    training.shards[0].save(_request(training))
-    assert training.shards[0].status().allocated_bytes == before + 3 * 4096
-    later.do_all()
-    assert training.shards[0].status().allocated_bytes == before
-
-
 def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraining, later: Later) -> None:
     shard = training.shards[0]
     shard.save(_request(training))
