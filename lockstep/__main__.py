@@ -91,7 +91,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
 
 def _run_role(name: str, words: list[str]) -> NoReturn:
     """Turns this process into the role, so that signals and exit code are the role's own."""
-    from lockstep.cluster import with_checkout
+    from lockstep.environments import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
     module = "lockstep.combined" if name == "ps" and "--with-chief" in words else ROLES[name][0]

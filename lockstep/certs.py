@@ -185,7 +185,7 @@ def _host_name(host: str) -> "x509.GeneralName":
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host.isascii() or any(character.isspace() or character in "/:@" for character in host):
+    if not host or not host.isascii() or any(character.isspace() or character in "/:@" for character in host):
         raise InvalidSpec(f"--host: got {host[:80]!r}, want a name or an IP address, without a port")
     if "*" in host and (not host.startswith("*.") or "*" in host[1:] or "." not in host[2:].strip(".")):
         raise InvalidSpec(f"--host: got {host[:80]!r}; a star stands for one name before two others, as in *.ps.example; name each host")

@@ -139,6 +139,8 @@ def _export(arguments: argparse.Namespace) -> int:
     for skipped in found.skipped:
         if not skipped.is_foreign:
             print(f"skipped {skipped.tag}: {skipped.reason}", file=sys.stderr)
+    if not os.access(arguments.file.parent, os.W_OK | os.X_OK):
+        raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
     names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots)
     print(f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}")
     return 0

@@ -1,12 +1,12 @@
 """A cluster on this machine: which processes it has, their arguments and environments, and when they are ready. Knows no step."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.environments import FOREIGN, with_checkout
 from lockstep.policy_options import policy_flags
 from lockstep.process import Process, ProcessSpec, describe_end, shell_code
 from lockstep.recovery_options import NO_RECOVERY, Recovery
@@ -20,26 +20,6 @@ START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
 DEFAULT_POLICY = PolicySpec()
 
-# What the shell may say about some other cluster must not reach the roles of this one.
-_FOREIGN = {
-    f"LOCKSTEP_{name}": None
-    for name in (
-        *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX", "STANDBYS"),
-        *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX"),
-        *(
-            "CHECKPOINT_DIR",
-            "DURABILITY",
-            "CHECKPOINT_INTERVAL",
-            "CHECKPOINT_STEPS",
-            "KEEP_CHECKPOINTS",
-            "RESTORE",
-            "MIN_REPLICAS",
-            "HISTORY",
-        ),
-        *("POLICY", "TOKENS", "NUM_TOKENS", "STALENESS", "NO_LOCKING", "MAX_STALENESS", "TOO_STALE"),
-    )
-} | {"TF_CONFIG": None}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
@@ -47,6 +27,7 @@ class ClusterSpec:
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
     `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
+    `reject_nonfinite`: gradients that are not finite are refused.
     """
 
     num_ps: int
@@ -59,6 +40,7 @@ class ClusterSpec:
     chief_in_ps: bool = False
     has_standbys: bool = False
     policy: PolicySpec = DEFAULT_POLICY
+    reject_nonfinite: bool = False
     recovery: Recovery = NO_RECOVERY
 
     def __post_init__(self) -> None:
@@ -152,7 +134,7 @@ class LocalCluster:
             self.token_file = self._supervisor.directory / BESIDE_SOCKET
             write_secret(self.token_file, new_token_lines())
         told = self.spec.recovery.environment
-        self._role_environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **told, **self._own_security}
+        self._role_environment = {**FOREIGN, **with_checkout(), **(environment or {}), **told, **self._own_security}
         # The process with the chief must be told where the others are.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._start_role(f"ps {index}"))
@@ -177,7 +159,7 @@ class LocalCluster:
         """Starts the workers; each finds the cluster by its environment."""
         history = self.spec.recovery.history
         self._worker_command = command
-        self._worker_environment = {**({} if history is None else {"LOCKSTEP_HISTORY": str(history)}), **(environment or {})}
+        self._worker_environment = {"LOCKSTEP_HISTORY": None if history is None else str(history), **(environment or {})}
         for index in range(self.spec.num_workers):
             self.workers.append(self._start_worker(index))
 
@@ -255,6 +237,8 @@ class LocalCluster:
             flags += ["--max-steps", str(spec.max_steps)]
         if spec.lease_s is not None:
             flags += ["--lease", str(spec.lease_s)]
+        if spec.reject_nonfinite:
+            flags.append("--reject-nonfinite")
         # The launcher knows that the former chief is dead; nobody else may take it for granted.
         return [*flags, *spec.recovery.chief_flags, *(["--takeover"] if is_again else [])]
 
@@ -293,12 +277,3 @@ class LocalCluster:
 def last_lines(process: Process) -> str:
     """Returns a sentence with the last lines of a process."""
     return f"Its last lines:\n{process.tail()}" if process.last_lines else "It said nothing."
-
-
-def with_checkout() -> dict[str, str]:
-    """Lets child processes find the packages when they are run from a source tree that isn't installed."""
-    root = Path(__file__).resolve().parent.parent
-    if root.name in ("site-packages", "dist-packages"):
-        return {}
-    earlier = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return {"PYTHONPATH": os.pathsep.join([*earlier, str(root)])}

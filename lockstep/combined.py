@@ -24,6 +24,7 @@ from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.failpoints import enable_failpoints
 from ps_protocol.handshake import Identity, Role
+from ps_protocol.listening import allow_many_connections
 from ps_server.config import ParameterServerConfig
 from ps_server.config import parse_config as parse_ps_config
 from ps_server.server import ParameterServer
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_freed_memory(num_heaps=1)
+    allow_many_connections()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         split = words.index(WITH_CHIEF) if WITH_CHIEF in words else len(words)

@@ -12,13 +12,14 @@ from lockstep.demo_display import Display, open_display
 from lockstep.demo_files import DemoFiles
 from lockstep.demo_observer import DemoObserver, Trained
 from lockstep.demo_progress import Progress
-from lockstep.digits_examples import ExamplesMissing
+from lockstep.digits_examples import ExamplesMissing, load_digits, split
 from lockstep.digits_optimizers import DEFAULT, NAMES, optimizer_of
+from lockstep.kept_directories import kept_directories
 from lockstep.policy_options import POLICIES, add_policy_options
 from lockstep.process import describe_end
 from lockstep.recovery_options import add_recovery_options, recovery_of
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
-from lockstep.up import chosen_policy, end_roles, end_with_checkpoint, make_kept_directories
+from lockstep.up import chosen_policy, end_roles, end_with_checkpoint
 from lockstep.watch import ClusterWatch
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName
@@ -144,18 +145,17 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     start, spec = time.monotonic(), setting.spec
     needs = f"{spec.needs_text} contributions" if spec.is_sync else spec.needs_text
     needs += f", {spec.num_backups} in reserve" if spec.num_backups else ""
-    make_kept_directories(spec.recovery)
-    with Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
+    train, test = split(load_digits())
+    with kept_directories(spec.recovery), Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_workers > spec.num_workers_needed:
             whose = "any process but this one" if spec.recovery.has_checkpoints else "the process of a worker"
             display.say(f"try it: kill -9 {whose}, from another terminal; training goes on")
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
         watch = ClusterWatch(cluster, say=display.say)
-        observer = DemoObserver(num_workers=spec.num_workers, digits_path=supervisor.directory / "digits")
-        observer.start()
+        observer = DemoObserver(num_workers=spec.num_workers, train=train, test=test)
         try:
-            _start(cluster, setting.worker_flags, supervisor=supervisor, observer=observer, watch=watch, files=files)
+            _start(cluster, setting.worker_flags, observer=observer)
             trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         except Interrupted:
             end_with_checkpoint(cluster, supervisor=supervisor, note=display.say)
@@ -170,16 +170,10 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     return trained, _summary(trained.progress, seconds=seconds, failed=failed)
 
 
-def _start(
-    cluster: LocalCluster, worker_flags: list[str], *, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles
-) -> None:
+def _start(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObserver) -> None:
     cluster.start_roles(environment=_ONE_THREAD)
-    while not observer.has_examples:
-        watch.see(supervisor.poll(timeout_s=_POLL_S))
-        _check(observer, files=files)
-    command = [sys.executable, "-P", "-m", "lockstep.digits_worker", *worker_flags, "--digits", str(observer.digits_path)]
-    cluster.start_workers(command, environment=_ONE_THREAD)
-    observer.connect(cluster.chief_address, cluster=cluster.name, token_file=cluster.token_file)
+    cluster.start_workers([sys.executable, "-P", "-m", "lockstep.digits_worker", *worker_flags], environment=_ONE_THREAD)
+    observer.start(cluster.chief_address, cluster=cluster.name, token_file=cluster.token_file)
 
 
 def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:
@@ -205,8 +199,6 @@ def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatc
 
 
 def _check(observer: DemoObserver, *, files: DemoFiles) -> None:
-    if isinstance(observer.error, ExamplesMissing):
-        raise observer.error
     if observer.error is not None:
         raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
 

@@ -1,6 +1,5 @@
 """Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing."""
 
-import queue
 import threading
 import time
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 
 import worker_client
 from lockstep.demo_progress import Progress, ProgressMeter
-from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, save_digits, split
+from lockstep.digits_examples import Examples
 from lockstep.digits_model import evaluate
 from ps_protocol.chief import ClusterState
 from ps_protocol.errors import PsError
@@ -29,48 +28,36 @@ class Trained:
 
 
 class DemoObserver:
-    """Call `start()`, later `connect()`; then the attributes are filled in as things happen. Any thread may read them."""
+    """From `start()` on the attributes are filled in as things happen. Any thread may read them."""
 
-    def __init__(self, *, num_workers: int, digits_path: Path) -> None:
+    def __init__(self, *, num_workers: int, train: Examples, test: Examples) -> None:
         self.progress: Progress | None = None
         self.trained: Trained | None = None
-        self.error: PsError | ExamplesMissing | None = None
-        self.has_examples = False
-        self.digits_path = digits_path
-        self._target: queue.SimpleQueue[tuple[str, str, Path | None] | None] = queue.SimpleQueue()
+        self.error: PsError | None = None
+        self._train, self._test = train, test
         self._meter = ProgressMeter(num_workers=num_workers)
         self._has_to_stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begins to load the examples, which takes a second, and to write them to `digits_path` for the workers; then `has_examples`."""
-        self._thread.start()
-
-    def connect(self, chief_address: str, *, cluster: str, token_file: Path | None = None) -> None:
+    def start(self, chief_address: str, *, cluster: str, token_file: Path | None = None) -> None:
         """Begins to watch a cluster."""
-        self._target.put((chief_address, cluster, token_file))
+        self._thread = threading.Thread(target=self._run, args=(chief_address, cluster, token_file), name="observer", daemon=True)
+        self._thread.start()
 
     def stop(self, *, timeout_s: float) -> None:
         """Leaves the cluster; waits for that at most `timeout_s`."""
         self._has_to_stop.set()
-        self._target.put(None)
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run(self, address: str, cluster: str, token_file: Path | None) -> None:
         try:
-            rows = load_digits()
-            save_digits(rows, path=self.digits_path)
-            train, test = split(rows)
-            self.has_examples = True
-            target = self._target.get()
-            if target is not None:
-                address, cluster, token_file = target
-                with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, token_file=token_file) as observer:
-                    self._watch(observer, train=train, test=test)
-        except (PsError, ExamplesMissing) as error:
+            with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, token_file=token_file) as observer:
+                self._watch(observer)
+        except PsError as error:
             self.error = error
 
-    def _watch(self, observer: worker_client.Observer, *, train: Examples, test: Examples) -> None:
+    def _watch(self, observer: worker_client.Observer) -> None:
         while observer.status().state in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL):
             if self._has_to_stop.wait(_PERIOD_S):
                 return
@@ -80,8 +67,8 @@ class DemoObserver:
             status = observer.status()
             variables = observer.read()
             progress = self._meter.measure(
-                train=evaluate(variables, train.images, train.labels),
-                test=evaluate(variables, test.images, test.labels),
+                train=evaluate(variables, self._train.images, self._train.labels),
+                test=evaluate(variables, self._test.images, self._test.labels),
                 step=observer.step or 0,
                 status=status,
                 elapsed_s=time.monotonic() - start,

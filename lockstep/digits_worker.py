@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import worker_client
-from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, read_digits, split
+from lockstep.digits_examples import Examples, ExamplesMissing, load_digits, split
 from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
 from lockstep.digits_optimizers import DEFAULT, NAMES, optimizer_of
 from ps_protocol.errors import PsError
@@ -26,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     arguments = _parser().parse_args(argv)
     try:
-        examples, test = split(read_digits(arguments.digits) if arguments.digits else load_digits())
+        examples, test = split(load_digits())
         optimizer = optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
         # Nothing travels in shared memory.
         with worker_client.connect(transport="grpc" if arguments.wire else None, wire=arguments.wire) as session:
@@ -73,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
     parser.add_argument("--wire", metavar="FORMAT", help="how gradients and variables travel, over gRPC then (default: as they are)")
-    parser.add_argument("--digits", type=Path, metavar="FILE", help="read them from this file (default: from scikit-learn)")
     return parser
 
 

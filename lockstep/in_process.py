@@ -18,8 +18,8 @@ LEASE_S = 1e9
 class InProcessCluster:
     """Parameter servers and a chief in this process, for tests and notebooks; `worker_client.local(cluster)` joins it.
 
-    `policy` is how it begins (None: sync); `clock` is the chief's, in seconds; a test may give its own. Thread-safe. Holds nothing but
-    memory: there is nothing to close.
+    `policy` is how it begins (None: sync); with `reject_nonfinite` gradients that are not finite are refused; `clock` is the chief's, in
+    seconds; a test may give its own. Thread-safe. Holds nothing but memory: there is nothing to close.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class InProcessCluster:
         total_num_replicas: int | None = None,
         max_steps: int | None = None,
         policy: PolicySpec | None = None,
+        reject_nonfinite: bool = False,
         name: str = "lockstep",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,5 +46,6 @@ class InProcessCluster:
             max_steps=max_steps,
             lease_s=LEASE_S,
             policy=policy or DEFAULT_POLICY,
+            reject_nonfinite=reject_nonfinite,
         )
         self.chief: Chief = InProcessChief(self.shards, config=config, clock=clock)

@@ -35,7 +35,10 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
     needs = f"a step needs {status.replicas_to_aggregate}"
     if status.policy == _STRICT:
         places = status.total_num_replicas or spec.num_workers
-        return StepNeeds(num_workers=min(status.replicas_to_aggregate, places, spec.num_workers), text=needs)
+        num_workers = min(status.replicas_to_aggregate, places, spec.num_workers)
+        if status.min_replicas:
+            num_workers, needs = min(num_workers, status.min_replicas), f"{needs}, or what is left of them, {status.min_replicas} at least"
+        return StepNeeds(num_workers=num_workers, text=needs)
     text = needs if status.policy == _FIFO else "every contribution is a step"
     return StepNeeds(num_workers=1, text=f"policy {status.policy}: {text}")
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from chief.shard_caller import BlockingCaller
 from ps_protocol.handshake import HandshakeReply, Identity
 from ps_protocol.shard import (
     Adoption,
@@ -47,9 +48,14 @@ class StoreLink:
         """Where others reach it."""
         return self._server.address
 
-    def open_caller(self) -> "StoreCaller":
+    def open_caller(self) -> BlockingCaller:
         """Returns the way for threads."""
-        return StoreCaller(self._server)
+
+        def apply_step(request: ApplyRequest) -> None:
+            self._server.hear_chief()
+            self._store.apply_step(request)
+
+        return BlockingCaller(apply_step, is_quick=lambda: self._store.is_quick, name=f"steps of ps {self._store.index}")
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns who is there."""
@@ -60,9 +66,10 @@ class StoreLink:
         self._store.hear_chief(chief_incarnation)
         return await self._run(self._store.status)
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
-        return await self._run(partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address))
+        adopt = partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        return await self._run(adopt)
 
     async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -100,24 +107,3 @@ class StoreLink:
     async def _run(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
         self._server.hear_chief()
         return await asyncio.get_running_loop().run_in_executor(self._waiting if is_long else self._threads, work)
-
-
-class StoreCaller:
-    """Implements the chief's ShardCaller over a server that has started."""
-
-    def __init__(self, server: ParameterServer) -> None:
-        self._server = server
-        self._store = server.store
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the model is small, and nobody is at work on it."""
-        return self._store.is_quick
-
-    def apply_step(self, request: ApplyRequest) -> None:
-        """Has the contributions averaged and the next step made. Takes as long as that takes."""
-        self._server.hear_chief()
-        self._store.apply_step(request)
-
-    def close(self) -> None:
-        """Does nothing: a step under way ends by itself."""

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.cluster import ClusterSpec, LocalCluster
+from lockstep.kept_directories import kept_directories
 from lockstep.output import PrefixedOutput
 from lockstep.policy_options import POLICIES, add_policy_options, policy_of
 from lockstep.process import describe_end
-from lockstep.recovery_options import Recovery, add_recovery_options, recovery_of
+from lockstep.recovery_options import add_recovery_options, recovery_of
 from lockstep.supervision import Interrupted, LaunchFailed, Supervisor, make_directory
 from lockstep.watch import ClusterWatch
 from ps_protocol.errors import InvalidSpec
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
     parser.add_argument("--standbys", action="store_true", help="start a second server beside each parameter server, that takes its place")
     parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
+    parser.add_argument("--reject-nonfinite", action="store_true", help="refuse gradients with infinities or NaN (default: they count)")
     add_recovery_options(parser)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
@@ -85,16 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
             chief_in_ps=arguments.chief_in_ps,
             has_standbys=arguments.standbys,
             policy=chosen_policy(arguments),
+            reject_nonfinite=arguments.reject_nonfinite,
             recovery=recovery_of(arguments),
         )
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
             make_directory(path, flag="--run-dir")
-        make_kept_directories(spec.recovery)
-        with Supervisor(log_directory=run_dir / "logs", show_line=output.line) as supervisor:
+        log_directory = run_dir / "logs"
+        with kept_directories(spec.recovery), Supervisor(log_directory=log_directory, show_line=output.line) as supervisor:
             cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
             try:
-                return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=run_dir / "logs")
+                return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
             except Interrupted:
                 end_with_checkpoint(cluster, supervisor=supervisor, note=output.note)
                 raise
@@ -121,7 +124,10 @@ def _command(words: list[str]) -> list[str]:
         # The one that surely has worker_client: PATH may well lead to another, when this command's environment is not activated.
         command[0] = sys.executable
     if shutil.which(command[0]) is None:
-        raise LaunchFailed(f"cannot start the workers: there is no program {command[0]!r} (looked in PATH)", exit_code=_EXIT_USAGE)
+        why = f"there is no program {command[0]!r} (looked in PATH)"
+        if os.path.isfile(command[0]):
+            why = f"{command[0]!r} cannot be run as a program; a Python file is run by: … -- python {command[0]}"
+        raise LaunchFailed(f"cannot start the workers: {why}", exit_code=_EXIT_USAGE)
     return command
 
 
@@ -147,16 +153,9 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
         raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
-    output.note(end + (f"; failed on the way, within the backups: {failed}" if failed else ""))
+    where = ", within the backups" if spec.num_backups else ""
+    output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
     return 0
-
-
-def make_kept_directories(recovery: Recovery) -> None:
-    """Makes the directories of checkpoints and history, where they are of this machine; LaunchFailed if they cannot be written to."""
-    if recovery.is_local:
-        make_directory(Path(recovery.checkpoint_dir), flag="--checkpoint-dir")
-    if recovery.history is not None:
-        make_directory(recovery.history, flag="--history")
 
 
 def end_with_checkpoint(cluster: LocalCluster, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _ROLES_END_TOGETHER_S = 5.0
 # A role that was ended by itself, and that can be brought back, is missed sooner.
 _ALONE_S = 1.5
+_SAY_AFTER_S = 2.0
 # How long a look at the chief may hold up the output of the others.
 _GLANCE_S = 0.2
 
@@ -38,8 +39,9 @@ class ClusterWatch:
         self._role_ended_at: float | None = None
         self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
         self._worker_restarts: Counter[str] = Counter()
+        self._restarted: set[str] = set()  # roles that do not hold what they held at first
         self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
-        self._is_closed = False
+        self._is_closed = self._has_told_end = False
 
     @property
     def failed_workers(self) -> list[Process]:
@@ -96,7 +98,8 @@ class ClusterWatch:
 
     def _what_is_lost(self, role: Process) -> str:
         """What might have brought a parameter server back."""
-        if role is self._cluster.chief or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
+        is_chief_alone = role is self._cluster.chief and not self._cluster.spec.chief_in_ps
+        if is_chief_alone or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
             return ""
         return "\nits part of the model is lost with it: there are no checkpoints to go back to (--checkpoint-dir DIR makes some)"
 
@@ -117,14 +120,20 @@ class ClusterWatch:
     def _what_a_restart_costs(self, role: Process) -> str:
         if role is self._cluster.chief and not self._cluster.spec.chief_in_ps:
             return "the parameter servers keep the model, and training goes on at its step"
-        if (other := self._cluster.replica_of(role)) is not None and other.is_running:
+        back = "the cluster goes back to its newest checkpoint, and training goes on from there"
+        if (other := self._cluster.replica_of(role)) is None or not other.is_running:
+            return back
+        if other.name not in self._restarted:
             return f"{other.name} has the same, and training goes on at its step"
-        return "the cluster goes back to its newest checkpoint, and training goes on from there"
+        if not self._cluster.spec.recovery.has_checkpoints:
+            return f"{other.name} was started again before, without a checkpoint that would have brought it back: the model is lost"
+        return f"if {other.name}, which was started again before, has been brought back, training goes on at its step; else {back}"
 
     def _restart_what_is_due(self) -> None:
         for name, (role, due) in [*self._due.items()]:
             if time.monotonic() >= due:
                 del self._due[name]
+                self._restarted.add(name)
                 self._say(f"{name} is started again, as pid {self._cluster.restart_role(role).pid}")
 
     def _restart_worker(self, worker: Process) -> bool:
@@ -143,7 +152,10 @@ class ClusterWatch:
         """A role that has ended without a failure: all end, or it was ended by itself, and is missed."""
         running = [process.name for process in self._cluster.roles if process.is_running]
         gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
-        if not (running and gone and self.has_running_workers):
+        if not self.has_running_workers or not gone:
+            return
+        if not running:
+            self._say_once_that_all_is_over(ended_ago_s)
             return
         if ended_ago_s > _ALONE_S and self._cluster.chief.is_running and all(self._cluster.may_restart(process) for process in gone):
             self._role_ended_at = None
@@ -152,6 +164,14 @@ class ClusterWatch:
         elif ended_ago_s > _ROLES_END_TOGETHER_S:
             names = ", ".join(process.name for process in gone)
             self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")
+
+    def _say_once_that_all_is_over(self, ended_ago_s: float) -> None:
+        """What a program does after the training is its own affair; but one that is stuck would hold this up in silence."""
+        if self._has_told_end or ended_ago_s < _SAY_AFTER_S or self._due:
+            return
+        self._has_told_end = True
+        left = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in self._cluster.workers if worker.is_running)
+        self._say(f"training is over, and chief and parameter servers have ended; waiting for {left} to end")
 
     def _fail(self, process: Process, words: str) -> None:
         raise ClusterFailed(f"{words}\nending all; logs: {process.log_path.parent}", exit_code=shell_code(process.returncode or 0) or 1)

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Protocol
 
+from ps_protocol.quick_condition import QuickCondition
+
 
 class Cancellable(Protocol):
     """A call under way, that can be ended from any thread."""
@@ -19,7 +21,7 @@ class CallDeadlines:
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[float, Cancellable]] = {}
-        self._changed = threading.Condition()
+        self._changed = QuickCondition()
         self._numbers = itertools.count()
         self._next_look = math.inf
         self._thread: threading.Thread | None = None

@@ -4,6 +4,7 @@ import grpc
 import grpc.aio
 
 from ps_protocol.addresses import parse_address
+from ps_protocol.listening import most_connections
 
 MAX_MESSAGE_BYTES = 16 << 20
 FRAME_BYTES = 1 << 20
@@ -56,6 +57,10 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
+    # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.
+    ("grpc.server.max_pending_requests", 4_096),
+    ("grpc.server.max_pending_requests_hard_limit", 6_144),
     # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
@@ -63,7 +68,8 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 def server_options() -> list[tuple[str, int]]:
     """Returns the options for `grpc.server` and `grpc.aio.server`."""
-    return list(_SERVER_OPTIONS)
+    # Whoever reaches the port can hold connections: they must not take the descriptors that a checkpoint or a worker's memory needs.
+    return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
 
 
 def open_channel(address: str) -> grpc.Channel:

@@ -37,7 +37,10 @@ class ChosenPush:
 class ChiefRecord:
     """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
+    `rejects_nonfinite`: whether the shards have been told to refuse gradients that are not finite.
+
     Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that, as somebody may have been told, and the training data done.
+    `earlier`: the life of the cluster, and its chief, that made the checkpoint which the present life has begun with.
     """
 
     model: ModelSpec | None
@@ -46,10 +49,12 @@ class ChiefRecord:
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     num_rollbacks: int = 0
     last_rollback: str = ""
+    rejects_nonfinite: bool = False
     epoch: int = 0
     step: int = 0
     chosen: tuple[ChosenPush, ...] = ()
     data: DataMarks | None = None
+    earlier: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
     data: DataProgress | None = None
+    life: int = 0
 
     @property
     def num_bytes(self) -> int:

@@ -141,6 +141,7 @@ def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest
         pushes=[encode_worker_pushes(pushes) for pushes in checkpoint.pushes],
         data=None if checkpoint.data is None else encode_progress(checkpoint.data),
         saved_at=saved_at,
+        life=checkpoint.life,
     )
 
 
@@ -158,6 +159,7 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
         files=codec.decode_each(message.files, decode_file, field="files"),
         pushes=codec.decode_each(message.pushes, decode_worker_pushes, field="pushes"),
         data=decode_progress(message.data) if message.HasField("data") else None,
+        life=message.life,
     )
 
 

@@ -25,12 +25,22 @@ class ParticipantKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """Who calls: given by registration."""
+    """Who calls: given by registration.
+
+    `life`: random for each life of a cluster. Another one begins where no server knows of the one before: then epochs and incarnations
+    may be given that were given in it. 0: none is known.
+    """
 
     epoch: int
     kind: ParticipantKind
     index: int
     incarnation: int
+    life: int = 0
+
+    @property
+    def era(self) -> tuple[int, int]:
+        """Names all that becomes of what is contributed: life and epoch. What was said in one holds in no other."""
+        return self.life, self.epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,7 @@ class Registration:
     """What a participant gets. `may_contribute` is False if its index has given its share to the open step already.
 
     `shards_version`: grows when other processes hold the shards than before; 0: there are no standbys, and it stays so.
+    `rejects_nonfinite`: gradients with elements that are not finite are refused.
     """
 
     participant: Participant
@@ -70,6 +81,7 @@ class Registration:
     chief_incarnation: int = 0
     standby_addresses: tuple[str, ...] = ()
     shards_version: int = 0
+    rejects_nonfinite: bool = False
 
 
 class ModelState(enum.Enum):

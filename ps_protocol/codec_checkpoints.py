@@ -131,6 +131,7 @@ def encode_restore_request(request: RestoreRequest, *, max_wait_s: float = 0.0) 
         manifest_sha256=request.manifest_sha256,
         settings=codec_shard.encode_settings(request.settings),
         max_wait=codec.encode_duration(max_wait_s) if max_wait_s else None,
+        life=request.life,
     )
 
 
@@ -144,6 +145,7 @@ def decode_restore_request(message: pb.RestoreShardRequest) -> RestoreRequest:
         tag=check_tag(message.tag),
         manifest_sha256=_decode_sha256(message.manifest_sha256, field="manifest_sha256"),
         settings=codec_shard.decode_settings(message.settings),
+        life=message.life,
     )
 
 

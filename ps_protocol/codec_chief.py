@@ -4,6 +4,7 @@ The model is in `codec_model`, the settings in `codec_settings`, the cluster's s
 data in `codec_data_ranges`, what a chief leaves for its successor in `codec_record`.
 """
 
+from collections.abc import Sized
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,7 +25,7 @@ from ps_protocol.chief import (
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.v1 import chief_service_pb2 as pb
 
-MAX_RANGES_A_COMMIT = 10_000
+MAX_RANGES_A_CALL = 10_000
 # Looked up once: a name costs several times as much with every message. Typed as anything, since the stubs want their own kind of numbers.
 _KINDS: dict[ParticipantKind, Any] = {kind: pb.ParticipantKind.Value(f"PARTICIPANT_KIND_{kind.name}") for kind in ParticipantKind}
 _OUTCOMES: dict[PushOutcome, Any] = {outcome: pb.PushOutcome.Value(f"PUSH_OUTCOME_{outcome.name}") for outcome in PushOutcome}
@@ -58,6 +59,7 @@ def encode_participant(participant: Participant) -> pb.Participant:
         kind=_KINDS[participant.kind],
         index=participant.index,
         incarnation=participant.incarnation,
+        life=participant.life,
     )
 
 
@@ -77,7 +79,7 @@ def decode_participant(
 
 def _decode_caller(caller: pb.Participant, *, field: str) -> Participant:
     kind = codec.decode_choice(ParticipantKind, caller.kind, field=f"{field}.kind")
-    return Participant(epoch=caller.epoch, kind=kind, index=caller.index, incarnation=caller.incarnation)
+    return Participant(epoch=caller.epoch, kind=kind, index=caller.index, incarnation=caller.incarnation, life=caller.life)
 
 
 def encode_register_request(request: RegisterRequest) -> pb.RegisterWorkerRequest:
@@ -96,6 +98,7 @@ def encode_register_request(request: RegisterRequest) -> pb.RegisterWorkerReques
 
 def decode_register_request(message: pb.RegisterWorkerRequest) -> RegisterRequest:
     """Decodes the wish to take part."""
+    check_ranges(message.held_ranges, field="held_ranges")
     return RegisterRequest(
         kind=codec.decode_choice(ParticipantKind, message.kind, field="kind"),
         index=message.index if message.HasField("index") else None,
@@ -114,6 +117,7 @@ def encode_registration(registration: Registration) -> pb.RegisterWorkerResponse
         epoch=registration.participant.epoch,
         index=registration.participant.index,
         incarnation=registration.participant.incarnation,
+        life=registration.participant.life,
         lease=codec.encode_duration(registration.lease_s),
         shard_addresses=registration.shard_addresses,
         global_step=registration.global_step,
@@ -121,12 +125,13 @@ def encode_registration(registration: Registration) -> pb.RegisterWorkerResponse
         chief_incarnation=registration.chief_incarnation,
         standby_addresses=registration.standby_addresses,
         shards_version=registration.shards_version,
+        rejects_nonfinite=registration.rejects_nonfinite,
     )
 
 
 def decode_registration(message: pb.RegisterWorkerResponse, *, kind: ParticipantKind) -> Registration:
     """Decodes what a participant gets; `kind` is the one that it asked for."""
-    participant = Participant(epoch=message.epoch, kind=kind, index=message.index, incarnation=message.incarnation)
+    participant = Participant(epoch=message.epoch, kind=kind, index=message.index, incarnation=message.incarnation, life=message.life)
     return Registration(
         participant=participant,
         lease_s=codec.decode_duration(message.lease),
@@ -136,6 +141,7 @@ def decode_registration(message: pb.RegisterWorkerResponse, *, kind: Participant
         chief_incarnation=message.chief_incarnation,
         standby_addresses=tuple(message.standby_addresses),
         shards_version=message.shards_version,
+        rejects_nonfinite=message.rejects_nonfinite,
     )
 
 
@@ -150,11 +156,16 @@ def encode_commit(commit: PushCommit) -> pb.PushCommit:
     )
 
 
+def check_ranges(ranges: Sized, *, field: str) -> None:
+    """Raises LimitExceeded if a message names too many ranges of training data."""
+    if len(ranges) > MAX_RANGES_A_CALL:
+        raise LimitExceeded(f"{field}: {len(ranges)} in one call, {MAX_RANGES_A_CALL} at most")
+
+
 def decode_commit(message: pb.PushCommit) -> PushCommit:
     """Decodes a contribution to be counted."""
     codec.require(message, "push_id")
-    if len(message.ranges) > MAX_RANGES_A_COMMIT:
-        raise LimitExceeded(f"ranges: {len(message.ranges)} in one contribution, {MAX_RANGES_A_COMMIT} at most")
+    check_ranges(message.ranges, field="ranges")
     return PushCommit(
         push_id=codec.decode_push_id(message.push_id),
         step=message.step,

@@ -26,6 +26,9 @@ def _encode_lasting(record: ChiefRecord) -> pb.ChiefRecord:
         optimizers=[codec_variables.encode_optimizer_change(original, current) for original, current in record.optimizers],
         num_rollbacks=record.num_rollbacks,
         last_rollback=record.last_rollback,
+        rejects_nonfinite=record.rejects_nonfinite,
+        earlier_life=record.earlier[0],
+        earlier_chief_incarnation=record.earlier[1],
     )
 
 
@@ -53,10 +56,12 @@ def decode_record(message: pb.ChiefRecord) -> ChiefRecord:
         optimizers=codec.decode_each(message.optimizers, codec_variables.decode_optimizer_change, field="optimizers"),
         num_rollbacks=message.num_rollbacks,
         last_rollback=message.last_rollback,
+        rejects_nonfinite=message.rejects_nonfinite,
         epoch=message.epoch,
         step=message.step,
         chosen=codec.decode_each(message.chosen, _decode_chosen, field="chosen"),
         data=_decode_marks(message) if message.HasField("data") else None,
+        earlier=(message.earlier_life, message.earlier_chief_incarnation),
     )
 
 

@@ -90,6 +90,7 @@ def encode_push_header(header: PushHeader) -> pb.PushHeader:
         encoding=encode_encoding(header.encoding),
         encoded_bytes=header.encoded_bytes,
         memory_slot=header.memory_slot,
+        life=header.life,
     )
 
 
@@ -114,6 +115,7 @@ def decode_push_header(message: pb.PushHeader) -> PushHeader:
         encoding=decode_encoding(message.encoding),
         encoded_bytes=message.encoded_bytes,
         memory_slot=message.memory_slot if message.HasField("memory_slot") else None,
+        life=message.life,
     )
 
 
@@ -157,6 +159,7 @@ def encode_settings(settings: ShardSettings) -> pb.ConfigureShardRequest:
         accepts_stale=settings.accepts_stale,
         applies_on_arrival=settings.applies_on_arrival,
         optimizers=[codec_variables.encode_optimizer_change(original, current) for original, current in settings.optimizers],
+        rejects_nonfinite=settings.rejects_nonfinite,
     )
 
 
@@ -172,6 +175,7 @@ def decode_settings(message: pb.ConfigureShardRequest) -> ShardSettings:
         accepts_stale=message.accepts_stale,
         applies_on_arrival=message.applies_on_arrival,
         optimizers=codec.decode_each(message.optimizers, codec_variables.decode_optimizer_change, field="optimizers"),
+        rejects_nonfinite=message.rejects_nonfinite,
     )
 
 

@@ -29,6 +29,7 @@ def encode_shard_status(status: ShardStatus) -> pb.GetShardStatusResponse:
         chief_address=status.chief_address,
         chief_heard_ago=None if status.chief_heard_ago_s is None else codec.encode_duration(status.chief_heard_ago_s),
         alone=status.is_alone,
+        life=status.life,
     )
 
 
@@ -54,6 +55,7 @@ def decode_shard_status(message: pb.GetShardStatusResponse) -> ShardStatus:
         chief_address=message.chief_address,
         chief_heard_ago_s=codec.decode_duration(message.chief_heard_ago) if message.HasField("chief_heard_ago") else None,
         is_alone=message.alone,
+        life=message.life,
     )
 
 

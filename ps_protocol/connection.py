@@ -23,6 +23,8 @@ def translating(target: str, *, awaited: str, timeout_s: float) -> Iterator[None
     try:
         yield
     except grpc.RpcError as error:
+        # A stream that fails is its own error: with its traceback it would hold for long whatever it was raised through.
+        error.__traceback__ = None
         raise rebuild(error, target=target, awaited=awaited, timeout_s=timeout_s) from None
     except ValueError as error:
         # gRPC has no other sign for a channel that this process has closed, and two texts for it.

@@ -49,7 +49,8 @@ def new_token_lines(roles: Iterable[CallerRole] = tuple(CallerRole)) -> str:
 
 def write_secret(path: Path, text: str | bytes) -> None:
     """Writes a file that only its owner can read; an existing one is replaced whole. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not only the process number: in a container it is the same after each start, and one that was killed may have left its file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
         file.write(text if isinstance(text, bytes) else text.encode())
     temporary.replace(path)

@@ -35,14 +35,20 @@ class DataSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > _MAX_NAME or not self.name.isprintable():
             raise InvalidSpec(f"data name: got {str(self.name)[:40]!r}, want 1 to {_MAX_NAME} printable characters")
-        for field, least in (("num_samples", 1), ("range_size", 1), ("num_epochs", 0)):
-            value = getattr(self, field)
+        # The size of a range is what a user of `Session.batches()` calls batch_size.
+        numbers = (
+            ("num_samples", self.num_samples, 1),
+            ("range_size (batch_size)", self.range_size, 1),
+            ("num_epochs", self.num_epochs, 0),
+        )
+        for field, value, least in numbers:
             if type(value) is not int or not least <= value <= _MAX_SAMPLES:
                 raise InvalidSpec(f"data {self.name!r}: {field}: got {value!r}, want a whole number >= {least}")
         if self.shuffle_seed is not None and (type(self.shuffle_seed) is not int or not 0 <= self.shuffle_seed < 1 << 63):
             raise InvalidSpec(f"data {self.name!r}: shuffle_seed: got {self.shuffle_seed!r}, want a whole number >= 0, or None")
         if self.num_ranges > MAX_RANGES:
-            raise InvalidSpec(f"data {self.name!r}: {self.num_ranges} ranges a pass, {MAX_RANGES} at most; use a larger range_size")
+            words = f"{self.num_ranges} ranges a pass, {MAX_RANGES} at most; use a larger range_size (batch_size)"
+            raise InvalidSpec(f"data {self.name!r}: {words}")
 
     @property
     def num_ranges(self) -> int:

@@ -29,9 +29,9 @@ class ForwardingShard:
     def __init__(self, shard: Shard) -> None:
         self._forward = shard
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief."""
-        return self._forward.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+        return self._forward.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
 
     def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

@@ -37,6 +37,7 @@ class HistoryWriter:
         if not _ROLE.fullmatch(role):
             raise InvalidSpec(f"history: got role {role!r}, want lower-case letters, digits and '-'")
         self._lock = threading.Lock()
+        self._place = str(directory)
         self._number = 0
         name = f"{role}-{time.time_ns()}-{os.getpid()}"
         try:
@@ -53,13 +54,19 @@ class HistoryWriter:
         with self._lock:
             start = self._offset
             for piece in pieces:
-                _write_all(self._bytes, piece.data)
+                self._append(self._bytes, piece.data)
                 self._offset += piece.nbytes
             record = {"kind": kind, "number": self._number, "at": round(time.monotonic(), 6), **words}
             if self._offset > start:
                 record["bytes"] = [start, self._offset - start]
-            _write_all(self._lines, memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
+            self._append(self._lines, memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
             self._number += 1
+
+    def _append(self, file: int, data: memoryview) -> None:
+        try:
+            _write_all(file, data)
+        except OSError as error:
+            raise OSError(error.errno, f"the history (--history, {VARIABLE}) cannot be written: {error.strerror}", self._place) from None
 
     def close(self) -> None:
         """Closes the files; every record is there already."""

@@ -55,14 +55,14 @@ class _Wait:
         self._started = started
         self._delays: Iterator[float] = delays_s(random.Random(), max_s=MAX_PAUSE_S)
         self._next_notice_s = FIRST_NOTICE_S
-        self._failure: Unavailable | None = None
+        self._failure = ""  # its words: the error itself would hold its caller's frames, and those hold this
 
     def left_s(self) -> float:
         return self._timeout_s - (time.monotonic() - self._started)
 
     def pause(self, failure: Unavailable) -> None:
         """Sleeps before the next attempt, or raises if there will be none."""
-        self._failure = failure
+        self._failure = failure.message
         delay_s, left_s = next(self._delays), self.left_s()
         elapsed_s = self._timeout_s - left_s
         if delay_s >= left_s:
@@ -76,6 +76,6 @@ class _Wait:
 
     def explained(self, error: DeadlineExceeded) -> DeadlineExceeded:
         """Returns the error with the failures that used up its time."""
-        if self._failure is None:
+        if not self._failure:
             return error
-        return DeadlineExceeded(f"{error.message} (before that: {self._failure.message})", facts=error.facts)
+        return DeadlineExceeded(f"{error.message} (before that: {self._failure})", facts=error.facts)

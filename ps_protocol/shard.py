@@ -37,8 +37,11 @@ class Shard(Protocol):
     Unavailable. Implementations are thread-safe.
     """
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it."""
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+
+        `life`: of the cluster, see Participant; who pushes in another one is refused.
+        """
 
     def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""

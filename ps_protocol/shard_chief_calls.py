@@ -30,9 +30,9 @@ class ChiefCalls:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief (AdoptShard)."""
-        request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+        request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
         return codec_checkpoints.decode_adoption(
             self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption")
         )

@@ -49,7 +49,7 @@ class SaveProgress:
 class RestoreRequest:
     """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 
-    `manifest_sha256`: of the checkpoint's manifest as the chief has read it.
+    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `life`: of the cluster.
     """
 
     chief_incarnation: int
@@ -57,6 +57,7 @@ class RestoreRequest:
     tag: str
     manifest_sha256: str
     settings: ShardSettings
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ class PushHeader:
     the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
     `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds.
+    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds. `life`: of the
+    cluster that the worker is registered in; 0: it knows none.
     """
 
     epoch: int
@@ -62,6 +63,7 @@ class PushHeader:
     encoding: FloatEncoding = FloatEncoding.AS_IS
     encoded_bytes: int = 0
     memory_slot: int | None = None
+    life: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:
@@ -122,6 +124,7 @@ class ShardSettings:
     `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
     contribution is applied as soon as it is whole, in place and without a lock. `step`: where the shard is from now on, when it has applied
     on arrival until now. `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it.
+    `rejects_nonfinite`: a gradient with elements that are not finite is refused when it is pushed.
     """
 
     epoch: int
@@ -131,6 +134,7 @@ class ShardSettings:
     accepts_stale: bool = False
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    rejects_nonfinite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +227,7 @@ class MetricCell:
 class ShardStatus:
     """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds.
 
-    `is_alone`: of several replicas of the shard, the chief counted on this one alone.
+    `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has told it.
     """
 
     shard: int
@@ -245,3 +249,4 @@ class ShardStatus:
     chief_address: str = ""
     chief_heard_ago_s: float | None = None
     is_alone: bool = False
+    life: int = 0

@@ -75,4 +75,4 @@ def _look(call: _Call, now: float) -> None:
     # Half an interval early rather than late.
     if call.what and now + _LOOK_INTERVAL_S >= call.next_notice_s:
         call.next_notice_s = now + NOTICE_INTERVAL_S
-        log.warning("no answer yet from %s, for %.1f s: it may be stopped or cut off; still waiting", call.what, now - call.started_s)
+        log.warning("no answer yet from %s, for %.1f s: it may be gone, stopped or cut off; still waiting", call.what, now - call.started_s)

@@ -151,7 +151,7 @@ def check_name(name: str) -> None:
     if not isinstance(name, str):
         raise InvalidSpec(f"name: got {type(name).__name__}, want a str")
     if not name:
-        raise InvalidSpec("name is empty; give every variable a name")
+        raise InvalidSpec(f"name is empty; want 1 to {MAX_NAME_BYTES} bytes")
     try:
         num_bytes = len(name.encode())
     except UnicodeEncodeError:

@@ -19,6 +19,7 @@ from ps_protocol.errors import (
 from ps_protocol.failpoints import failpoint
 from ps_protocol.history import HistoryWriter
 from ps_protocol.memory_segments import SegmentMaker
+from ps_protocol.quick_condition import QuickCondition
 from ps_protocol.shard import (
     Adoption,
     RestoreProgress,
@@ -70,7 +71,7 @@ class AdoptableStore:
         self._name = f"ps {index}"
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
         self._on_shutdown = on_shutdown
-        self._lock = threading.Condition()
+        self._lock = QuickCondition()
         self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock())
         self._fences = Fences(self._name)
         self._turns = Turns(self._lock, name=self._name)
@@ -116,7 +117,14 @@ class AdoptableStore:
         return self._fences.epoch
 
     def adopt(
-        self, *, epoch: int, chief_incarnation: int, chief_address: str = "", is_alone: bool = False, forgets: bool = False
+        self,
+        *,
+        epoch: int,
+        chief_incarnation: int,
+        chief_address: str = "",
+        life: int = 0,
+        is_alone: bool = False,
+        forgets: bool = False,
     ) -> Adoption:
         """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings.
 
@@ -128,7 +136,7 @@ class AdoptableStore:
             self._fences.check_not_ending()
             is_damaged = self._fences.is_damaged
             self._check_same_chief_locked(chief_incarnation, chief_address)
-            is_new_epoch = self._fences.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+            is_new_epoch = self._fences.adopt(epoch=epoch, chief_incarnation=chief_incarnation, life=life)
             self._fences.check_running()
             self._chief.address = chief_address
             self._chief.heard(time.monotonic())
@@ -183,8 +191,9 @@ class AdoptableStore:
         """Begins to bring the shard back to a checkpoint, or says how far that is. Adopts it if the epoch is a new one."""
         epoch, chief_incarnation = request.spec.epoch, request.chief_incarnation
         if epoch > self._fences.epoch:
-            self.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=self._chief.address)
+            self.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=self._chief.address, life=request.life)
         with self._lock:
+            self._fences.check_chief_life(request.life)
             self._check_chief_locked(epoch, chief_incarnation)
         return self._restores.restore(request, max_wait_s=max_wait_s)
 

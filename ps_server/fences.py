@@ -4,27 +4,33 @@ from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, Shutti
 
 
 class Fences:
-    """Epoch and incarnation that calls must have. `name` is the server's, for texts. The caller serialises the calls."""
+    """Epoch, incarnation and life that calls must have, as chiefs have told them.
+
+    `name` is the server's, for texts. The caller serialises the calls.
+    """
 
     def __init__(self, name: str) -> None:
         self.epoch = 0
         self.chief_incarnation = 0
+        self.life = 0
         self._name = name
         self._damage = ""
         self._shutdown_reason: str | None = None
 
-    def adopt(self, *, epoch: int, chief_incarnation: int) -> bool:
+    def adopt(self, *, epoch: int, chief_incarnation: int, life: int = 0) -> bool:
         """Lets a chief take over, and says whether a new epoch begins; raises InvalidSpec or Superseded."""
         if epoch < 1 or chief_incarnation < 1:
             raise InvalidSpec(f"{self._name}: epoch {epoch} and chief incarnation {chief_incarnation}: want both >= 1")
         self.check_chief(chief_incarnation)
+        if chief_incarnation == self.chief_incarnation:
+            self.check_chief_life(life)
         if epoch < self.epoch:
             raise Superseded(f"{self._name}: cluster epoch is {self.epoch}, you have {epoch}; a later chief has rolled the cluster back")
         is_new = epoch > self.epoch
         if is_new:
             # What is damaged goes with its epoch; see `is_damaged`.
             self._damage = ""
-        self.epoch, self.chief_incarnation = epoch, chief_incarnation
+        self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
         return is_new
 
     @property
@@ -56,6 +62,18 @@ class Fences:
         if not self.epoch:
             raise self.other_epoch(epoch)
         self.check_epoch(epoch)
+
+    def check_life(self, life: int) -> None:
+        """Raises EpochMismatch if the caller is known to stem from another life of the cluster."""
+        if life != self.life and life and self.life:
+            raise EpochMismatch(
+                f"{self._name}: the cluster has begun anew since you joined it; reconnect", facts={"epoch": str(self.epoch)}
+            )
+
+    def check_chief_life(self, life: int) -> None:
+        """Raises Superseded if a chief is of another life of the cluster: its number may have been given again, and says nothing."""
+        if life != self.life and life and self.life:
+            raise Superseded(f"{self._name}: a chief of another life of the cluster has adopted it; end this chief")
 
     def check_epoch(self, epoch: int) -> None:
         """Raises EpochMismatch unless it is the cluster's."""

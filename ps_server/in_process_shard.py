@@ -62,9 +62,9 @@ class InProcessShard:
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._store.budget)
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "") -> Adoption:
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief."""
-        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address)
+        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
 
     def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

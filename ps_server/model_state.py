@@ -1,9 +1,9 @@
 """All that a shard's next steps depend on, tensors and numbers: taken from a model, copied, given to another. Knows no file, no lock."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.layout import Layout, VariableSlice
 from ps_protocol.shard import ShardSpec
 from ps_protocol.tensors import Array
 from ps_server.averages import averaged_slices
@@ -13,7 +13,6 @@ from ps_server.update_rule import UpdateRule
 
 # What the moving averages are called in a file; no slot of an optimizer has this name.
 AVERAGE_PART = "average"
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +57,9 @@ def memory_of(model: ShardModel, *, values: Array) -> StateMemory:
     )
 
 
-def memory_like(state: StateMemory) -> StateMemory:
-    """Returns memories of the same sizes, with undefined contents, that the machine has really given already. Takes long."""
-    pieces = iter([_touched(memory) for memory in state.arrays])
+def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMemory:
+    """Returns memories of the same sizes, with the contents that `allocate` gives so many bytes."""
+    pieces = iter([allocate(memory.nbytes).view(memory.dtype).reshape(memory.shape) for memory in state.arrays])
     return StateMemory(
         values=next(pieces),
         slots={name: next(pieces) for name in state.slots},
@@ -115,10 +114,3 @@ def rule_keys(layout: Layout) -> list[str]:
 
 def _rule_key(piece: VariableSlice) -> str:
     return "" if piece.variable.optimizer is None else piece.variable.optimizer.key
-
-
-def _touched(memory: Array) -> Array:
-    copy = aligned_bytes(memory.nbytes)
-    # Else the machine gives the pages one by one while steps wait for the copy, which then takes three times as long.
-    copy[::_PAGE_BYTES] = 0
-    return copy.view(memory.dtype).reshape(memory.shape)

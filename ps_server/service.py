@@ -16,6 +16,7 @@ from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_reading import decode_read_request
 from ps_protocol.errors import MalformedMessage, TruncatedStream
 from ps_protocol.framing import Frame, StreamMessage, parse
+from ps_protocol.one_line import printable
 from ps_protocol.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.arena_stream import content_messages
@@ -56,6 +57,7 @@ class ParameterService:
                 epoch=message.epoch,
                 chief_incarnation=message.chief_incarnation,
                 chief_address=message.chief_address,
+                life=message.life,
                 is_alone=message.alone,
                 forgets=message.forget,
             )
@@ -146,7 +148,7 @@ class ParameterService:
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.ShutdownShardRequest, request)
-            self._store.shutdown(epoch=message.epoch, reason=message.reason)
+            self._store.shutdown(epoch=message.epoch, reason=printable(message.reason))
             return pb.ShutdownShardResponse().SerializeToString()
 
     def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,5 @@
 """Bringing a shard back to a checkpoint, beside the calls that ask how far that is. Knows the owner's lock and threads; no wire."""
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -125,7 +124,7 @@ class ShardRestores:
         try:
             self._restore(restore, storage)
         except PsError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which would hold on to the model that came to nothing
         except Exception as error:
             log.exception("%s: checkpoint %s could not be restored", self._name, restore.request.tag)
             failure = InternalError(
@@ -173,8 +172,6 @@ class ShardRestores:
         with self._turns.alone(), self._lock:
             self._check_wanted(restore)
             self._creations.drop_model_locked(Cancelled(f"{self._name}: it is brought back to checkpoint {tag}; connect again"))
-            # The old model is part of cycles, and a server that makes few objects would keep it, and its memory, for hours.
-            gc.collect()
             return self._creations.make(restore.request.spec)
 
     def _note(self, restore: _Restore, num_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 
@@ -11,16 +11,17 @@ from ps_protocol.checkpoint_format import SavedTensor, tensor_name
 from ps_protocol.checkpoint_storage import CheckpointStorage
 from ps_protocol.errors import Cancelled, CheckpointStorageMissing, InternalError, PsError, StepMismatch, Unavailable
 from ps_protocol.failpoints import failpoint
-from ps_protocol.shard import CheckpointFile, SaveProgress, SaveRequest, SaveState
+from ps_protocol.shard import CheckpointFile, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.background import RunInBackground
-from ps_server.copy_memories import CopyMemories, copy_memory
+from ps_server.copy_memories import CopyMemories, CopyMemory, copy_memory
 from ps_server.hidden_state import HiddenState, encode_hidden_state
 from ps_server.memory import MemoryBudget, format_bytes
-from ps_server.model_state import StateMemory, hidden_state_of, memory_of, tensors_of
+from ps_server.model_state import hidden_state_of, memory_of, tensors_of
 from ps_server.save_pace import SavePace
 from ps_server.shard_model import ShardModel
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.turns import TURN_WAIT_S, Turns
+from ps_server.update_rule import UpdateRule
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,15 @@ class _Save:
 class _Copy:
     """What is to be written, in memory of its own."""
 
-    tensors: list[SavedTensor]
+    spec: ShardSpec
+    rules: Sequence[UpdateRule]
     hidden: HiddenState
-    memory: StateMemory
+    memory: CopyMemory
+
+    def tensors(self) -> list[SavedTensor]:
+        """One for each tensor of each slice: takes a while where there are many."""
+        tensors = tensors_of(self.spec, self.rules, self.memory.state)
+        return [SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in tensors]
 
 
 class ShardSaves:
@@ -143,7 +150,7 @@ class ShardSaves:
         with self._lock:
             model = self._find_model(request)
             like = memory_of(model, values=model.arena.current.memory)
-        memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}", now=time.monotonic())
+        memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}")
         try:
             with self._turns.alone():
                 with self._lock:
@@ -152,14 +159,14 @@ class ShardSaves:
                         raise Unavailable(f"{self._name}: the model was replaced; repeat the call")
                     self._check_step(model, request)
                 started = time.perf_counter()
-                copy_memory(memory_of(model, values=model.arena.current.memory), memory, stripes=self._stripes)
+                copy_memory(memory_of(model, values=model.arena.current.memory), memory.state, stripes=self._stripes)
                 hidden = hidden_state_of(model, step=request.step)
             seconds = time.perf_counter() - started
         except BaseException:
             self._memories.take_back(memory)
             raise
         log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, like.nbytes, seconds)
-        return _Copy(_saved_tensors(model, memory), hidden, memory)
+        return _Copy(model.spec, model.settings.rules, hidden, memory)
 
     def _write(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> None:
         request, started = save.request, time.perf_counter()
@@ -171,11 +178,10 @@ class ShardSaves:
             file = self._write_file(save, copy, storage)
             failpoint("ps.save.before_ack")
         except PsError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which would hold on to the copy
         except Exception as error:
             log.exception("%s: checkpoint %s could not be written", self._name, request.tag)
             failure = InternalError(f"{self._name}: checkpoint {request.tag} could not be written ({type(error).__name__}); see its log")
-        copy.tensors.clear()
         self._memories.take_back(copy.memory)
         self._end(save, file, failure, seconds=time.perf_counter() - started)
 
@@ -191,7 +197,7 @@ class ShardSaves:
             request.tag,
             shard=self._index,
             num_shards=request.num_shards,
-            tensors=copy.tensors,
+            tensors=copy.tensors(),
             metadata=encode_hidden_state(copy.hidden),
             between=between,
         )
@@ -227,8 +233,3 @@ class ShardSaves:
             return False
         sizes = [stored.files.get(file.name) for stored in storage.stored() if stored.tag == save.request.tag]
         return file.num_bytes in sizes
-
-
-def _saved_tensors(model: ShardModel, memory: StateMemory) -> list[SavedTensor]:
-    tensors = tensors_of(model.spec, model.settings.rules, memory)
-    return [SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in tensors]

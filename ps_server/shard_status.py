@@ -42,4 +42,5 @@ def shard_status(
         chief_address=chief_address,
         chief_heard_ago_s=chief_heard_ago_s,
         is_alone=is_alone,
+        life=fences.life,
     )

@@ -51,6 +51,8 @@ class Sharing:
     ) -> None:
         self._take_back()
         self._owner.close(self, is_lost=exception_type is not None)
+        # gRPC keeps what ended the stream, and with it this; the model may be another by now.
+        del self.model
 
     @property
     def num_slots(self) -> int:

@@ -46,6 +46,7 @@ class ParameterStore(AdoptableStore):
         """Begins to stage a contribution; the push is settled at once if its bytes are not wanted."""
         with self._lock:
             model = self._model_locked(header.epoch, header.layout_hash)
+            self._fences.check_life(header.life)
             return Push(self._lock, model, model.open_push(header), end=self._end_push)
 
     def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:

@@ -15,6 +15,7 @@ from ps_protocol.segments import Segments
 from ps_protocol.shard import PushReply, ShardSpec
 from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution
+from ps_server.finite_contributions import check_finite
 from ps_server.row_gradient import check_indices
 from ps_server.shard_model import ShardModel
 from ps_server.staging import StagedGradients
@@ -83,7 +84,7 @@ class Push:
     def finish(self) -> PushReply:
         """Stages or applies the contribution, if all of it has come (else TruncatedStream), or tells what else became of it.
 
-        Raises IndexOutOfRange if a table has no such row; that, too, has no effect.
+        Raises IndexOutOfRange if a table has no such row, NonFiniteGradient where those are refused; that, too, has no effect.
         """
         self._with_memory(self._complete)
         return self._end(self._model, self._contribution)
@@ -91,6 +92,10 @@ class Push:
     def _complete(self, memory: StagedGradients) -> None:
         memory.writer.finish()
         self._model.complete(memory)
+        if self._model.settings.current.rejects_nonfinite:
+            contribution = self._contribution
+            who = f"worker {contribution.push_id.worker}, step {contribution.step}"
+            check_finite(memory, self._model.spec.layout, who=who)
 
     def _with_memory(self, act: Callable[[StagedGradients], None]) -> bool:
         with self._lock:
@@ -169,9 +174,12 @@ class Creation:
                 self._end_write()
             self._is_ended = True
             self._end(self, True)
+        has_created = model is not None
+        # An error that is kept holds this frame.
+        del model, writer, memories
         if self.failure is not None:
             raise self.failure
-        return model is not None
+        return has_created
 
     def _begin_write(self) -> bool:
         with self._lock:

@@ -4,7 +4,6 @@ A training belongs to one participant. When the epoch rises (the cluster was bro
 gone, its place is taken again, and a new training begins at the step that stands then. What was pushed before that is rolled back.
 """
 
-import gc
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
 from ps_protocol.data_ranges import DataRange
 from ps_protocol.errors import Cancelled, PsError
 from worker_client.declarations import Declared
-from worker_client.gradients import Gradients, Updates
+from worker_client.gradients import Gradients, Updates, no_gradients
 from worker_client.joining import join_again, join_model
 from worker_client.membership import Membership
 from worker_client.outcomes import Push, push_of
@@ -35,7 +34,7 @@ _STATUS_S = 1.0
 class Course:
     """Does what a user asks of the training, at the worker's present place. For one thread.
 
-    `num_rollbacks`: how often it has begun again in a later epoch.
+    `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster.
     """
 
     def __init__(self, member: Membership) -> None:
@@ -49,12 +48,7 @@ class Course:
         self._skipped: tuple[DataRange, ...] = ()
         self._member = member
         self._who = f"worker {member.participant.index}"
-        self._training: Training | None = None
-
-    @property
-    def training(self) -> Training | None:
-        """The training at the present place; None before there is a model."""
-        return self._training
+        self.training: Training | None = None  # at the present place; None before there is a model
 
     def use(self, given: DataRange) -> None:
         """The next contribution is made from this range as well."""
@@ -77,7 +71,7 @@ class Course:
             except LOST as error:
                 self._leave_place_of(registration.participant, error)
                 self.progress = Progress(member)
-        self._training = Training(joined, member=member, progress=self.progress)
+        self.training = Training(joined, member=member, progress=self.progress)
         member.note_model(joined.model)
         return joined.has_initialized
 
@@ -100,6 +94,8 @@ class Course:
 
     def push(self, gradients: Gradients, *, updates: Updates | None, metrics: Metrics | None) -> Push:
         """Gives one contribution and has it counted."""
+        if gradients is None:
+            raise no_gradients()
 
         def give(training: Training, commit: PushCommit) -> Push:
             return push_of(self.progress.commit(commit), step=commit.step)
@@ -107,14 +103,24 @@ class Course:
         return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=False, timeout_s=None)
 
     def step(
-        self, gradients: Gradients | None, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
+        self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
     ) -> Push:
-        """Gives one contribution (None: for no variable), has it counted, waits for a token and reads."""
+        """Gives one contribution, has it counted, waits for a token and reads."""
+        if gradients is None:
+            raise no_gradients()
 
         def give(training: Training, commit: PushCommit) -> Push:
             return training.step(commit, timeout_s=timeout_s)
 
         return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
+
+    def step_with_nothing(self, *, timeout_s: float | None) -> Push:
+        """As `step()`, with a contribution that has no gradient for any variable, and so counts in no mean."""
+
+        def give(training: Training, commit: PushCommit) -> Push:
+            return training.step(commit, timeout_s=timeout_s)
+
+        return self._contribute(give, None, updates=None, metrics=None, is_waited_for=True, timeout_s=timeout_s)
 
     @property
     def num_unnamed(self) -> int:
@@ -126,7 +132,7 @@ class Course:
         ranges, self._ranges = self._ranges, ()
         self._skipped = ranges
         try:
-            self.step(None, timeout_s=timeout_s)
+            self.step_with_nothing(timeout_s=timeout_s)
         finally:
             self._skipped = ()
 
@@ -158,17 +164,17 @@ class Course:
             if gradients is not None:
                 self._ranges = ()  # what becomes of this contribution becomes of them
             self._come_back(training, error, timeout_s=timeout_s)
-            push = self._fate(commit, step=step, epoch=training.participant.epoch, is_known=known)
+            push = self._fate(commit, step=step, giver=training.participant, is_known=known)
         if is_waited_for:
             self.do(Training.look)
         return push
 
-    def _fate(self, commit: PushCommit | None, *, step: int, epoch: int, is_known: bool) -> Push:
+    def _fate(self, commit: PushCommit | None, *, step: int, giver: Participant, is_known: bool) -> Push:
         """What became of a contribution whose participant is no more."""
         progress = self.progress
         result: CommitResult | None = None
-        if commit is not None and commit.staged and epoch == progress.participant.epoch and is_known:
-            # The chief has said so, and no epoch has risen since.
+        if commit is not None and commit.staged and giver.era == progress.participant.era and is_known:
+            # The chief has said so, and no epoch has risen since, nor has the cluster begun anew.
             result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=progress.global_step, applied_step=commit.step)
         elif commit is not None and commit.staged and step < progress.local_step and not progress.reads_latest:
             result = self._asked_fate(commit)
@@ -181,7 +187,7 @@ class Course:
     def _asked_fate(self, commit: PushCommit) -> CommitResult | None:
         """The checkpoint may be of a step that has it, whose answer was on its way."""
         participant = self.progress.participant
-        if commit.push_id.incarnation != participant.incarnation:
+        if (commit.push_id.worker, commit.push_id.incarnation) != (participant.index, participant.incarnation):
             return None
         try:
             return self.progress.fate(commit)
@@ -189,7 +195,7 @@ class Course:
             return None
 
     def _present(self) -> Training:
-        training = self._training
+        training = self.training
         assert training is not None
         return training
 
@@ -208,17 +214,17 @@ class Course:
                 self._leave_place_of(registration.participant, error)
         training.release()
         self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
-        self._training = Training(joined, member=member, progress=self.progress, num_pushes=training.num_pushes)
-        if registration.participant.epoch != former.epoch:
+        self.training = Training(joined, member=member, progress=self.progress, num_pushes=training.num_pushes)
+        if registration.participant.era != former.era:
             self.num_rollbacks += 1
-        # What the errors on the way here hold goes at the next time at the latest: the variables of servers that are gone.
-        gc.collect()
         log.warning("%s: %s", self._who, self._words(registration.participant, former, cause))
+        # It holds the frames that it came through, and so this one: if that held it too, the variables of servers that are gone would stay.
+        del cause
 
     def _words(self, participant: Participant, former: Participant, cause: PsError) -> str:
         """Says where the worker goes on, and why there."""
         step = self.progress.local_step
-        if participant.epoch == former.epoch:
+        if participant.era == former.era:
             # What was closed under it was closed because of that.
             why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
             return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"

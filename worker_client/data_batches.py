@@ -115,7 +115,7 @@ class DataBatches:
             if self._member.status(max_ledger_entries=0).global_step > progress.local_step:
                 self._course.wait(timeout_s=patience.left_s())
         elif self._is_waited_for():
-            self._course.step(None, timeout_s=patience.left_s())
+            self._course.step_with_nothing(timeout_s=patience.left_s())
 
     def _asked(self, patience: Patience) -> LeaseReply | None:
         """The chief's answer; None if the worker's place has moved."""

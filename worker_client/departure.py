@@ -8,7 +8,8 @@ from ps_protocol.errors import PsError
 from worker_client.bounded import run_bounded
 from worker_client.cluster_link import ClusterLink
 from worker_client.heartbeat import Heartbeat
-from worker_client.shard_group import CLOSE_WAIT_S, ShardGroup
+from worker_client.shard_calls import CLOSE_WAIT_S
+from worker_client.shard_group import ShardGroup
 
 log = logging.getLogger(__name__)
 

@@ -38,11 +38,15 @@ class FanOut:
         for job in jobs:
             if job is not None:
                 job.wait()
-                error = error or job.error
+                error, job.error = error or job.error, None
             results.append(None if job is None else job.result)
-        if error is not None:
+        if error is None:
+            return results
+        try:
             raise error
-        return results
+        finally:
+            # It holds this frame: if that held it too, what was to be read would stay until somebody looks for cycles.
+            del error
 
     def close(self) -> None:
         """Lets the threads end after the calls under way; does not wait for them."""

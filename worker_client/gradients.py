@@ -151,6 +151,11 @@ class Staging:
         return array.copy()
 
 
+def no_gradients() -> InvalidSpec:
+    """Returns the error for None in place of all gradients: mostly of a function that forgot to return them."""
+    return InvalidSpec("gradients: got None, want a dict from variable name to array, or to None where there is no gradient")
+
+
 def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:
     """Returns the error for a name that the model does not have, with the nearest one that it does."""
     if not isinstance(name, str):

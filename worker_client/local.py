@@ -35,14 +35,15 @@ def local(
     total_num_replicas: int | None = None,
     max_steps: int | None = None,
     policy: PolicySpec | None = None,
+    reject_nonfinite: bool = False,
     takeover: bool = False,
 ) -> Session:
     """Returns a worker's session in a cluster inside this process: no network, no other process, the same behaviour.
 
     Without `cluster` makes a new one of `num_ps` parameter servers; a step takes `replicas_to_aggregate` contributions (default: as many as
     `total_num_replicas`, else 1), training finishes by itself after `max_steps` steps (None: never), and `policy` coordinates it (None:
-    sync). With `cluster` joins that one as another worker, and its arguments are not to be given again; each worker then needs a thread of
-    its own; `takeover` gives it `worker_index` whoever holds that.
+    sync); with `reject_nonfinite` gradients that are not finite are refused. With `cluster` joins that one as another worker, and its
+    arguments are not to be given again; each worker then needs a thread of its own; `takeover` gives it `worker_index` whoever holds that.
 
     Raises InvalidSpec for numbers that make no cluster, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull.
     """
@@ -56,9 +57,10 @@ def local(
             total_num_replicas=total_num_replicas,
             max_steps=max_steps,
             policy=policy,
+            reject_nonfinite=reject_nonfinite,
         )
-    elif num_ps != 1 or (replicas_to_aggregate, total_num_replicas, max_steps, policy) != (None, None, None, None):
-        given = "num_ps, replicas_to_aggregate, total_num_replicas, max_steps and policy"
+    elif num_ps != 1 or reject_nonfinite or (replicas_to_aggregate, total_num_replicas, max_steps, policy) != (None, None, None, None):
+        given = "num_ps, replicas_to_aggregate, total_num_replicas, max_steps, policy and reject_nonfinite"
         raise TypeError(f"local(): the cluster is given, so {given} must not be")
     link = _link(cluster)
     return Session(link, register(link, kind=ParticipantKind.WORKER, index=worker_index, takeover=takeover))

@@ -73,10 +73,15 @@ class Membership:
         Raises EpochMismatch or LeaseExpired if the holder has become another participant by that, and what `link.ask` raises.
         """
         place = self._place
+
+        def settled(chief: Chief) -> Result:
+            place.settle()
+            return question(chief)
+
         while True:
             generation = place.generation
             try:
-                return self.link.ask(lambda chief: _settled(place, chief, question), what=what, timeout_s=timeout_s, expected_s=expected_s)
+                return self.link.ask(settled, what=what, timeout_s=timeout_s, expected_s=expected_s)
             except (EpochMismatch, LeaseExpired) as error:
                 place.renew(generation, error)
                 if place.participant is not participant:
@@ -164,8 +169,3 @@ class Membership:
         shards = self._shards
         if shards is not None and shards.participant is not self.participant:
             shards.give_up()
-
-
-def _settled(place: Place, chief: Chief, question: Callable[[Chief], Result]) -> Result:
-    place.settle()
-    return question(chief)

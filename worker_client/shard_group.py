@@ -1,13 +1,10 @@
 """The model's shards, spoken to all at once. Knows shards and the memory that is sent and filled; no chief and no tokens."""
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
-from ps_protocol import retry
 from ps_protocol.chief import ModelReply, Registration
 from ps_protocol.errors import StepGone, StepNotReady, Unavailable
 from ps_protocol.failpoints import failpoint
@@ -16,20 +13,15 @@ from ps_protocol.model import ModelSpec
 from ps_protocol.segments import Segments
 from ps_protocol.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
 from ps_protocol.tensors import Array
-from worker_client.bounded import run_bounded
 from worker_client.cluster_link import ClusterLink, SharingShard
-from worker_client.fan_out import FanOut
 from worker_client.model_memory import ModelMemory, with_tables
 from worker_client.outgoing import ShardPart
-from worker_client.replicated_shard import ReplicatedShard, know_layouts
-from worker_client.shard_places import ShardPlaces
+from worker_client.replicated_shard import know_layouts
+from worker_client.shard_calls import ShardCalls
 from worker_client.shared_memories import SharedMemories
 
 Result = TypeVar("Result")
 
-# A transfer gets this much longer than a call without a payload, so that a large model needs no larger timeout.
-SLOWEST_BYTES_PER_S = 10e6
-CLOSE_WAIT_S = 0.25
 # How often shards that have moved on are read again, to get one step from all of them.
 MAX_ALIGNMENTS = 8
 # Readings of the newest variables before it is said that steps pass faster than they can be read.
@@ -46,35 +38,17 @@ class ShardGroup:
 
     def __init__(self, link: ClusterLink, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
         self._link = link
-        # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
-        self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
+        self._calls = ShardCalls(link, registration, ask_again=ask_again)
+        # What each is called by; one that shares memory takes the place of the one before.
+        self._shards = self._calls.shards
         self._timeout_s = link.timeout_s
         self.epoch = registration.participant.epoch
         self.participant = registration.participant
-        self._addresses = registration.shard_addresses
-        name = f"lockstep-{registration.participant.index}-ps"
-        self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not link.is_in_process)
-        self._closed = threading.Event()
         self._transports_at_end: tuple[str, ...] = ()
-        self._shards: list[Shard] = []
-        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
-        try:
-            self._open(link)
-        except BaseException:
-            self._fan_out.close()
-            raise
-
-    def _open(self, link: ClusterLink) -> None:
-        def opening(index: int, address: str) -> Callable[[], Shard]:
-            if (places := self._places) is not None:
-                return lambda: ReplicatedShard(index, places, open_replica=link.open_replica or link.open_shard)
-            return lambda: link.open_shard(index, address)
-
-        opened = self._fan_out.run([opening(index, address) for index, address in enumerate(self._addresses)])
-        self._shards = [shard for shard in opened if shard is not None]
+        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self))
 
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self._calls.addresses)
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -89,8 +63,7 @@ class ShardGroup:
 
     def hear(self) -> None:
         """Asks the chief where the shards are now, if they have standbys."""
-        if self._places is not None:
-            self._places.hear(self._places.version, is_urgent=True)
+        self._calls.hear()
 
     def share(self, layouts: Sequence[Layout]) -> None:
         """Shares memory with those shards that it can be shared with, once the variables stand. See `MemorySharing` for errors."""
@@ -100,11 +73,11 @@ class ShardGroup:
             return
 
         def shared(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
-            where = f"ps {index} at {self._addresses[index]}"
+            where = f"ps {index} at {self._calls.addresses[index]}"
             return sharing(shard, where=where, participant=self.participant, layout=layouts[index], timeout_s=timeout_s)
 
         wanted = [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables]
-        found = self._each("share memory", shared, wanted)
+        found = self._calls.some("share memory", shared, wanted)
         sharing_shards = {index: shard for index, shard in found.items() if shard is not None}
         for index, shard in sharing_shards.items():
             self._shards[index] = shard
@@ -144,7 +117,7 @@ class ShardGroup:
             )
             return shard.create_variables(spec, contents[index], timeout_s=timeout_s)
 
-        self.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
+        self._calls.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
 
     def read(self, into: ModelMemory, *, step: int) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
@@ -195,6 +168,7 @@ class ShardGroup:
                 push_id=push_id,
                 step=step,
                 layout_hash=layout_hashes[index],
+                life=self.participant.life,
                 sparse=part.sparse,
                 absent=part.absent,
                 metrics={} if index else metrics,
@@ -222,7 +196,7 @@ class ShardGroup:
                 results[index] = reply.result
         missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
         if missing:
-            results |= self._each(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
+            results |= self._calls.some(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
         return [results[index] for index in range(len(self))]
 
     def read_slot(self, slot: str, into: ModelMemory, *, names: frozenset[str]) -> set[int]:
@@ -234,55 +208,37 @@ class ShardGroup:
                 return None
             return shard.read_slot(slot, into.segments[index], epoch=self.epoch, layout_hash=layout.hash, timeout_s=timeout_s)
 
-        steps = self.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
+        steps = self._calls.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
         into.unpack()
         return {step for step in steps if step is not None}
 
     def while_holding(self, index: int, request: RowsRequest, row: Array, into: Segments, do: Callable[[int], None]) -> None:
         """Reads one row from a shard and calls `do(its step)` meanwhile: where steps wait for readers, that step is kept so long."""
-        self._call(index, "read a row", lambda left_s: self._shards[index].read_rows(request, row, into, timeout_s=left_s, meanwhile=do))
+        self._calls.one(
+            index, "read a row", lambda left_s: self._shards[index].read_rows(request, row, into, timeout_s=left_s, meanwhile=do)
+        )
 
     def slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers, sorted."""
-        names = self.each("list the slots", lambda _, shard, __: shard.list_slots(epoch=self.epoch))
+        names = self._calls.each("list the slots", lambda _, shard, __: shard.list_slots(epoch=self.epoch))
         return sorted({name for shard_names in names for name in shard_names})
 
     def metrics(self) -> Sequence[MetricCell]:
         """Returns what workers have reported."""
-        return self._call(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
+        return self._calls.one(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
 
     def give_up(self) -> None:
         """Has all calls end as Cancelled, also one that hangs at a server that is gone. May come from any thread."""
-        self._closed.set()
-        run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
+        self._calls.give_up()
 
     def close(self) -> None:
         """Releases the connections, which ends calls under way. Takes a quarter of a second at most."""
         self._transports_at_end = self.transports
-        self._closed.set()
-        self._fan_out.close()
-        if self._places is not None:
-            self._places.close()
-        # A channel closes only when its last write has left, and a server that is stopped does not take it.
-        run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
+        self._calls.close()
 
     def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
         """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
-        results = self._each(what, call, range(len(self)), num_bytes=num_bytes)
-        return [results[index] for index in range(len(self))]
-
-    def _each(
-        self, what: str, call: Callable[[int, Shard, float], Result], indices: Collection[int], *, num_bytes: Sequence[int] | None = None
-    ) -> dict[int, Result]:
-        if len(self) == 1:
-            return {0: self._at(0, what, call, num_bytes)} if indices else {}
-        calls = [partial(self._at, index, what, call, num_bytes) if index in indices else None for index in range(len(self))]
-        results = self._fan_out.run(calls)
-        return {index: results[index] for index in indices}  # type: ignore[misc]  # those have a call
-
-    def _at(self, index: int, what: str, call: Callable[[int, Shard, float], Result], num_bytes: Sequence[int] | None) -> Result:
-        transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
-        return self._call(index, what, partial(call, index, self._shards[index]), transfer_s=transfer_s)
+        return self._calls.each(what, call, num_bytes=num_bytes)
 
     def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
         if not indices:
@@ -308,13 +264,7 @@ class ShardGroup:
                     found[index] = read(index, self._shards[index], self._timeout_s)
         far = [index for index in indices if index not in found] if found else indices
         what = "read the newest variables" if step is None else f"read step {step}"
-        return found | self._each(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
-
-    def _call(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
-        address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
-        subject = f"ps {index} at {address}: {what}"
-        with self._link.watching(subject, expected_s=transfer_s):
-            return retry.call(call, what=subject, timeout_s=self._timeout_s + transfer_s, stop=self._closed)
+        return found | self._calls.some(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
 
 
 def _until_it_stands(read: Callable[[int, Shard, float], int]) -> Callable[[int, Shard, float], int]:

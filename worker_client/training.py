@@ -6,6 +6,7 @@ from ps_protocol.chief import CommitResult, PushCommit
 from ps_protocol.errors import EpochMismatch, InternalError, StepGone, TooManyPushes
 from ps_protocol.shard import Metric, PushId, PushResult
 from ps_protocol.tensors import Array
+from worker_client.finite_gradients import FiniteGradients
 from worker_client.gradient_memory import GradientMemory
 from worker_client.gradients import Gradients, Updates
 from worker_client.joining import Joined
@@ -42,6 +43,7 @@ class Training:
         memories = self._shards.memories
         self._gradients = GradientMemory(joined.model, joined.gradients, give=memories.gradients, give_kept=memories.kept)
         self._gives_several = joined.gives_several
+        self._finite = FiniteGradients(joined.model)
         self.reader = ModelReader(
             joined.model,
             layouts=self._layouts,
@@ -118,6 +120,8 @@ class Training:
         numbers = as_metrics(metrics) if metrics else {}
         staging = self._gradients.staging_for(gradients or {}, may_lend=is_waited_for and not self._may_overlap)
         staged = staging.nothing() if gradients is None else staging.stage(gradients, step=step, updates=updates)
+        if self._member.registration.rejects_nonfinite and gradients is not None:
+            self._finite.check(staged, who=f"{self._who}, step {step}")
         parts = self._outgoing.parts(staged, is_last_counted=self.num_pushes not in self._progress.refused)
         # A new number even if the last push failed: what that one left on some shards is never counted.
         self.num_pushes += 1
