@@ -112,7 +112,7 @@ def _middle(runs: Sequence[Sequence[float]], of_run: Callable[[Sequence[float]],
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
+    return round(seconds * 1e3, 6)
 
 
 def _parser() -> argparse.ArgumentParser:
