@@ -76,7 +76,8 @@ class _DirectStream:
         self._unsent: deque[bytes] = deque()
         self._is_sending = self._is_receiving = False
         self._message: bytes | None = None
-        self._status: StreamEnded | None = None
+        # How it has ended. Not the exception itself: that would hold, once raised, the frames that it came through, and with them this stream.
+        self._ending: tuple[grpc.StatusCode, str, Metadata] | None = None
         # The batches are of gRPC's own streams; the first sends the headers, and ends with the call.
         beginning = (cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),)
         status, headers = (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),), (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),)
@@ -135,8 +136,8 @@ class _DirectStream:
         return is_started
 
     def _take_event_of_open_stream(self) -> None:
-        if self._status is not None and not self._is_receiving:
-            raise self._status
+        if self._ending is not None and not self._is_receiving:
+            raise StreamEnded(*self._ending)
         self._take_event()
 
     def _take_event(self) -> None:
@@ -158,7 +159,7 @@ class _DirectStream:
                 self._start_sending_locked(self._unsent.popleft())
         elif kind == status:
             code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
-            self._status = StreamEnded(code, _text(operation.details()), operation.trailing_metadata() or ())
+            self._ending = (code, _text(operation.details()), operation.trailing_metadata() or ())
 
 
 class _FedStream:

@@ -96,7 +96,10 @@ class StandingStream:
                 # An older server, or one that has no thread for another standing stream.
                 self._is_served = False
                 return None
-            raise error from None
+            try:
+                raise error from None
+            finally:
+                del error  # which holds this frame now
         finally:
             self._deadlines.end(number)
             if not is_done or self._is_cut:
