@@ -117,8 +117,15 @@ class _DirectStream:
     def end(self) -> None:
         self.cancel()
         self._unsent.clear()
-        # What is being written to a server that is stopped stays so until it goes on; that is left to the channel's end.
-        while self._num_pending and not self._is_sending:
+        if self._is_sending:
+            # What is being written to a server that is stopped stays so until it goes on, or is given up. gRPC keeps the call, and
+            # descriptors of it, until somebody has taken the last event.
+            threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True).start()
+        else:
+            self._take_last_events()
+
+    def _take_last_events(self) -> None:
+        while self._num_pending:
             self._take_event()
 
     def _start_sending_locked(self, message: bytes) -> None:

@@ -93,9 +93,14 @@ def test_both_parameter_servers_killed_at_once_come_back_together(start: Started
     cluster.assert_as_without_faults()
 
 
-def test_rollback_after_rollback_keeps_no_memory_of_what_was(start: Started) -> None:
-    """Each makes the variables anew, here and there; who keeps a descriptor of the old ones keeps all of their memory."""
-    cluster = start(Plan(num_steps=ENDLESS))
+@pytest.mark.parametrize("has_proxies", [False, True])
+def test_rollback_after_rollback_keeps_no_memory_of_what_was(start: Started, has_proxies: bool) -> None:
+    """Each makes the variables anew, here and there; who keeps a descriptor of the old ones keeps all of their memory.
+
+    Workers here never look for cycles, which a program that makes few objects seldom does either.
+    """
+    never = {index: ["--never-collects"] for index in range(3)}
+    cluster = start(Plan(num_steps=ENDLESS, worker_flags=never, has_proxies=has_proxies))
     cluster.await_step(10)
     those_that_live = [name for name in cluster.everybody if name not in ("ps 1", "chief")]
     sizes = []
@@ -104,8 +109,8 @@ def test_rollback_after_rollback_keeps_no_memory_of_what_was(start: Started) -> 
         cluster.restart("ps 1")
         cluster.await_step(cluster.reached() + 20)
         sizes.append({name: psutil.Process(cluster.processes[name].pid).num_fds() for name in those_that_live})
-    # It would be four for each rollback. One offer of memory more or less may be under way.
-    assert all(size[name] <= sizes[0][name] + 8 for size in sizes for name in those_that_live), sizes
+    # It would be four for each rollback, and one for a stream that broke while something was sent. One offer of memory may be under way.
+    assert all(size[name] <= sizes[0][name] + 4 for size in sizes for name in those_that_live), sizes
     cluster.assert_as_without_faults(num_steps=cluster.finish())
 
 

@@ -1,6 +1,7 @@
 """A worker that contributes what the script says, through whatever happens, and writes down what became of each contribution."""
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -69,7 +70,10 @@ def main() -> None:
     parser.add_argument("--fails-at", type=int)
     parser.add_argument("--failure", default="exception")
     parser.add_argument("--takeover", action="store_true")
+    parser.add_argument("--never-collects", action="store_true")
     arguments = parser.parse_args()
+    if arguments.never_collects:
+        gc.disable()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     diary = Diary(arguments.diary)
     diary.write("begun")
