@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ps_protocol.never_waiting import never_waiting
 from ps_protocol.open_calls import OpenCalls
 from ps_protocol.security_options import Security
 from ps_protocol.standing_calls import StandingCalls
-from ps_protocol.status import answering, set_status
+from ps_protocol.status import answering, ending_with, set_status
 from ps_protocol.tls import certified_roles
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         self._open = OpenCalls()
         self._guests = GuestCalls()
         self._guarded: dict[tuple[str, int, CallerRole | None], Handler] = {}
+        self._refusals: dict[str, Handler] = {}
         self._lock = threading.Lock()
         self._num_refused, self._next_note = 0, 0.0
 
@@ -81,25 +83,33 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         return self._tokens.role_of(authorization_in(metadata))
 
     def _refusal(self, error: PsError) -> Handler:
-        def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
-            set_status(context, error)
-            self._note(error, context)
-            send_response(None)
+        """Returns what refuses a call. There are few texts, each is made once: who is refused may call thousands of times in a second."""
+        message = error.message
+        if message not in self._refusals:
+            end = ending_with(error)
 
-        # Without waiting for the request: whoever is not let in holds no thread.
-        handler: Handler = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
-        return handler
+            def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
+                end(context)
+                self._note(message, context)
+                send_response(None)
 
-    def _note(self, error: PsError, context: grpc.ServicerContext) -> None:
-        """Says in the log who was refused; seldom, so that nobody fills it."""
-        now = time.monotonic()
+            # Without waiting for the request: whoever is not let in holds no thread.
+            self._refusals[message] = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
+        return self._refusals[message]
+
+    def _note(self, message: str, context: grpc.ServicerContext) -> None:
+        """Has the log say who was refused; seldom, so that nobody fills it, and by another thread: writing it may wait for its reader."""
         with self._lock:
             self._num_refused += 1
-            is_due = now >= self._next_note
+            is_due = time.monotonic() >= self._next_note
             if is_due:
-                self._next_note = now + _NOTE_INTERVAL_S
+                self._next_note = math.inf  # until it is written
         if is_due:
-            log.warning("refused a call: %s peer=%s refused_so_far=%d", error.message, context.peer(), self._num_refused)
+            threading.Thread(target=self._write_note, args=(message, context.peer()), name="refusals", daemon=True).start()
+
+    def _write_note(self, message: str, peer: str) -> None:
+        log.warning("refused a call: %s peer=%s refused_so_far=%d", message, peer, self._num_refused)
+        self._next_note = time.monotonic() + _NOTE_INTERVAL_S
 
     def _kept(self, method: str, handler: Handler, make: Callable[[], Handler], *, guest: CallerRole | None = None) -> Handler:
         """What serves the method instead of its own handler: made once."""

@@ -8,6 +8,8 @@ from ps_protocol.listening import most_connections
 
 MAX_MESSAGE_BYTES = 16 << 20
 FRAME_BYTES = 1 << 20
+# A process has a connection of its own for each server and user, with a handful of streams and calls.
+MAX_CALLS_A_CONNECTION = 128
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     # Bounds what one message can make the receiver allocate. Tensors of any size travel as many frames of FRAME_BYTES.
@@ -57,6 +59,9 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
+    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
+    ("grpc.max_concurrent_streams", MAX_CALLS_A_CONNECTION),
     # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
     # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.
     ("grpc.server.max_pending_requests", 4_096),

@@ -76,7 +76,8 @@ class _DirectStream:
         self._unsent: deque[bytes] = deque()
         self._is_sending = self._is_receiving = False
         self._message: bytes | None = None
-        # How it has ended. Not the exception itself: that would hold, once raised, the frames that it came through, and with them this stream.
+        # How it has ended. Not the exception itself: that would hold, once raised, the frames that it came through, and with
+        # them this stream.
         self._ending: tuple[grpc.StatusCode, str, Metadata] | None = None
         # The batches are of gRPC's own streams; the first sends the headers, and ends with the call.
         beginning = (cygrpc.SendInitialMetadataOperation(metadata, _NO_FLAGS),)

@@ -39,6 +39,8 @@ StreamMessage = TypeVar(
     accumulator_service_pb2.TakeGradientResponse,
 )
 
+# As much besides its frame's data is decoded in a moment, also by `parse`'s caller.
+_QUICK_BYTES = 16 << 10
 _VARINT_FIELD_1 = 0x08
 _BYTES_FIELD_1 = 0x0A
 _BYTES_FIELD_2 = 0x12
@@ -100,6 +102,14 @@ def parse(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMess
     header = decode_message(message_type, message[:start]) if start else None
     frame = Frame(offset, memoryview(message)[begin:]) if begin >= 0 else None
     return (header if header is not None and _has_header(header) else None), frame
+
+
+def takes_long(message: bytes) -> bool:
+    """Whether it may take long to decode a stream message: there is much in it besides its frame's data, as a long list."""
+    if len(message) <= _QUICK_BYTES:
+        return False
+    start = _end_of_field_1(message)
+    return start > _QUICK_BYTES or _frame_span(message, start) is None
 
 
 def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], writer: FrameWriter) -> None:

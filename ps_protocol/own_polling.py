@@ -27,6 +27,8 @@ _OFF = ("event_engine_client", "event_engine_listener", "event_engine_callback_c
 # Each thread looks at its own sockets: 0.24 us for each of them. With "epoll1", which is the default, one looks at those of all threads,
 # and wakes another one for what is that one's.
 _EACH_ITS_OWN = "poll"
+# Each has a connection or two.
+_FEW_WORKERS = 32
 # While nobody waits for a message, somebody must look all the same: whether a server can be reached again. gRPC's default is 5 s.
 _BACKUP_MS = 100
 
@@ -43,6 +45,12 @@ def prepare_import() -> bool:
 def expect_many_connections() -> None:
     """Chooses what takes the same time for any number of connections; for a server that may have more than some 64. Before the import."""
     _Finder.has_many_connections = True
+
+
+def expect_workers(number: int | None) -> None:
+    """Chooses for a server of so many workers; None: nobody knows, and mostly they are few. Before the import."""
+    if (number or 0) > _FEW_WORKERS:
+        expect_many_connections()
 
 
 def settings(environment: Mapping[str, str], *, has_many_connections: bool = False) -> dict[str, str]:

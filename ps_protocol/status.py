@@ -7,7 +7,7 @@ A server wraps each method in `answering` (or `answering_aio`): a PsError ends t
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import NoReturn
 
 import grpc
@@ -126,10 +126,19 @@ async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, 
 
 def set_status(context: grpc.ServicerContext, error: PsError) -> None:
     """Has a call end with the error's status when its handler ends it."""
+    ending_with(error)(context)
+
+
+def ending_with(error: PsError) -> Callable[[grpc.ServicerContext], None]:
+    """Returns what does that for any call: for an error that many calls end with."""
     code, text, metadata = _answer(error)
-    context.set_trailing_metadata(metadata)
-    context.set_code(code)
-    context.set_details(text)
+
+    def set_it(context: grpc.ServicerContext) -> None:
+        context.set_trailing_metadata(metadata)
+        context.set_code(code)
+        context.set_details(text)
+
+    return set_it
 
 
 def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:

@@ -27,6 +27,9 @@ class ThreadedPeer:
         except PsError as error:
             set_status(self._context, error)
             return
+        except Exception:
+            set_status(self._context, defect(self._server_name))
+            return
         self._context.add_callback(self.end)
         threading.Thread(target=self._read, args=(handler,), name="standing-stream", daemon=True).start()
         try:

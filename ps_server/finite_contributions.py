@@ -15,11 +15,12 @@ def check_finite(memory: StagedGradients, layout: Layout, *, who: str) -> None:
 
 
 def _check_dense(memory: StagedGradients, layout: Layout, who: str) -> None:
+    absent = frozenset(memory.absent)
     for arena in gradient_ranges(layout):
         if are_finite(stretch(layout, memory.dense, memory.encoding, arena, arena.start, arena.stop)):
             continue
         # What a contribution has no gradient for may be anything.
         for position, (piece, start) in enumerate(zip(layout.slices, layout.offsets, strict=True)):
-            if arena.start <= start < arena.stop and position not in memory.absent:
+            if arena.start <= start < arena.stop and position not in absent:
                 elements = stretch(layout, memory.dense, memory.encoding, arena, start, start + piece.nbytes)
                 refuse_nonfinite(piece.variable.name, elements, who=who)

@@ -15,7 +15,7 @@ from ps_protocol import codec_shard as codec
 from ps_protocol.call_errors import encode_call_error
 from ps_protocol.encodings import FloatEncoding
 from ps_protocol.errors import MalformedMessage, PsError, TruncatedStream
-from ps_protocol.framing import Frame, parse
+from ps_protocol.framing import Frame, parse, takes_long
 from ps_protocol.shard import PushHeader, PushReply
 from ps_protocol.standing_peer import Peer
 from ps_protocol.status import defect
@@ -23,6 +23,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_server.idle_streams import IdleStreams, Stream
 from ps_server.store import ParameterStore
+from ps_server.transactions import Push
 
 
 class _Wish(enum.Enum):
@@ -124,6 +125,8 @@ class _Contributions:
         """Takes in the contribution that begins with `message`, or drops a frame of one that has its answer."""
         push_id: tensor_pb2.PushId | None = None
         try:
+            if takes_long(message):
+                yield _Wish.TIME
             header, frame = parse(message, pb.StreamPushesRequest)
             if header is None:
                 raise MalformedMessage("StreamPushesRequest: a frame that belongs to no contribution; begin each with its header")
@@ -141,7 +144,7 @@ class _Contributions:
 
     def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int) -> Generator[_Wish, bytes | None, PushReply]:
         with self._store.open_push(header) as push:
-            if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._store.is_quick:
+            if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._is_quick(push):
                 return push.finish_with(frame.data)
             if num_bytes:
                 # Nothing but their number tells where the contribution ends.
@@ -154,14 +157,19 @@ class _Contributions:
                 frame = yield from self._next_frame()
             # Whoever sends on does not know yet that nothing more is wanted.
             self._is_dropping = push.is_settled
-            if not self._store.is_quick:
+            if not self._is_quick(push):
                 yield _Wish.TIME
             return push.finish()
+
+    def _is_quick(self, push: Push) -> bool:
+        return push.is_small and self._store.is_quick
 
     def _next_frame(self) -> Generator[_Wish, bytes | None, Frame | None]:
         self._stream.begin_waiting()
         message = yield _Wish.MESSAGE
         self._stream.waiting_since = None
+        if message is not None and takes_long(message):
+            yield _Wish.TIME
         if message is None:
             raise TruncatedStream("the stream ended in the middle of a contribution; nothing was changed; send it again")
         header, frame = parse(message, pb.StreamPushesRequest)

@@ -39,8 +39,8 @@ from ps_server.stream_service import StreamService
 
 log = logging.getLogger(__name__)
 
-# Each stream holds a thread while it lasts, and a worker has two or three standing ones; `idle_streams` bounds these. Threads are made as
-# they are needed; more calls at once than this wait for one, which takes no memory for tensors.
+# A call holds a thread while it lasts, but for standing streams that events serve; `ShareMemory` is one that does, for each worker, and
+# `idle_streams` bounds these. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
 MAX_THREADS = 4_096
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued.
 MAX_CONCURRENT_RPCS = 8_192

@@ -17,7 +17,7 @@ from ps_protocol.tensors import Array
 from ps_server.accumulator import Contribution
 from ps_server.finite_contributions import check_finite
 from ps_server.row_gradient import check_indices
-from ps_server.shard_model import ShardModel
+from ps_server.shard_model import SMALL_BYTES, ShardModel
 from ps_server.staging import StagedGradients
 from ps_server.table import Table
 
@@ -57,6 +57,12 @@ class Push:
         """Whether all bytes have come, or no more are wanted; then `finish`."""
         memory = self._contribution.memory
         return memory is None or memory.writer.is_full
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is put in order in a moment, in a model that is small: many rows may come for a table of few."""
+        memory = self._contribution.memory
+        return memory is None or memory.writer.nbytes <= SMALL_BYTES
 
     def expect(self, num_bytes: int) -> None:
         """Hears how many bytes will come; raises TruncatedStream or FrameOutOfOrder if that is not what the contribution has."""

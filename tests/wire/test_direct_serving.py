@@ -61,11 +61,13 @@ class Scene:
 
     def __init__(self) -> None:
         self.talks: list[Talk] = []
-        self.is_full = False
+        self.is_full = self.is_broken = False
 
     def begin(self, peer: Peer, context: grpc.ServicerContext) -> Talk:
         if self.is_full:
             raise LimitExceeded("too many")
+        if self.is_broken:
+            raise ZeroDivisionError
         self.talks.append(Talk(peer))
         return self.talks[-1]
 
@@ -149,6 +151,12 @@ def test_stream_that_is_refused_ends_with_the_reason(scene: Scene) -> None:
     code, text, answers = scene.ended(b"x")
     assert (code, answers) == (CODE.RESOURCE_EXHAUSTED, [])
     assert "too many" in text
+
+
+def test_stream_that_a_defect_keeps_from_beginning_ends(scene: Scene) -> None:
+    scene.is_broken = True
+    code, text, answers = scene.ended(b"x")
+    assert (code, answers) == (CODE.INTERNAL, []) and "ps 0" in text
 
 
 def test_peer_that_goes_away_closes_its_handler(scene: Scene) -> None:

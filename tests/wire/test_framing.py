@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.errors import FrameOutOfOrder, MalformedMessage, TruncatedStream
-from ps_protocol.framing import Frame, StreamMessage, encode_frame, encode_stream, parse, write_frames
+from ps_protocol.framing import Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
 from ps_protocol.segments import Segments
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -160,6 +160,14 @@ def test_payload_is_not_copied_when_it_is_read() -> None:
     assert frame is not None
     assert isinstance(frame.data, memoryview)
     assert frame.data.obj is message
+
+
+def test_much_besides_the_data_of_a_frame_takes_long() -> None:
+    data, many = bytes(FRAME_BYTES), pb.PushGradientsRequest(header=pb.PushHeader(absent=range(20_000))).SerializeToString()
+    assert not takes_long(encode_frame(PUSH.SerializeToString(), offset=5, data=data))
+    assert takes_long(many) and takes_long(encode_frame(many, offset=0, data=b"x"))
+    assert takes_long(encode_frame(b"", offset=0, data=b"x") + many)
+    assert takes_long(b"\x0a\xff\xff\xff\xff\x0f" + data)  # a header of 4 GiB, announced only
 
 
 def stream(nbytes: int, frame_bytes: int = FRAME_BYTES) -> tuple[bytes, list[bytes]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ps_protocol import own_polling
 from ps_protocol.own_polling import SWITCH, knows_switches, settings
 
 OFF = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq,-event_engine_for_all_other_endpoints"
@@ -37,6 +38,18 @@ def test_all_is_switched_that_has_to_be() -> None:
 
 def test_server_with_many_connections_does_not_look_at_each_of_them() -> None:
     assert settings({}, has_many_connections=True) == {name: value for name, value in SAYS.items() if name != "GRPC_POLL_STRATEGY"}
+
+
+@pytest.mark.parametrize(("number", "are_many"), [(None, False), (32, False), (33, True)])
+def test_server_of_many_workers_has_many_connections(number: int | None, are_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_polling._Finder, "has_many_connections", False)
+    own_polling.expect_workers(number)
+    assert own_polling._Finder.has_many_connections is are_many
+
+
+@pytest.mark.parametrize("module", ["chief.__main__", "ps_server.__main__", "lockstep.combined"])
+def test_server_reads_its_flags_before_grpc_is_loaded_so_that_it_can_choose(module: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import sys, {module}; sys.exit('grpc' in sys.modules)"], check=True)
 
 
 @pytest.mark.parametrize("environment", [{SWITCH: "0"}, {"GRPC_EXPERIMENTS": "event_engine_client"}, {"GRPC_EXPERIMENTS": OFF}])

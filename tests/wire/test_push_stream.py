@@ -7,9 +7,10 @@ import pytest
 
 from ps_protocol import codec_shard
 from ps_protocol.errors import PsError
-from ps_protocol.shard import PushReply
+from ps_protocol.shard import PushHeader, PushReply
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
+from ps_server import transactions
 from ps_server.idle_streams import IdleStreams
 from ps_server.in_process_shard import InProcessShard
 from ps_server.push_streams import PushStream
@@ -90,8 +91,15 @@ def test_small_contribution_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> 
     assert held.threads == [threading.current_thread()] and not scene.peer.is_paused
 
 
-def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ParameterStore, "is_quick", False)
+@pytest.mark.parametrize("large", ["model", "contribution"])
+def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    """Also for a small model: a contribution may have very many rows for a table of few."""
+    if large == "model":
+        monkeypatch.setattr(ParameterStore, "is_quick", False)
+    else:
+        monkeypatch.setattr(transactions, "SMALL_BYTES", MIXED.nbytes - 1)
     scene, held = _Scene(), _Held(monkeypatch)
     scene.take_first_half()
     assert not scene.peer.is_paused and not held.threads
@@ -103,6 +111,22 @@ def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken
     assert held.threads != [threading.current_thread()]
     scene.stream.finish()
     assert scene.peer.has_ended
+
+
+def test_long_list_is_decoded_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, decode = list[threading.Thread](), codec_shard.decode_push_header
+
+    def decoding(message: pb.PushHeader) -> PushHeader:
+        threads.append(threading.current_thread())
+        return decode(message)
+
+    monkeypatch.setattr(codec_shard, "decode_push_header", decoding)
+    scene = _Scene()
+    header = codec_shard.encode_push_header(scene.trainer.header(3, absent=tuple(range(20_000))))
+    scene.stream.take(pb.StreamPushesRequest(header=header).SerializeToString())
+    wait_until(lambda: bool(scene.peer.answers) and not scene.peer.is_paused, what="it is answered, and the stream takes messages again")
+    assert scene.peer.answers[0].error.reason == "INVALID_SPEC"
+    assert len(threads) == 1 and threads != [threading.current_thread()]
 
 
 def test_stream_that_ends_in_a_contribution_leaves_nothing() -> None:

@@ -199,6 +199,19 @@ def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
     play(act)
 
 
+def test_a_superseded_chief_is_told_so_although_the_server_then_says_no_more() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.authority.epoch, scene.side.authority.chief_incarnation = 1, 5
+        scene.links[1].always["apply_step"] = Superseded("a chief of another life of the cluster has adopted it")
+        scene.links[1].hangs.add("status")
+        scene.side.carry_out(APPLY)
+        async with asyncio.timeout(10):
+            while not scene.superseded:
+                await asyncio.sleep(0)
+
+    play(act)
+
+
 def test_shards_of_another_chief_are_not_ended() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())

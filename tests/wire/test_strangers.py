@@ -1,11 +1,12 @@
 """What callers without a token, or with that of a lesser role, cannot do to a server: hold its threads, or speak for the chief."""
 
 import contextlib
+import logging
 import queue
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import open_calls
+from ps_protocol import authorization_handler, open_calls
 from ps_protocol.access import DEFAULT_ACCESS, Access
-from ps_protocol.channel import server_options
+from ps_protocol.channel import MAX_CALLS_A_CONNECTION, server_options
 from ps_protocol.direct_stream import Stream, StreamEnded, open_stream
+from ps_protocol.never_waiting import never_waiting
 from ps_protocol.security_options import Security
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -71,12 +73,36 @@ def test_question_without_end_holds_no_thread(server: ParameterServer) -> None:
 def test_refused_calls_make_no_thread(server: ParameterServer) -> None:
     with stranger(server) as channel:
         before = num_rpc_threads()
-        streams = [open_stream(channel, "/ps_protocol.v1.ParameterService/StreamPushes") for _ in range(300)]
+        streams = [open_stream(channel, "/ps_protocol.v1.ParameterService/StreamPushes") for _ in range(100)]
         for stream in streams:
             with pytest.raises(StreamEnded) as ended:
                 stream.receive()
             assert ended.value.code is grpc.StatusCode.UNAUTHENTICATED
         assert num_rpc_threads() <= before
+
+
+def test_connection_has_so_many_calls_at_once() -> None:
+    """Else one connection could bring thousands, and the others would not be read until each of those was refused."""
+    begun: list[Callable[[None], None]] = []
+
+    def serve(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
+        begun.append(send_response)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=server_options())
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"Ask": grpc.stream_stream_rpc_method_handler(never_waiting(serve))}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with DEFAULT_ACCESS.open_channel(f"127.0.0.1:{port}") as full, DEFAULT_ACCESS.open_channel(f"127.0.0.1:{port}") as other:
+        invoke: Any = full.unary_stream("/test/Ask")
+        calls = [invoke(b"", timeout=60) for _ in range(MAX_CALLS_A_CONNECTION + 20)]
+        wait_until(lambda: len(begun) == MAX_CALLS_A_CONNECTION, timeout_s=20, what="as many as may be are begun")
+        invoke = other.unary_stream("/test/Ask")
+        calls.append(invoke(b"", timeout=60))
+        wait_until(lambda: len(begun) == MAX_CALLS_A_CONNECTION + 1, timeout_s=20, what="that of another connection is begun, and no more")
+        for call in calls:
+            call.cancel()
+    server.stop(None).wait()
 
 
 def test_connections_leave_descriptors_for_other_things() -> None:
@@ -115,9 +141,44 @@ def test_refused_calls_are_in_the_log_but_do_not_fill_it(files: Files, caplog: p
                 invoke: Any = channel.unary_unary(STATUS)
                 invoke(b"", timeout=10)
         claim_to_be_the_chief(files.caller("observer", tls=False), running.address, incarnation=1)
-    lines = [record.getMessage() for record in caplog.records if "refused a call" in record.getMessage()]
-    assert len(lines) == 1
-    assert "missing token" in lines[0] and "peer=ipv4:127.0.0.1:" in lines[0]
+
+        def lines() -> list[str]:
+            return [record.getMessage() for record in caplog.records if "refused a call" in record.getMessage()]
+
+        wait_until(lambda: bool(lines()), timeout_s=20, what="the log says so")
+    assert len(lines()) == 1
+    assert "missing token" in lines()[0] and "peer=ipv4:127.0.0.1:" in lines()[0]
+
+
+class _BlockedLog(logging.Handler):
+    """As a pipe that nobody reads any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written_to, self.may_go_on = threading.Event(), threading.Event()
+        self.has_held_up = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.is_written_to.set()
+        self.has_held_up = not self.may_go_on.wait(20)
+
+
+def test_log_that_nobody_reads_holds_up_no_call(files: Files) -> None:
+    blocked, log = _BlockedLog(), logging.getLogger(authorization_handler.__name__)
+    security = Security(token_file=files.directory / "tokens")
+    log.addHandler(blocked)
+    try:
+        with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as running:
+            with DEFAULT_ACCESS.open_channel(running.address) as channel:
+                for _ in range(3):
+                    with pytest.raises(StreamEnded, match="missing token"):
+                        open_stream(channel, STATUS).receive()
+            assert blocked.is_written_to.wait(20)
+            assert heard_ago(files.caller("observer", tls=False), running.address) is None
+            assert not blocked.has_held_up
+    finally:
+        blocked.may_go_on.set()
+        log.removeHandler(blocked)
 
 
 def test_strangers_keep_no_stranger_out() -> None:
