@@ -14,8 +14,6 @@ from ps_protocol.failpoints import enable_failpoints
 from ps_protocol.listening import allow_many_connections
 
 _EXIT_USAGE = 2
-# Of workers whose number is known; each has a connection or two.
-_FEW_WORKERS = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: ChiefConfig) -> int:
-    if (config.coordination.num_workers or 0) > _FEW_WORKERS:
-        own_polling.expect_many_connections()
+    own_polling.expect_workers(config.coordination.num_workers)
     # Not before: it imports grpc.
     from chief.server import ChiefServer
 

@@ -204,22 +204,7 @@ class Cluster:
 
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
         """Returns what is to lie at each shard that is brought back to this step."""
-        model = self.registry.model
-        assert model is not None
-        return tuple(
-            ShardSpec(
-                epoch=self.epoch,
-                shard=index,
-                layout=layout,
-                optimizer=model.optimizer,
-                initial_step=step,
-                attempt=max(1, self.registry.attempt),
-                max_staged_per_worker=self.config.max_staged_per_worker,
-                averages=model.averages,
-                clip=model.clip,
-            )
-            for index, layout in enumerate(self.registry.layouts)
-        )
+        return self.registry.shard_specs(epoch=self.epoch, step=step, max_staged_per_worker=self.config.max_staged_per_worker)
 
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
         """Returns what has been applied of each worker lately; `extra` as the open step."""

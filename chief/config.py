@@ -129,11 +129,12 @@ def _policy(flags: argparse.Namespace, environment: Mapping[str, str]) -> Policy
     too_stale = choice(TooStale, "--too-stale", flags.too_stale, "LOCKSTEP_TOO_STALE", environment)
     # What would do nothing is a mistake of whoever gives it; what cannot be, the policy itself refuses.
     if staleness is not None and name is not PolicyName.SSP:
-        raise InvalidSpec(f"--staleness: it is for the policy ssp, not {name.name.lower()}")
+        raise InvalidSpec(f"{_given('--staleness', flags.staleness)}: it is for the policy ssp, not {name.name.lower()}")
     if num_tokens is not None and tokens is not TokenMode.FIFO:
-        raise InvalidSpec("--num-tokens: only --tokens fifo has it")
+        raise InvalidSpec(f"{_given('--num-tokens', flags.num_tokens)}: only --tokens fifo has it")
     if too_stale is not None and max_staleness is None:
-        raise InvalidSpec("--too-stale: give --max-staleness, beyond which a contribution is too stale")
+        words = "give --max-staleness, beyond which a contribution is too stale"
+        raise InvalidSpec(f"{_given('--too-stale', flags.too_stale)}: {words}")
     return PolicySpec(
         name=name,
         tokens=tokens,
@@ -143,6 +144,11 @@ def _policy(flags: argparse.Namespace, environment: Mapping[str, str]) -> Policy
         max_staleness=max_staleness,
         too_stale=too_stale or TooStale.DROP,
     )
+
+
+def _given(flag: str, text: str | None) -> str:
+    """Where an option comes from: the flag, or its variable."""
+    return flag if text is not None else f"LOCKSTEP_{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 class _Parser(argparse.ArgumentParser):

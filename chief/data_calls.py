@@ -35,7 +35,7 @@ class DataCalls:
         has_returned = cluster.data.give_back(member.index, member.incarnation, event.returned)
         waiting = DataCall(
             call=event.call,
-            participant=event.participant,
+            participant=cluster.membership.participant(member),  # the caller may know of no life
             data=event.data,
             max_ranges=event.max_ranges,
             request_id=event.request_id,

@@ -1,15 +1,15 @@
 """Who takes part: indices, incarnations, leases, and what each participant did. Knows no step, call or address; `now` is an argument."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from chief.coordination import MAX_PARTICIPANTS, CoordinationConfig
-from chief.member import Member, MemberState, gone_error, is_free, status_of, superseded_error, taken_error
+from chief.member import Member, MemberState, gone_error, status_of, superseded_error
+from chief.member_places import wanted_index
 from chief.push_outcomes import PushOutcomes
-from chief.wording import lease_end, name_of, printable, seconds
+from chief.wording import name_of, printable
 from ps_protocol.chief import Participant, ParticipantKind, ParticipantStatus, RegisterRequest
-from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, WorkerIndexOutOfRange
+from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.shard import AppliedPush, PushId, WorkerPushes
 
 _MAX_HOST = 255
@@ -178,8 +178,9 @@ class Membership:
 
         Raises WorkerIndexTaken, WorkerIndexOutOfRange or ClusterFull.
         """
-        index = self._wanted_index(request, now=now)
-        former = self._members[request.kind].get(index)
+        members = self._members[request.kind]
+        index = wanted_index(request, members, num_places=self._places(request.kind), now=now)
+        former = members.get(index)
         if former is not None:
             self._end(former)
         least = (self._chief_incarnation - 1) << _BITS_OF_A_CHIEF
@@ -263,36 +264,6 @@ class Membership:
         self._num_live[member.kind] -= member.is_live
         member.state = MemberState.LAPSED if member.is_live else member.state
         self._by_request.pop((member.kind, member.request_id), None)
-
-    def _wanted_index(self, request: RegisterRequest, *, now: float) -> int:
-        is_worker, places = request.kind is ParticipantKind.WORKER, self._places(request.kind)
-        if request.index is None:
-            former = request.former
-            holder = self._members[request.kind].get(former.index) if former is not None else None
-            if former is not None and former.index < places and (holder is None or is_free(holder, now)):
-                return former.index
-            return self._free_index(request.kind, places, now)
-        name = f"{request.kind.name.lower()} index {request.index}"
-        if request.index >= places:
-            why = f" (total_num_replicas is {places})" if is_worker and self.config.num_workers else ""
-            raise WorkerIndexOutOfRange(f"{name}: want 0..{places - 1}{why}")
-        holder = self._members[request.kind].get(request.index)
-        if holder is not None and not is_free(holder, now) and not request.takeover:
-            raise taken_error(holder, now)
-        return request.index
-
-    def _free_index(self, kind: ParticipantKind, places: int, now: float) -> int:
-        members = self._members[kind]
-        for index in itertools.islice(itertools.count(), places):
-            if index not in members or is_free(members[index], now):
-                return index
-        left_s = min(member.last_seen + member.lease_s for member in members.values()) - now
-        text = f"{places} of {places} {kind.name.lower()} places taken"
-        if lease_end(left_s):
-            text += f"; the next lease ends in {seconds(left_s)} if its holder is gone. Wait for that, or name an index and take it over"
-        else:
-            text += ". Close one of them first, or name an index and take it over"
-        raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
 
 
 def _chief_of(participant: Participant) -> int:

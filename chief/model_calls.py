@@ -25,8 +25,10 @@ class ModelCalls:
         """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
         cluster = self._cluster
         member = cluster.check_worker(event.participant, "register a model", now=now)
-        waiting = ModelCall(call=event.call, participant=event.participant, model=event.model, may_initialize=event.may_initialize)
-        reply = self._join(event.participant, event.model, may_initialize=event.may_initialize)
+        # As the chief knows it: the caller may know of no life.
+        participant = cluster.membership.participant(member)
+        waiting = ModelCall(call=event.call, participant=participant, model=event.model, may_initialize=event.may_initialize)
+        reply = self._join(participant, event.model, may_initialize=event.may_initialize)
         cluster.renew(member, now=now)
         return self._answer(waiting, reply, event.max_wait_s, now)
 

@@ -6,6 +6,7 @@ from ps_protocol.layout import Layout
 from ps_protocol.model import ModelSpec, Placement
 from ps_protocol.placement import layouts, place
 from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
 
@@ -88,6 +89,25 @@ class ModelRegistry:
         self.model, self.placement, self.layouts, self.held = None, (), (), ()
         self.is_created = self.is_ready = False
         self.initializer = None
+
+    def shard_specs(self, *, epoch: int, step: int, max_staged_per_worker: int) -> tuple[ShardSpec, ...]:
+        """Returns what is to lie at each shard that is brought back to this step, under this epoch; there must be a model."""
+        model = self.model
+        assert model is not None
+        return tuple(
+            ShardSpec(
+                epoch=epoch,
+                shard=index,
+                layout=layout,
+                optimizer=model.optimizer,
+                initial_step=step,
+                attempt=max(1, self.attempt),
+                max_staged_per_worker=max_staged_per_worker,
+                averages=model.averages,
+                clip=model.clip,
+            )
+            for index, layout in enumerate(self.layouts)
+        )
 
     def _place(self, model: ModelSpec) -> None:
         placement = place(model, num_shards=self._num_shards)

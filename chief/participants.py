@@ -4,6 +4,8 @@ Nobody is taken in before the chief knows which chiefs there were before it: a n
 contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
 """
 
+from dataclasses import replace
+
 from chief.cluster import Cluster
 from chief.data_calls import DataCalls
 from chief.ending import Ending
@@ -12,7 +14,7 @@ from chief.member import Member, MemberState, gone_error, superseded_error
 from chief.model_calls import ModelCalls
 from chief.token_replies import grant
 from chief.wording import seconds
-from ps_protocol.chief import ParticipantKind, Registration
+from ps_protocol.chief import ParticipantKind, RegisterRequest, Registration
 from ps_protocol.errors import PsError, ShuttingDown, Unavailable
 
 # Who waits to be taken in is told what for, and asks again, before that long has passed.
@@ -46,19 +48,31 @@ class Participants:
             instructions.append(Note(text=f"{member.name} joined {member.where} incarnation={member.incarnation}"))
             if former is not None:
                 instructions += self._release(former, superseded_error(former.incarnation, by=member), now)
-        is_worker = member.kind is ParticipantKind.WORKER
-        if is_worker:
+        if member.kind is ParticipantKind.WORKER:
             cluster.policy.join(member.index)
-            if request.former == cluster.membership.participant(member):
-                if repeated is None:  # a copy that comes late names what has been given back since
-                    cluster.data.hold(member.index, member.incarnation, request.held)
-                if is_new_here and not cluster.policy.spec.accepts_stale and not cluster.policy.has_contributed(member.index):
-                    # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
-                    cluster.turned_away.add(member.index)
+            if repeated is None:  # a copy that comes late names what has been given back since
+                self._hear_of_former(request, member, is_new_here=is_new_here)
             instructions += self._data.returned(member.index, now)
             cluster.requota()
         cluster.renew(member, now=now)
-        registration = Registration(
+        return [*instructions, Reply(call=event.call, value=self._registration(member))]
+
+    def _hear_of_former(self, request: RegisterRequest, member: Member, *, is_new_here: bool) -> None:
+        """A worker that stays who it was has its data still, and perhaps nothing in the open step any more."""
+        cluster = self._cluster
+        participant = cluster.membership.participant(member)
+        # One that knows of no life is believed.
+        if request.former not in (participant, replace(participant, life=0)):
+            return
+        cluster.data.hold(member.index, member.incarnation, request.held)
+        if is_new_here and not cluster.policy.spec.accepts_stale and not cluster.policy.has_contributed(member.index):
+            # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
+            cluster.turned_away.add(member.index)
+
+    def _registration(self, member: Member) -> Registration:
+        cluster = self._cluster
+        is_worker = member.kind is ParticipantKind.WORKER
+        return Registration(
             participant=cluster.membership.participant(member),
             lease_s=member.lease_s,
             shard_addresses=cluster.shards.addresses,
@@ -69,7 +83,6 @@ class Participants:
             shards_version=cluster.shards_version,
             rejects_nonfinite=cluster.config.reject_nonfinite,
         )
-        return [*instructions, Reply(call=event.call, value=registration)]
 
     def settle(self, now: float) -> list[Instruction]:
         """Takes in who came before the chief knew enough for that, if it does now."""

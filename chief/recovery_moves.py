@@ -125,8 +125,8 @@ class RecoveryMoves:
         least = cluster.epoch + 1 if search.is_start or search.has_tried else cluster.epoch
         self._rise(max(least, search.highest_epoch + 1), why=f"rolled back to step {checkpoint.step}", step=checkpoint.step)
         search.has_tried = cluster.membership.knows_predecessors = True
-        if checkpoint.life != cluster.membership.life:
-            cluster.membership.earlier = checkpoint.life, checkpoint.chief_incarnation
+        is_of_this_life = checkpoint.life == cluster.membership.life
+        cluster.membership.earlier = checkpoint.record.earlier if is_of_this_life else (checkpoint.life, checkpoint.chief_incarnation)
         self._takeover.begin_with(checkpoint.record)
         cluster.shards.release_all()
         cluster.new_policy(step=checkpoint.step, is_start=True)

@@ -1,7 +1,7 @@
 """Carries out what the coordinator wants done at shards and with checkpoints. Owns tasks, lanes and authority; decides nothing.
 
-What takes time is a task of the event loop, but for the steps: these go to the shards' own threads, and become a task when that did not go
-well. Whatever is done under an epoch is given up, without a report, when another one begins.
+What takes time is a task of the event loop, but for the steps: these are sent by the thread that completes them, and become a task when
+that did not go well. Whatever is done under an epoch is given up, without a report, when another one begins.
 """
 
 import asyncio
@@ -163,8 +163,8 @@ class ShardSide:
             self._applied(step)
 
     def _applied(self, step: ev.ApplyStep) -> None:
-        failpoint("chief.apply.after")
         try:
+            failpoint("chief.apply.after")
             self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
         except Exception as error:
             self._in_loop(self._on_defect, error)

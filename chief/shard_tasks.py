@@ -136,15 +136,15 @@ class ShardTasks:
             return (await self._calls.insist(index, attempt),)
         except PsError as error:
             log.error("parameter server refused ps=%d what=%s cause=%s", index, what, error.message)
+            if isinstance(error, Superseded):
+                self._on_superseded(f"{self._calls.name(index)}: {error.message}")
+                return None
             try:
                 # If it is another process than before, or another chief's, that says more than its refusal.
                 await self._calls.insist(index, lambda: self._check(index))
             except PsError as later:
                 log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
-            if isinstance(error, Superseded):
-                self._on_superseded(f"{self._calls.name(index)}: {error.message}")
-            else:
-                self._calls.report(ev.ShardFailed(shard=index, why=error.message, epoch=epoch))
+            self._calls.report(ev.ShardFailed(shard=index, why=error.message, epoch=epoch))
             return None
 
     async def _check(self, index: int) -> None:

@@ -7,6 +7,7 @@ gone, its place is taken again, and a new training begins at the step that stand
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
@@ -108,18 +109,12 @@ class Course:
         """Gives one contribution, has it counted, waits for a token and reads."""
         if gradients is None:
             raise no_gradients()
-
-        def give(training: Training, commit: PushCommit) -> Push:
-            return training.step(commit, timeout_s=timeout_s)
-
+        give = partial(Training.step, timeout_s=timeout_s)
         return self._contribute(give, gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
 
     def step_with_nothing(self, *, timeout_s: float | None) -> Push:
         """As `step()`, with a contribution that has no gradient for any variable, and so counts in no mean."""
-
-        def give(training: Training, commit: PushCommit) -> Push:
-            return training.step(commit, timeout_s=timeout_s)
-
+        give = partial(Training.step, timeout_s=timeout_s)
         return self._contribute(give, None, updates=None, metrics=None, is_waited_for=True, timeout_s=timeout_s)
 
     @property

@@ -170,6 +170,12 @@ def test_a_policy_that_cannot_be_is_refused(flags: tuple[str, ...], text: str) -
         parse("--ps", "a:1", *flags)
 
 
+@pytest.mark.parametrize("option", ["STALENESS", "NUM_TOKENS"])
+def test_a_variable_that_would_do_nothing_is_named_as_it_was_given(option: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"^LOCKSTEP_{option}: "):
+        parse_config(["--ps", "a:1"], environment={f"LOCKSTEP_{option}": "3"})
+
+
 def test_checkpoints_have_a_place_and_a_time() -> None:
     flags = ["--ps", "a:1", "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
     config = parse_config([*flags, "--keep-checkpoints", "2", "--restore", "step-000000003", "--min-replicas", "2"], environment={})

@@ -7,12 +7,14 @@ import pytest
 
 from chief.coordination import CheckpointConfig
 from ps_protocol.chief import Participant, PushCommit, PushOutcome
-from ps_protocol.errors import EpochMismatch, WorkerIndexTaken
+from ps_protocol.data_ranges import DataSpec
+from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.shard import PushId
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
 SAVED = {"checkpoints": CheckpointConfig(every_steps=2)}
+DATA = DataSpec(name="train", num_samples=12, range_size=1)
 UNSAVED: dict[str, Any] = {"checkpoints": None}
 
 
@@ -102,6 +104,33 @@ def test_who_knows_no_life_is_believed() -> None:
     assert driver.come_back(workers[0]).participant.incarnation == workers[1].participant.incarnation
 
 
+def test_who_knows_no_life_keeps_its_training_data_under_another_chief() -> None:
+    driver, workers = trained(1, **UNSAVED)
+    held = {one.id for one in driver.answers[driver.lease(workers[0], DATA, max_ranges=3)].ranges}
+    driver.new_chief()
+    workers[0].participant = replace(workers[0].participant, life=0)
+    driver.come_back(workers[0], held=tuple(held))
+    driver.come_back(workers[1])
+    others = {one.id for one in driver.answers[driver.lease(workers[1], DATA, max_ranges=12)].ranges}
+    assert (len(held), others & held) == (3, set())
+
+
+@pytest.mark.parametrize("what", ["model", "data"])
+def test_what_who_knows_no_life_waits_for_is_refused_once_another_has_its_place(what: str) -> None:
+    driver = RecoveryDriver(total_num_replicas=2, **UNSAVED)
+    if what == "data":
+        first, second = driver.train(0, 1)
+        driver.lease(first, DATA, max_ranges=12)
+    else:
+        first, second = Worker(driver, 0), Worker(driver, 1)
+        driver.ask_model(first)
+    second.participant = replace(second.participant, life=0)
+    waiting = driver.ask_model(second) if what == "model" else driver.lease(second, DATA, max_wait_s=5.0)
+    assert waiting not in driver.answers
+    driver.register(1, pid=99, takeover=True)
+    assert isinstance(second.error(waiting), Superseded)
+
+
 def test_a_survivor_of_the_life_that_a_checkpoint_is_of_learns_what_of_it_the_checkpoint_has() -> None:
     driver, workers = trained(5, **SAVED)
     survivor = workers[0]
@@ -125,8 +154,21 @@ def test_that_stays_so_under_the_next_chief() -> None:
     lose_all(driver)
     fresh = Worker(driver, 1)
     assert fresh.participant.incarnation > workers[1].participant.incarnation
+    before = workers[0].participant
     driver.new_chief()
-    assert driver.come_back(workers[0]).participant.incarnation == workers[0].participant.incarnation
+    assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
+
+
+def test_and_under_one_that_goes_back_to_a_checkpoint_of_the_life_after_it() -> None:
+    driver, workers = trained(5, **SAVED)
+    before = workers[0].participant
+    lose_all(driver)
+    life = life_of(driver)
+    driver.kill(1)
+    driver.new_chief()
+    newest = max(driver.storage.values(), key=lambda one: one.age_order)
+    assert (newest.life, life_of(driver)) == (life, life) != (before.life, before.life), "else this shows nothing"
+    assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
 
 
 def test_a_number_that_was_given_after_the_checkpoint_was_saved_is_nobodys() -> None:
