@@ -21,10 +21,10 @@ def kept_directories(recovery: Recovery) -> Iterator[None]:
     """
     if recovery.history is not None:
         make_directory(recovery.history, flag="--history")
-    if not recovery.is_local:
+    place = recovery.directory
+    if place is None:
         yield
         return
-    place = Path(recovery.checkpoint_dir)
     make_directory(place, flag="--checkpoint-dir")
     # A lock of the directory itself: it needs no file, and is gone with this process, however that ends.
     try:

@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from lockstep.supervision import LaunchFailed
 
@@ -55,6 +56,16 @@ class Recovery:
     def is_local(self) -> bool:
         """Whether the checkpoints lie in a directory of this machine."""
         return self.has_checkpoints and "://" not in self.checkpoint_dir
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory of this machine that the checkpoints lie in, as the roles understand its name; None: there is none."""
+        if self.is_local:
+            return Path(self.checkpoint_dir).expanduser()
+        parts = urlsplit(self.checkpoint_dir)
+        # What is wrong with another host's name, the roles tell.
+        is_here = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path)
+        return Path(unquote(parts.path)).expanduser() if is_here else None
 
     @property
     def ps_flags(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
 from ps_protocol.data_ranges import DataRange
-from ps_protocol.errors import Cancelled, PsError
+from ps_protocol.errors import Cancelled, PsError, StepNotReady
 from worker_client.declarations import Declared
 from worker_client.gradients import Gradients, Updates, no_gradients
 from worker_client.joining import join_again, join_model
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+# What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
+_LOST_OR_BEHIND = (*LOST, StepNotReady)
 # How long the chief may take to say why it has gone back.
 _STATUS_S = 1.0
 
@@ -82,7 +84,7 @@ class Course:
             training = self._present()
             try:
                 return act(training)
-            except LOST as error:
+            except _LOST_OR_BEHIND as error:
                 self._come_back(training, error, timeout_s=None)
 
     def wait(self, *, timeout_s: float | None) -> None:
@@ -154,7 +156,7 @@ class Course:
             if gradients is not None:
                 self._ranges = ()
             return give(training, commit)
-        except LOST as error:
+        except _LOST_OR_BEHIND as error:
             known = commit is not None and self._member.commits.is_accepted(commit)
             if gradients is not None:
                 self._ranges = ()  # what becomes of this contribution becomes of them

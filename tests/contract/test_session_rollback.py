@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.chief import ParticipantKind, TokenReply, TokenResult
+from ps_protocol.chief import ParticipantKind
 from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
 from tests.contract.rolling import RollingCluster
 from tests.waiting import wait_until
@@ -149,26 +149,6 @@ def test_contribution_that_the_checkpoint_has_is_accepted() -> None:
         assert_value(session, -1.0)
         assert session.step(ONES, timeout_s=20).is_accepted
         assert_value(session, -2.0)
-
-
-def test_what_was_accepted_in_a_life_that_is_lost_is_accepted_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    """The chief has counted it, all is lost, and the next cluster has the numbers of the one before: epoch, worker and incarnation."""
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-
-        def counted_and_lost(reply: TokenReply) -> TokenReply:
-            assert reply.commit is not None and reply.commit.outcome is PushOutcome.ACCEPTED
-            cluster.begin_anew()
-            return TokenReply(result=TokenResult.WAIT, step=0, commit=reply.commit, global_step=0)
-
-        cluster.chief.answer("dequeue_token", counted_and_lost)
-        result = session.step(ONES, timeout_s=20)
-        assert (result.outcome, result.step, session.epoch, session.num_rollbacks) == (PushOutcome.ROLLED_BACK, 0, 1, 1)
-        assert any(
-            "rolled back to step 0 (epoch 1): the cluster that you have joined was lost as a whole" in text for text in caplog.messages
-        )
-        assert_value(session, 0.0)
-        assert session.step(ONES, timeout_s=20).is_accepted
 
 
 def test_new_chief_is_told_again_of_what_was_counted_and_not_applied() -> None:

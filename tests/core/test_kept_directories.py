@@ -25,6 +25,24 @@ def test_two_clusters_at_a_time_cannot_have_the_same_checkpoints(tmp_path: Path)
         pass
 
 
+@pytest.mark.parametrize("name", ["~/my runs", "{home}/my runs", "file://{home}/my%20runs", "file://localhost{home}/my%20runs"])
+def test_one_directory_is_the_same_by_each_of_its_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    kept = kept_directories(Recovery(checkpoint_dir=name.format(home=home)))
+    with kept_directories(Recovery(checkpoint_dir="~/my runs")), pytest.raises(LaunchFailed, match="another cluster"), kept:
+        pass
+    assert (home / "my runs").is_dir() and not any(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "s3://bucket/run", "memory://run", "file://host/run"])
+def test_what_is_not_of_this_machine_is_not_made_here(name: str) -> None:
+    assert Recovery(checkpoint_dir=name).directory is None
+
+
 def test_a_place_that_is_no_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = kept_directories(Recovery(checkpoint_dir=str(tmp_path / "file")))

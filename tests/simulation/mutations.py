@@ -139,6 +139,12 @@ def has(kind: str) -> Suit:
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
 
 
+def _kills_a_worker_with_data(scenario: Scenario) -> Scenario | None:
+    """Nothing else: a new chief or epoch frees what the dead had as well. The data has an end, which is to be reached."""
+    killed = tuple(fault for fault in scenario.faults if fault.kind == "kill" and fault.target[0].startswith("worker-"))
+    return replace(scenario, faults=killed) if killed and scenario.data is not None and scenario.data.num_epochs else None
+
+
 def _dies_after_it_has_told(scenario: Scenario) -> Scenario:
     """A worker that was told stands still, and the others fill the step with a new chief."""
     at = 0.3 + scenario.seed % 97 * 0.01
@@ -179,6 +185,6 @@ MUTATIONS: dict[str, Mutation] = {
     "other lives are taken for the own one": Mutation("123", _takes_other_lives_for_its_own, _lost_as_a_whole_and_unsaved),
     "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
     "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions),
-    "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, has("kill")),
+    "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -11,6 +11,8 @@ from tests.simulation.world import World
 # What another try is of use for.
 _TRANSIENT = (Unavailable, ShuttingDown)
 _MOVED_S = 1.0
+_ASK_S = 8.0
+_BEAT_S = 4.0
 
 
 class WorkerCalls:
@@ -19,6 +21,7 @@ class WorkerCalls:
     def __init__(self, world: World, *, shards: tuple[str, ...], chief: str) -> None:
         self.participant: Participant | None = None
         self._world, self._shards, self._chief = world, shards, chief
+        self._away_since: float | None = None
 
     @property
     def me(self) -> Participant:
@@ -28,13 +31,11 @@ class WorkerCalls:
 
     def ask(self, method: str, *arguments: Any) -> Task:
         """Asks the chief until it answers, wherever it is."""
-        pause_s, since = 0.02, self._world.now
+        pause_s = 0.02
         while True:
             try:
-                return (yield Call(self._chief, method, arguments, timeout_s=8.0))
+                return (yield from self._ask_once(method, arguments, timeout_s=_ASK_S))
             except _TRANSIENT:
-                if self._world.now - since > _MOVED_S:
-                    yield from self._look_for_chief()
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(0.5, pause_s * 2)
 
@@ -48,7 +49,21 @@ class WorkerCalls:
 
     def beat(self) -> Task:
         """Renews the lease, once. Raises what the chief says."""
-        yield Call(self._chief, "heartbeat", (self.me,))
+        yield from self._ask_once("heartbeat", (self.me,), timeout_s=_BEAT_S)
+
+    def _ask_once(self, method: str, arguments: tuple[Any, ...], *, timeout_s: float) -> Task:
+        """One attempt; whichever of the worker's calls fails once the chief has been silent for a while, looks for it elsewhere."""
+        try:
+            answer = yield Call(self._chief, method, arguments, timeout_s=timeout_s)
+        except _TRANSIENT:
+            if self._away_since is None:
+                self._away_since = self._world.now
+            elif self._world.now - self._away_since > _MOVED_S:
+                yield from self._look_for_chief()
+                self._away_since = self._world.now  # the next search comes after another while
+            raise
+        self._away_since = None
+        return answer
 
     def _look_for_chief(self) -> Task:
         found = yield All([_single(Call(shard, "status")) for shard in self._shards])

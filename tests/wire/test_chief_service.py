@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -117,8 +118,11 @@ def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_a
 
 def test_two_hundred_blocked_callers_are_released_together() -> None:
     num_workers = 200
-    with cluster(replicas_to_aggregate=1) as chief, client_of(chief) as client:
-        workers = [Worker(client) for _ in range(num_workers + 1)]
+    with cluster(replicas_to_aggregate=1) as chief, ExitStack() as stack:
+        # More calls than one connection may have at once.
+        clients = [stack.enter_context(client_of(chief)) for _ in range(4)]
+        client = clients[0]
+        workers = [Worker(clients[index % len(clients)]) for index in range(num_workers + 1)]
         workers[0].join_model()
         released_at: list[float] = []
         with ThreadPoolExecutor(num_workers) as pool:
