@@ -25,7 +25,7 @@ CONTRIBUTION, OUTCOME = "contribution", "outcome"
 # Written by parameter servers.
 CREATED, CONFIGURED, APPLIED, ARRIVED, RESTORED, DROPPED = "created", "configured", "applied", "arrived", "restored", "dropped"
 # Written by the chief.
-STEP, COMMIT, TOKEN, ROLLED_BACK, FINISHED = "step", "commit", "token", "rolled-back", "finished"
+STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 
 
 def note_contribution(history: HistoryWriter, header: PushHeader, gradients: Segments, *, shard: int) -> None:
@@ -80,18 +80,6 @@ def note_step(history: HistoryWriter, *, epoch: int, step: int, contributors: Se
     history.write(STEP, {"epoch": epoch, "step": step, "contributors": [list(_key(one)) for one in contributors], "chief": chief})
 
 
-def note_commit(history: HistoryWriter, push_id: PushId, *, epoch: int, outcome: str, applied_step: int | None, chief: int) -> None:
-    """Notes what the chief answers about a contribution."""
-    words = {"push": list(_key(push_id)), "epoch": epoch, "outcome": outcome, "applied_step": applied_step, "chief": chief}
-    history.write(COMMIT, words)
-
-
-def note_token(history: HistoryWriter, *, epoch: int, worker: int, incarnation: int, request_id: int, step: int, chief: int) -> None:
-    """Notes a token that the chief gives."""
-    words = {"epoch": epoch, "worker": worker, "incarnation": incarnation, "request": request_id, "step": step, "chief": chief}
-    history.write(TOKEN, words)
-
-
 def note_rolled_back(history: HistoryWriter, *, epoch: int, step: int, tag: str, chief: int) -> None:
     """Notes that the cluster goes on at `step` of a checkpoint, under a new epoch."""
     history.write(ROLLED_BACK, {"epoch": epoch, "step": step, "tag": tag, "chief": chief})
@@ -126,7 +114,7 @@ def request_of(record: Record) -> ApplyRequest:
 
 
 def push_of(record: Record) -> PushId:
-    """Returns the push id of OUTCOME, COMMIT or ARRIVED. Raises DataLoss."""
+    """Returns the push id of OUTCOME or ARRIVED. Raises DataLoss."""
     return _push_id(record, record.words.get("push"))
 
 

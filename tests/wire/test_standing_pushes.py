@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,26 +19,16 @@ from ps_server.store import ParameterStore
 from ps_server.stream_service import StreamService
 from tests.contract.shards import MIXED, Trainer, open_server
 from tests.waiting import wait_until
+from tests.wire import called_shard
+from tests.wire.called_shard import HALF, WHOLE
 from tests.wire.raw_shard import SERVICE, TIMEOUT_S, Outcome, RawShard, frame
 from tests.wire.servers import serving
 
 CODE = grpc.StatusCode
-HALF = MIXED.nbytes // 2
-WHOLE = frame(0, bytes(MIXED.nbytes))
 
 
-@dataclass
-class Server:
-    """A parameter server with a model, called rightly by `trainer` and wrongly by `raw`."""
-
-    raw: RawShard
-    trainer: Trainer
-
-    @property
-    def step(self) -> int:
-        step = self.trainer.shard.status().step
-        assert step is not None
-        return step
+class Server(called_shard.Server):
+    """The same, with headers of contributions that tests send piece by piece, and apply."""
 
     def header(self, **changes: Any) -> pb.PushHeader:
         header = codec_shard.encode_push_header(self.trainer.header(3, step=self.step))
@@ -52,12 +41,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
-            trainer = Trainer(shard)
-            trainer.create()
-            trainer.train(0)
-            yield Server(raw, trainer)
+    with called_shard.trained_shard() as server:
+        yield Server(server.raw, server.trainer)
 
 
 def _message(header: pb.PushHeader | None = None, part: tensor_pb2.ArenaFrame | None = None) -> bytes:
