@@ -178,8 +178,8 @@ class AdoptableStore:
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Copies a step, and has it written; or says how far that is, also while the shard shuts down."""
         with self._lock:
-            self._fences.check_epoch(request.epoch)
             self._fences.check_chief(request.chief_incarnation)
+            self._fences.check_epoch(request.epoch)
             self._chief.heard(time.monotonic())
         return self._saves.save(request, max_wait_s=max_wait_s)
 

@@ -82,8 +82,10 @@ class Fences:
 
     def check_chief_call(self, epoch: int, chief_incarnation: int) -> None:
         """Notes the incarnation of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
-        self.check_caller(epoch)
+        self.check_not_ending()
+        # First: a superseded chief is to end, whatever has become of its epoch, and not to believe that its training has failed.
         self.check_chief(chief_incarnation)
+        self.check_caller(epoch)
         self.chief_incarnation = chief_incarnation
 
     def other_epoch(self, epoch: int) -> EpochMismatch:

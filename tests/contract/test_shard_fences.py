@@ -47,6 +47,17 @@ def test_earlier_chief_cannot_apply(trainer: Trainer) -> None:
     assert trainer.apply(header.push_id, chief_incarnation=CHIEF + 1).step == 1
 
 
+def test_earlier_chief_of_an_earlier_epoch_hears_that_it_is_superseded_and_not_that_its_epoch_is_over(trainer: Trainer) -> None:
+    """What it does then is to end; for one that rules, another epoch at a server would mean that the training has failed."""
+    trainer.create()
+    header = trainer.header()
+    trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 1)
+    with pytest.raises(Superseded, match="end this chief"):
+        trainer.apply(header.push_id)
+    with pytest.raises(Superseded, match="end this chief"):
+        trainer.shard.keep_record(epoch=EPOCH, chief_incarnation=CHIEF, version=1, record=b"")
+
+
 @pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])
 def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) -> None:
     trainer.create()

@@ -105,15 +105,18 @@ class ChiefAtShards:
             status: ShardStatus = yield Call(self._shards[index], "status")
         except PsError as error:
             self._host.report(ev.ShardUnreachable(shard=index, why=error.message))
-            return
+        else:
+            self._note(index, status)
+
+    def _look_until_seen(self, index: int) -> Task:
+        status: ShardStatus = yield from self.insist(index, "status")
+        self._note(index, status)
+
+    def _note(self, index: int, status: ShardStatus) -> None:
         if status.chief_incarnation > self.incarnation and self.incarnation:
             self.superseded()
         else:
             self._host.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
-
-    def _look_until_seen(self, index: int) -> Task:
-        yield from self.insist(index, "status")
-        yield from self.look(index)
 
     def superseded(self) -> None:
         """Another chief is at work."""

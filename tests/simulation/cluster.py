@@ -70,7 +70,7 @@ class SimulatedCluster:
         self._wanted_step = start + _PROGRESS_STEPS
         world.run(world.now + _PROGRESS_S, is_over=lambda: self._is_over)
         if self._failure:
-            if self.oracle.committed and not self._may_fail:
+            if self.oracle.has_way_back and not self._may_fail:
                 raise BrokenPromise(f"6: the cluster has failed although there is a whole checkpoint: {self._failure}")
             world.seen["failed, with words, since nothing was saved"] += 1
         elif not self._is_over:

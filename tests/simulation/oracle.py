@@ -44,6 +44,8 @@ class Oracle:
         self._made_from: dict[tuple[int, PushId], tuple[int, ...]] = {}
         # What is whole: era and step, by name.
         self.committed: dict[str, tuple[Era, int]] = {}
+        # The life whose first values were made last, and what was whole before.
+        self._last_life, self._whole_before = 0, frozenset[str]()
         self.is_rotten = False
         self.num_rollbacks = 0
         self.num_applied = 0
@@ -53,6 +55,8 @@ class Oracle:
     def created(self, shard: int, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
         """A shard's variables have their first values; or have had them (then this changes nothing), perhaps since an earlier epoch."""
         era = life, spec.epoch
+        if life != self._last_life and all(known[0] != life for known in self._epochs):
+            self._last_life, self._whole_before = life, frozenset(self.committed)
         was_trained = any(step for _, step in self.committed.values())
         if era not in self._epochs and was_trained and not self.is_rotten:
             raise BrokenPromise(f"4: the cluster begins anew although checkpoints are whole: {self.committed}")
@@ -153,6 +157,11 @@ class Oracle:
         left = [identity for identity in range(data.num_epochs * data.num_ranges) if known is None or identity not in known.used]
         if left:
             raise BrokenPromise(f"8: {to} was told that all data is done in epoch {era[1]}, and ranges {left} are in no step")
+
+    @property
+    def has_way_back(self) -> bool:
+        """Whether something is whole that can be gone back to: not what a chief of a lost life made whole when another life had begun."""
+        return any(era[0] == self._last_life or tag in self._whole_before for tag, (era, _) in self.committed.items())
 
     def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:
         """A checkpoint is whole; it says that these ranges of the training data are done."""
