@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 from benchmarks.waiting import await_file
@@ -28,11 +27,9 @@ def main() -> None:
         figures = run_worker(session, workload, on_joined=lambda: _await_go(go), on_warm=lambda: _say({"event": "warm"}))
         _say({"event": "done", "figures": dataclasses.asdict(figures)})
         # The servers end when the last worker has left; before that their memory is to be looked at.
-        while not release.exists():
-            if keeps_stepping:
-                take_step(session)
-            else:
-                time.sleep(0.01)
+        while keeps_stepping and not release.exists():
+            take_step(session)
+        await_file(release)
 
 
 def _await_go(go: Path) -> None:
