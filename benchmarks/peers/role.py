@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.process_memory import peak_rss_bytes, pss_bytes
+from benchmarks.waiting import await_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,7 @@ def read_work() -> RoleWork:
 def measure(work: RoleWork, step: Callable[[], object]) -> None:
     """Runs the steps and reports them. Does not return: it goes on stepping, so that nobody waits for it, until the process is ended."""
     say({"event": "up"})
-    while not work.go.exists():
-        time.sleep(0.01)
+    await_file(work.go)
     for _ in range(work.num_warmup_steps):
         step()
     say({"event": "warm"})

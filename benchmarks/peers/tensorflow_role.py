@@ -4,12 +4,12 @@ With the argument "async" each worker's gradients are applied when they come; el
 """
 
 import sys
-import time
 from pathlib import Path
 
 import tensorflow as tf
 
 from benchmarks.peers.role import RoleWork, measure, read_work
+from benchmarks.waiting import await_file
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def _train(work: RoleWork, cluster: object, target: object) -> None:
         # Without tokens at the start: they let a quick worker do the first steps of both.
         hooks = [] if is_async else [optimizer.make_session_run_hook(is_chief, num_tokens=0)]
     # A worker that finds nothing initialised looks again only after 30 s. Its server must be there all the same: the chief waits for it.
-    while not (is_chief or chief_is_up.exists()):
-        time.sleep(0.05)
+    if not is_chief:
+        await_file(chief_is_up)
     nothing = {"save_checkpoint_secs": None, "save_summaries_steps": None, "log_step_count_steps": None}
     with tf1.train.MonitoredTrainingSession(master=target, is_chief=is_chief, hooks=hooks, **nothing) as session:
         chief_is_up.touch()
