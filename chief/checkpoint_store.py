@@ -13,7 +13,7 @@ from ps_protocol.checkpoint_search import KnownCheckpoints, find_checkpoint, hig
 from ps_protocol.checkpoint_storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, PsError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 
 class CheckpointStore:

@@ -8,7 +8,7 @@ from ps_protocol.codec_record import unpack_record
 from ps_protocol.errors import PsError
 from ps_protocol.shard import Adoption
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 
 def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:

@@ -17,7 +17,7 @@ from ps_protocol.codec_record import RecordPacker
 from ps_protocol.errors import CheckpointNotFound, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.shard import Adoption, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 # A chief that is alive is heard by its shards several times a second.
 _LIVING_CHIEF_S = 2.5

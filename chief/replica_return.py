@@ -13,7 +13,7 @@ from chief.shard_calls import CONTROL_TIMEOUT_S
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.shard import RestoreRequest, ShardStatus
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 _LOOK_INTERVAL_S = 0.5
 # How often the coordinator is told again of one that waits.

@@ -29,7 +29,7 @@ from ps_protocol.shard import (
     ShardStatus,
 )
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 Result = TypeVar("Result")
 

@@ -26,7 +26,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.failpoints import failpoint
 from ps_protocol.status import defect
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 # How long participants may take to leave once the process was told to end, and the shards to be told so; together less than 2 s.
 _LEAVE_GRACE_S = 1.5

@@ -31,7 +31,7 @@ from ps_protocol.handshake_servicer import handshake_handler
 from ps_protocol.listening import announce, check_address_is_free
 from ps_protocol.serving_port import add_port
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
 # Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.

@@ -19,7 +19,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.shard import ApplyRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 _SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
 # Short: whoever insists asks again, says what is wrong, and waits as long as a step may take.

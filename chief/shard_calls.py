@@ -16,7 +16,7 @@ from ps_protocol.backoff import delays_s
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
 from ps_protocol.shard import ShardStatus
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
 # Short, so that the first thing said about an absent shard is said within 2 s.

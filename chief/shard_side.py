@@ -27,7 +27,7 @@ from chief.shard_tasks import ShardTasks
 from ps_protocol.errors import PsError
 from ps_protocol.failpoints import failpoint
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 Wish = ev.ShardWork | ev.AdoptShard | rec.RecoveryInstruction
 

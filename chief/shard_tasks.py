@@ -15,7 +15,7 @@ from chief.shard_requests import apply_requests, prepare_request, settings_of
 from ps_protocol.errors import Cancelled, EpochMismatch, PsError, Superseded, Unavailable
 from ps_protocol.shard import ApplyRequest
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.chief")
 
 # A shard that is alive applies a step of many GiB in less; keepalive finds out about one that is not.
 _APPLY_TIMEOUT_S = 60.0

@@ -21,7 +21,7 @@ from ps_protocol.standing_calls import StandingCalls
 from ps_protocol.status import answering, ending_with, set_status
 from ps_protocol.tls import certified_roles
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 _NOTE_INTERVAL_S = 10.0
 # Quoted, since grpcio's own class takes no type arguments.

@@ -19,7 +19,7 @@ from typing import Any
 from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, Unauthenticated
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 # A guess must be hopeless: 16 characters are 64 bits at least, as hexadecimal digits.
 MIN_TOKEN_CHARACTERS = 16

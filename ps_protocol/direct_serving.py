@@ -23,7 +23,7 @@ from ps_protocol.threaded_peer import ThreadedPeer
 
 __all__ = ["Begin", "FinishingHandler", "Handler", "Peer", "standing_method_handler"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 _NO_FLAGS = 0
 # Answers that a caller has not taken. It asks on and does not listen: its stream is ended, since nothing else would bound this.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, Unavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 VARIABLE = "LOCKSTEP_FAILPOINTS"
 ENABLING_VARIABLE = "LOCKSTEP_ENABLE_FAILPOINTS"

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ps_protocol.backoff import delays_s
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 FIRST_NOTICE_S = 2.0
 NOTICE_INTERVAL_S = 10.0

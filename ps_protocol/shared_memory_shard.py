@@ -31,7 +31,7 @@ from ps_protocol.worker_slots import WorkerSlot, WorkerSlots, cut
 
 __all__ = ["MemoryNotShared", "SharedMemoryShard", "share_memory"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 
 def share_memory(

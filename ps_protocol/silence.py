@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from ps_protocol.retry import FIRST_NOTICE_S, NOTICE_INTERVAL_S
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.silence")
 
 _LOOK_INTERVAL_S = 0.5
 # An answer that was to be waited for is late sooner than one that was to come at once: what it waited for has been said before.

@@ -10,7 +10,7 @@ from ps_protocol import credentials
 from ps_protocol.authorization import CallerRole
 from ps_protocol.credentials import TokenTable, authorization_in
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 _Seen = tuple[int, CallerRole]  # the table's version, and the role that the caller's token had by it
 

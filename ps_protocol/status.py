@@ -19,7 +19,7 @@ from ps_protocol.errors import InternalError, PsError
 from ps_protocol.grpc_failures import from_status
 from ps_protocol.v1 import error_pb2
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 REASON_KEY = "ps-reason"
 DETAILS_KEY = "ps-error-bin"

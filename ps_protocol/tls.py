@@ -18,7 +18,7 @@ from ps_protocol.authorization import CallerRole
 from ps_protocol.errors import InvalidSpec, PermissionDenied
 from ps_protocol.security_options import Security
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.rpc")
 
 _SCHEME = "lockstep"
 _LOOK_INTERVAL_S = 1.0

@@ -30,7 +30,7 @@ from ps_server.shard_status import shard_status
 from ps_server.sharing import Claim, Sharing
 from ps_server.transactions import Creation, Push, Reading, RowReading
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.server")
 
 
 class ParameterStore(AdoptableStore):

@@ -16,7 +16,7 @@ from worker_client.observer import Observer
 from worker_client.proof import access_of
 from worker_client.session import Session
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
 

@@ -12,7 +12,7 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable
 from ps_protocol.shard import ShardStatus
 from worker_client.bounded import run_bounded
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 Result = TypeVar("Result")
 

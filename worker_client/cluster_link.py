@@ -23,7 +23,7 @@ from ps_protocol.tensors import Array
 from worker_client.chief_search import ChiefSearch
 from worker_client.wire_format import WireFormat
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 Result = TypeVar("Result")
 

@@ -29,7 +29,7 @@ from worker_client.proof import PathLike, access_of
 from worker_client.session import Session
 from worker_client.wire_format import WireFormat, wire_format
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
 SEARCH_TIMEOUT_S = 2.0

@@ -24,7 +24,7 @@ from worker_client.progress import Progress
 from worker_client.rejoining import LOST
 from worker_client.training import Training
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 Result = TypeVar("Result")
 

@@ -21,7 +21,7 @@ from worker_client.patience import Patience
 from worker_client.rejoining import LOST
 from worker_client.training import Training
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # Enough that asking is not felt, and so few that a lost worker's are soon done by others.
 NUM_AHEAD = 4

@@ -11,7 +11,7 @@ from worker_client.heartbeat import Heartbeat
 from worker_client.shard_calls import CLOSE_WAIT_S
 from worker_client.shard_group import ShardGroup
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # With three waits of a quarter, and the end of an interpreter, Ctrl-C brings the prompt back within 2 s.
 DEREGISTER_WAIT_S = 1.0

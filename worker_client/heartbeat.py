@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # A third of the lease, so that one lost heartbeat does not end it.
 BEATS_PER_LEASE = 3

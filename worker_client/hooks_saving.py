@@ -18,7 +18,7 @@ from worker_client.worker_checkpoint import Checkpoint, latest_checkpoint, load_
 
 __all__ = ["Checkpoint", "CheckpointSaverHook", "CheckpointSaverListener", "SummarySaverHook", "latest_checkpoint", "load_checkpoint"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 
 class CheckpointSaverListener:

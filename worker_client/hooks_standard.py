@@ -17,7 +17,7 @@ from worker_client.fetches import number_of
 from worker_client.graph import GLOBAL_STEP
 from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.hooks")
 
 
 class SecondOrStepTimer:

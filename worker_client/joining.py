@@ -18,7 +18,7 @@ from worker_client.membership import Membership
 from worker_client.model_memory import ModelMemory
 from worker_client.patience import Patience
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

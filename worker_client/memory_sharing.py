@@ -11,7 +11,7 @@ from ps_protocol.shared_memory_shard import MemoryNotShared, share_memory
 from worker_client.cluster_link import MemorySharing, SharingShard
 from worker_client.replicated_shard import ReplicatedShard
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 TRANSPORTS = ("auto", "shared_memory", "grpc")
 

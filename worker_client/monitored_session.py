@@ -19,7 +19,7 @@ from worker_client.hooks_standard import StepCounterHook
 from worker_client.session_creator import SessionCreator
 from worker_client.training_session import TrainingSession, opener_of
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # Ends of a session after which a new one can go on. Not Superseded: another process is this worker now. Not ShuttingDown: it was meant.
 RECOVERABLE = (Unavailable, LeaseExpired, EpochMismatch)

@@ -23,7 +23,7 @@ from worker_client.patience import Patience
 from worker_client.rejoining import LOST
 from worker_client.variable_memory import VariableMemory
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 Result = TypeVar("Result")
 

@@ -5,7 +5,7 @@ import time
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.waits")
 
 FIRST_NOTICE_S = 2.0
 REPEAT_S = 10.0

@@ -11,7 +11,7 @@ from ps_protocol.model import ModelSpec
 from worker_client.cluster_link import ClusterLink, register_again
 from worker_client.open_commits import OpenCommits
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again. Superseded: by
 # another process, or by this very one, whose other thread has come back as another incarnation.

@@ -17,7 +17,7 @@ from worker_client.training_session import Opener, TrainingSession
 from worker_client.variables import State, Table, Variable
 from worker_client.worker_checkpoint import Checkpoint, checkpoints, load_checkpoint
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # A bound for those who set none: a retry needs a number.
 NO_LIMIT_S = 1e9

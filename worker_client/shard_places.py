@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ps_protocol.chief import Registration
 from ps_protocol.errors import PsError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # A call that has not ended after this may be one to a server that is not counted on any more.
 _SLOW_S = 0.7

@@ -10,7 +10,7 @@ from ps_protocol.layout import Layout
 from ps_protocol.tensors import Array
 from worker_client.cluster_link import MemorySharing, SharingShard
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lockstep.worker")
 
 # How long a shard may take to share its memory again, while its worker waits.
 _SHARE_AGAIN_S = 1.0

@@ -127,7 +127,7 @@ def test_wait_says_whom_it_waits_for(start: Start, caplog: pytest.LogCaptureFixt
     first, second = join(cluster.session()), join(cluster.session())
     with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 2\.5 s: .*worker 1"):
         first.step(ONES, timeout_s=2.5)
-    (words,) = [record.getMessage() for record in caplog.records if record.name == "worker_client.patience"]
+    (words,) = [record.getMessage() for record in caplog.records if record.name == "lockstep.waits"]
     assert "waiting for 2 s" in words
     assert "worker 1" in words
     assert second.step(ONES, timeout_s=20).is_accepted

@@ -129,7 +129,7 @@ def test_values_are_logged_every_so_many_runs_and_at_the_end(caplog: pytest.LogC
     hook = LoggingTensorHook({"step": "global_step", "loss": LOSS, "w": "w"}, every_n_iter=2, at_end=True)
     with caplog.at_level(logging.INFO):
         train(FakeCluster(), [hook], num_runs=4)
-    lines = [record.getMessage() for record in caplog.records if record.name == "worker_client.hooks_standard"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "lockstep.hooks"]
     assert [line.partition(" (")[0] for line in lines] == [
         "step = 1, loss = 1, w = [0. 0.]",
         "step = 3, loss = 0, w = [1. 1.]",

@@ -84,5 +84,5 @@ def test_a_server_that_nobody_adopts_warns_though_its_health_is_asked(
             assert server.wait() == "the test"
     finally:
         server.stop(0.0)
-    said = [record.getMessage() for record in caplog.records if record.name == "ps_server.server" and record.levelno == logging.WARNING]
+    said = [record.getMessage() for record in caplog.records if record.name == "lockstep.server" and record.levelno == logging.WARNING]
     assert said == [f"no chief has adopted this parameter server for 10 s; is the chief started with --ps naming {server.address}?"]

@@ -24,7 +24,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilenceWatch]:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == silence.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == "lockstep.silence"]
 
 
 def test_a_call_that_hangs_is_named_while_it_hangs(watch: SilenceWatch, caplog: pytest.LogCaptureFixture) -> None:

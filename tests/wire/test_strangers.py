@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import authorization_handler, open_calls
+from ps_protocol import open_calls
 from ps_protocol.access import DEFAULT_ACCESS, Access
 from ps_protocol.channel import MAX_CALLS_A_CONNECTION, server_options
 from ps_protocol.direct_stream import Stream, StreamEnded, open_stream
@@ -164,7 +164,7 @@ class _BlockedLog(logging.Handler):
 
 
 def test_log_that_nobody_reads_holds_up_no_call(files: Files) -> None:
-    blocked, log = _BlockedLog(), logging.getLogger(authorization_handler.__name__)
+    blocked, log = _BlockedLog(), logging.getLogger("lockstep.rpc")
     security = Security(token_file=files.directory / "tokens")
     log.addHandler(blocked)
     try:
