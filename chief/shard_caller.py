@@ -21,7 +21,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 
 log = logging.getLogger("lockstep.chief")
 
-_SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
+SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
 # Short: whoever insists asks again, says what is wrong, and waits as long as a step may take.
 _TIMEOUT_S = 1.0
 
@@ -96,7 +96,7 @@ class GrpcShardCaller:
     """
 
     def __init__(self, address: str, *, name: str, access: Access = DEFAULT_ACCESS) -> None:
-        self._connection = Connection(address, name=name, service=_SERVICE, access=access)
+        self._connection = Connection(address, name=name, service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from chief.shard_caller import GrpcShardCaller
+from chief.shard_caller import SERVICE, GrpcShardCaller
 from chief.shard_stream import ShardStream
 from ps_protocol import codec_checkpoints, codec_shard_status
 from ps_protocol import codec_shard as codec
@@ -27,15 +27,14 @@ from ps_protocol.shard import (
     ShardStatus,
 )
 from ps_protocol.status import rebuild
-from ps_protocol.v1 import handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import handshake_service_pb2
+from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.version import PROTOCOL_VERSION, check_versions
 
 _HANDSHAKE: str = handshake_service_pb2.DESCRIPTOR.services_by_name["HandshakeService"].full_name
-_SERVICE: str = parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"].full_name
 
 Response = TypeVar("Response", bound=Message)
 _ENDED_EARLY = "Internal error from Core"
-pb = parameter_service_pb2
 
 
 class ShardLink(Protocol):
@@ -91,7 +90,7 @@ class GrpcShardLink:
         self._target = f"{name_of(Role.PARAMETER_SERVER, index)} at {address}"
         self._channel = access.open_aio_channel(address)
         self._methods: dict[str, Any] = {}
-        self._stream = ShardStream(self._channel, path=f"/{_SERVICE}/CommandShard", target=self._target, metadata=self._metadata)
+        self._stream = ShardStream(self._channel, path=f"/{SERVICE}/CommandShard", target=self._target, metadata=self._metadata)
         self._has_stream = True
 
     @property
@@ -210,7 +209,7 @@ class GrpcShardLink:
         return None
 
     async def _unary(self, method: str, request: Message, response: type[Response], *, timeout_s: float, awaited: str) -> Response:
-        return await self._call(f"/{_SERVICE}/{method}", request, response, timeout_s=timeout_s, awaited=awaited)
+        return await self._call(f"/{SERVICE}/{method}", request, response, timeout_s=timeout_s, awaited=awaited)
 
     async def _call(self, path: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         if path not in self._methods:
