@@ -1,7 +1,7 @@
 """What a participant is told only once it stays true even if the chief dies: functions of the coordinator. Knows no clock, thread or wire.
 
-That a contribution is accepted is told when it is applied, or when a parameter server keeps for the chief's successor that it was chosen. A
-step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all who wait.
+That a contribution is accepted is told when it is applied, or when a parameter server keeps for the chief's successor that it was chosen.
+A step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all.
 """
 
 from collections.abc import Sequence

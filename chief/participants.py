@@ -1,7 +1,7 @@
 """Who comes and goes: methods of the coordinator. Knows the cluster; no clock, thread or wire.
 
-Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's, whose
-contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
+Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's,
+whose contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Shards that have standbys: who holds them, and when a lost one is brought back. Methods of the coordinator; knows no clock or wire.
 
-It is brought back between two steps, before anybody hears of the second: then nobody has given anything yet that it would lack. All shards
-save the step, it takes over what the other replica of its shard has saved, and then the step is told, with the news of who is there.
+It is brought back between two steps, before anybody hears of the second: then nobody has given anything yet that it would lack. All
+shards save the step, it takes over what the other replica of its shard has saved, and then the step is told, and who is there.
 """
 
 from chief import assurance

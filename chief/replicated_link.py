@@ -1,7 +1,7 @@
 """A shard that several processes hold: one that is asked, and standbys that do the same. Decides which of them count; knows no model.
 
-All that changes a shard is done at all of its members at once. One that fails where another succeeds is dropped, and not counted on before
-it has been brought back; if it was the first, the next one is asked from then on: the same values, the same step, the same epoch.
+All that changes a shard is done at all of its members at once. One that fails where another succeeds is dropped, and not counted on
+before it has been brought back; if it was the first, the next one is asked from then on: the same values, the same step, the same epoch.
 """
 
 import asyncio

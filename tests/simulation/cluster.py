@@ -74,8 +74,8 @@ class SimulatedCluster:
                 raise BrokenPromise(f"6: the cluster has failed although there is a whole checkpoint: {self._failure}")
             world.seen["failed, with words, since nothing was saved"] += 1
         elif not self._is_over:
-            chief = self._chiefs[self.chief]
-            raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {chief.coordinator.explain(world.now)}")
+            words = self._chiefs[self.chief].coordinator.explain(world.now)
+            raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {words}")
 
     @property
     def _step(self) -> int:
