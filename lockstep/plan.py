@@ -11,7 +11,8 @@ from typing import TextIO
 
 from lockstep.chief_access import ChiefAbsent, add_arguments, chief_of
 from lockstep.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
-from lockstep.planning import Question, make_plan, plan_text
+from lockstep.plan_text import plan_text
+from lockstep.planning import Question, make_plan
 from lockstep.simulation import Costs
 from lockstep.status_text import duration_text
 from lockstep.trace import HEADER, TraceRow, parse_trace, times_by_worker

@@ -3,7 +3,8 @@
 import pytest
 
 from lockstep.latencies import Constant, LogNormal, Measured, WithStragglers
-from lockstep.planning import Plan, Question, make_plan, plan_text
+from lockstep.plan_text import plan_text
+from lockstep.planning import Plan, Question, make_plan
 from lockstep.simulation import Costs
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.policy_spec import PolicyName, PolicySpec
