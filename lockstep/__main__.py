@@ -36,7 +36,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for name, (words, module, add_arguments, run) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         if name == command:
-            functions = import_module(f"lockstep.{module}")
+            functions = import_module(module)
             getattr(functions, add_arguments)(subparser)
             subparser.set_defaults(run=getattr(functions, run))
     for name, (_, words) in ROLES.items():
@@ -56,36 +56,41 @@ def _version() -> str:
 # Words for the help, and the module with its two functions: what adds the arguments, what runs it. Only the module of the subcommand that
 # is wanted is imported: a health check runs every two seconds.
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "demo", "add_arguments", "run"),
-    "up": ("start a cluster on this machine, with your program as its workers", "up", "add_arguments", "run"),
+    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "lockstep.demo", "add_arguments", "run"),
+    "up": ("start a cluster on this machine, with your program as its workers", "lockstep.up", "add_arguments", "run"),
     "status": (
         "show a cluster's step, workers and parameter servers, and what it waits for",
-        *("status", "add_status_arguments", "run_status"),
+        *("lockstep.status", "add_status_arguments", "run_status"),
     ),
     "why": (
         "say why a cluster waits: the step, what is missing, who was last seen when, what happens next",
-        *("why", "add_why_arguments", "run_why"),
+        *("lockstep.why", "add_why_arguments", "run_why"),
     ),
     "policy": (
         "show how a cluster coordinates its workers, or change it between two steps",
-        *("policy", "add_policy_arguments", "run_policy"),
+        *("lockstep.policy", "add_policy_arguments", "run_policy"),
     ),
     "set": (
         "change the learning rate or another number of a running cluster's optimizer",
-        *("policy", "add_set_arguments", "run_set"),
+        *("lockstep.policy", "add_set_arguments", "run_set"),
     ),
-    "plan": ("say how many backup workers pay, from measured or assumed computing times", "plan", "add_plan_arguments", "run_plan"),
+    "plan": (
+        "say how many backup workers pay, from measured or assumed computing times",
+        "lockstep.plan",
+        "add_plan_arguments",
+        "run_plan",
+    ),
     "finish": (
         "end training: every worker is released, and the processes end",
-        *("status", "add_finish_arguments", "run_finish"),
+        *("lockstep.status", "add_finish_arguments", "run_finish"),
     ),
     "checkpoint": (
         "have a running cluster save a checkpoint; list, verify or export those of a directory",
-        *("checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
+        *("lockstep.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
     ),
-    "certs": ("make certificates and tokens for the processes of a cluster", "certs", "add_certs_arguments", "run_certs"),
-    "health": ("ask a parameter server or chief whether it is alive, or ready", "health", "add_health_arguments", "run_health"),
-    "verify": ("check what a cluster has written with --history, and compute its values again", "verify", "add_arguments", "run"),
+    "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.certs", "add_certs_arguments", "run_certs"),
+    "health": ("ask a parameter server or chief whether it is alive, or ready", "lockstep.health", "add_health_arguments", "run_health"),
+    "verify": ("check what a cluster has written with --history, and compute its values again", "lockstep.verify", "add_arguments", "run"),
 }
 
 

@@ -3,15 +3,13 @@
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from ps_protocol.access import Access
 from ps_protocol.authorization import CallerRole
-from ps_protocol.chief import ClusterState
 from ps_protocol.chief_client import GrpcChief
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, Unavailable
-from ps_protocol.security_options import Security, add_security_flags, security_of
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.security_options import add_security_flags, security_of
 
 # A person waits for the answer: an absent chief must be told within two seconds.
 CONNECT_TIMEOUT_S = 1.5
@@ -53,22 +51,3 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
         raise ChiefAbsent(text) from error
     finally:
         chief.close()
-
-
-def launcher_access(token_file: Path | None) -> Access:
-    """Returns how a launcher reaches the chief of its own cluster, whatever the shell says about others."""
-    return Access(Security(token_file=token_file), role=CallerRole.ADMIN)
-
-
-def finish(address: str, *, cluster: str, reason: str, timeout_s: float, token_file: Path | None = None) -> bool:
-    """Has the chief finish training if it still can; a chief that is gone needs no telling. Returns False if no training had begun."""
-    chief = GrpcChief(address, cluster=cluster, access=launcher_access(token_file))
-    has_begun = True
-    try:
-        with suppress(PsError):
-            chief.handshake(timeout_s=timeout_s)
-            has_begun = chief.status().state not in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
-            chief.finish(reason=reason)
-    finally:
-        chief.close()
-    return has_begun

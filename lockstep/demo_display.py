@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from lockstep.demo_progress import Progress
-from lockstep.process import Process, describe_end
+from lockstep.process import Process
 
 _PLAIN_PERIOD_S = 1.0
 
@@ -73,8 +73,3 @@ def progress_line(progress: Progress, *, num_steps: int) -> str:
     if progress.max_staleness:
         line += f"  staleness up to {progress.max_staleness}"
     return f"{line}  waiting: {progress.waiting_for}" if progress.waiting_for else line
-
-
-def process_state(process: Process) -> str:
-    """Says whether a process runs, or how it ended."""
-    return "running" if process.returncode is None else "ended" if process.returncode == 0 else describe_end(process.returncode)

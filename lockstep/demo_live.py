@@ -10,9 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.demo_display import process_state
 from lockstep.demo_progress import Progress, WorkerProgress
-from lockstep.process import Process
+from lockstep.process import Process, describe_end
 
 
 class LiveDisplay:
@@ -69,4 +68,8 @@ def _process_table(progress: Progress | None, processes: Sequence[Process]) -> T
 def _process_row(process: Process, worker: WorkerProgress | None) -> list[RenderableType]:
     style = "green" if process.is_running else "dim" if process.returncode == 0 else "bold red"
     counts = [str(worker.num_accepted), str(worker.num_late + worker.num_stale)] if worker else ["", ""]
-    return [process.name, str(process.pid), Text(process_state(process), style=style), *counts]
+    return [process.name, str(process.pid), Text(_state_of(process), style=style), *counts]
+
+
+def _state_of(process: Process) -> str:
+    return "running" if process.returncode is None else "ended" if process.returncode == 0 else describe_end(process.returncode)

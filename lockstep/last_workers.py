@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from lockstep.cluster import LocalCluster
 from lockstep.needs import needs_of
+from lockstep.own_chief import own_chief
 from lockstep.standstill import Standstill
 from ps_protocol.chief import Chief, ClusterState
 from ps_protocol.errors import PsError
@@ -75,11 +76,8 @@ class LastWorkers:
                 self._say(f"{self._cluster.workers[index].name} ended with exit code 0 while {self._count()}")
 
     def _ask(self) -> None:
-        from lockstep.chief_access import launcher_access
-        from ps_protocol.chief_client import GrpcChief  # grpc takes its time to import, and is needed only here
-
         standstill = Standstill()
-        chief = GrpcChief(self._cluster.chief_address, cluster=self._cluster.name, access=launcher_access(self._cluster.token_file))
+        chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
         try:
             while self._last_step is None and self._state not in _OVER and self._num_running:
                 with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.cluster import ClusterSpec
+from lockstep.own_chief import own_chief
 from ps_protocol.chief import ClusterState, ClusterStatus
 from ps_protocol.errors import PsError
 from ps_protocol.policy_spec import PolicySpec, TokenMode
@@ -78,10 +79,7 @@ class Inquiry:
         return self._is_over or (self._asked_at >= since and has_policy) or time.monotonic() >= since + _PATIENCE_S
 
     def _ask(self) -> None:
-        from lockstep.chief_access import launcher_access
-        from ps_protocol.chief_client import GrpcChief  # grpc takes its time to import, and is needed only here
-
-        chief = GrpcChief(self._address, cluster=self._cluster, access=launcher_access(self._token_file))
+        chief = own_chief(self._address, cluster=self._cluster, token_file=self._token_file)
         try:
             while not self._is_over:
                 self._wanted.clear()

@@ -73,10 +73,11 @@ def policy_text(status: ClusterStatus) -> str:
     needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
     if status.min_replicas and status.min_replicas < status.replicas_to_aggregate:
         needs += f" (when workers are gone as many as are left, {status.min_replicas} at least)"
-    return f"policy {status.policy}: {needs if _is_sync(status) else 'every contribution is a step'}, {expected}"
+    return f"policy {status.policy}: {needs if is_sync(status) else 'every contribution is a step'}, {expected}"
 
 
-def _is_sync(status: ClusterStatus) -> bool:
+def is_sync(status: ClusterStatus) -> bool:
+    """Whether a step is the mean of several contributions."""
     return status.policy.startswith("sync")
 
 
@@ -91,7 +92,7 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
         yield f"optimizer {printable(status.optimizer)}{version}"
     if status.max_observed_staleness:
         yield f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old"
-    if status.state is ClusterState.TRAINING and _is_sync(status):
+    if status.state is ClusterState.TRAINING and is_sync(status):
         count = f"{status.num_contributions} of {status.replicas_to_aggregate} contributions"
         yield f"this step: {count} after {duration_text(status.step_age_s)}"
     if status.waiting_for:

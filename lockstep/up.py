@@ -186,7 +186,7 @@ def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWa
 
 
 def _finish(cluster: LocalCluster) -> bool:
-    from lockstep.chief_access import finish  # grpc takes its time to import, and is needed only here
+    from lockstep.own_chief import finish  # grpc takes its time to import, and is needed only here
 
     return finish(
         cluster.chief_address,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lockstep.recovery_text import loss_text, recovery_lines
-from lockstep.status_text import duration_text, printable
+from lockstep.status_text import duration_text, is_sync, printable
 from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ShardLink
 
 _DOING = {
@@ -40,7 +40,7 @@ def _headline(status: ClusterStatus) -> str:
     step = f"step {status.global_step}" + (f" of {status.max_steps}" if status.max_steps is not None else "")
     if status.state is not ClusterState.TRAINING:
         return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: {_DOING[status.state]}"
-    needs = f", with {status.num_contributions} of {status.replicas_to_aggregate} contributions" if _is_sync(status) else ""
+    needs = f", with {status.num_contributions} of {status.replicas_to_aggregate} contributions" if is_sync(status) else ""
     return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: open for {duration_text(status.step_age_s)}{needs}"
 
 
@@ -95,10 +95,6 @@ def _next(status: ClusterStatus) -> str:
         return "if the parameter server comes back with its model the step goes on; if its model is lost, so is the training"
     if not status.waiting_for:
         return "the step is applied when its contributions are there, and every waiting worker is told at once"
-    if _is_sync(status) and status.min_replicas:
+    if is_sync(status) and status.min_replicas:
         return f"when a lease ends, the step needs a contribution less, {status.min_replicas} at least"
     return "as soon as what is missing has come, the step is applied and every waiting worker goes on"
-
-
-def _is_sync(status: ClusterStatus) -> bool:
-    return status.policy.startswith("sync")
