@@ -7,7 +7,6 @@ from ps_protocol.addresses import parse_address
 from ps_protocol.listening import most_connections
 
 MAX_MESSAGE_BYTES = 16 << 20
-FRAME_BYTES = 1 << 20
 # A process has a connection of its own for each server and user, with a handful of streams and calls.
 MAX_CALLS_A_CONNECTION = 128
 

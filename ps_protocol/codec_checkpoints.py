@@ -159,7 +159,7 @@ def decode_restore_progress(message: pb.RestoreShardResponse) -> RestoreProgress
     return RestoreProgress(is_done=message.is_done, num_bytes_read=message.num_bytes_read, num_bytes=message.num_bytes)
 
 
-def decode_max_wait(message: pb.SaveShardRequest | pb.RestoreShardRequest) -> float:
+def decode_checkpoint_wait(message: pb.SaveShardRequest | pb.RestoreShardRequest) -> float:
     """Returns how many seconds the call may wait: none if the field was left out, and never more than 20."""
     return min(max(0.0, codec.decode_duration(message.max_wait)), MAX_WAIT_SLICE_S)
 

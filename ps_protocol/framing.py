@@ -18,7 +18,6 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.codec import decode_message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.segments import Segments
@@ -39,6 +38,7 @@ StreamMessage = TypeVar(
     accumulator_service_pb2.TakeGradientResponse,
 )
 
+FRAME_BYTES = 1 << 20
 # As much besides its frame's data is decoded in a moment, also by `parse`'s caller.
 _QUICK_BYTES = 16 << 10
 _VARINT_FIELD_1 = 0x08

@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ps_protocol import errors
+from ps_protocol.call_errors import fitting, typed_error
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.grpc_failures import from_status
 from ps_protocol.v1 import error_pb2
@@ -23,9 +24,6 @@ log = logging.getLogger("lockstep.rpc")
 
 REASON_KEY = "ps-reason"
 DETAILS_KEY = "ps-error-bin"
-# Text and facts travel in headers, which the peer limits; a character of the text may take 9 bytes there.
-MAX_TEXT_CHARACTERS = 1_500
-MAX_FACTS_BYTES = 2_048
 
 _Code = grpc.StatusCode
 
@@ -91,8 +89,6 @@ STATUS: dict[type[PsError], grpc.StatusCode] = {
     errors.Unimplemented: _Code.UNIMPLEMENTED,
     errors.InternalError: _Code.INTERNAL,
 }
-
-_BY_REASON: dict[str, type[PsError]] = {error_type.reason: error_type for error_type in STATUS}
 
 
 @contextlib.contextmanager
@@ -165,39 +161,6 @@ def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str 
 def status_of(error: PsError) -> grpc.StatusCode:
     """Returns the status that the error travels with."""
     return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), _Code.INTERNAL)
-
-
-def fitting(error: PsError) -> tuple[str, dict[str, str]]:
-    """Returns an error's text and facts as they may travel: cut to what fits into headers."""
-    text = _encodable(error.message)
-    if len(text) > MAX_TEXT_CHARACTERS:
-        text = text[: MAX_TEXT_CHARACTERS - 1] + "…"
-    return text, _fitting_facts(error.facts)
-
-
-def typed_error(reason: str, message: str, facts: dict[str, str]) -> PsError:
-    """Returns the error of a reason."""
-    if reason in _BY_REASON:
-        return _BY_REASON[reason](message, facts=facts)
-    # A newer server's reason: its text is still the best there is, and a program may look at `reason`.
-    unknown = PsError(message, facts=facts)
-    unknown.reason = reason
-    return unknown
-
-
-def _fitting_facts(facts: dict[str, str]) -> dict[str, str]:
-    room, kept = MAX_FACTS_BYTES, {}
-    for name, value in ((name, _encodable(value)) for name, value in facts.items()):
-        size = len(name.encode()) + len(value.encode()) + 8
-        if size <= room:
-            kept[name] = value
-            room -= size
-    return kept
-
-
-def _encodable(text: str) -> str:
-    # A name with a lone surrogate may be quoted in a text; it must not turn the answer into another error.
-    return text.encode(errors="backslashreplace").decode()
 
 
 def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", timeout_s: float | None = None) -> PsError:

@@ -2,9 +2,8 @@
 
 from collections.abc import Generator
 
-from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.encodings import FloatEncoding
-from ps_protocol.framing import encode_frame
+from ps_protocol.framing import FRAME_BYTES, encode_frame
 from ps_server.transactions import Reading
 
 

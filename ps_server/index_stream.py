@@ -5,9 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.errors import FrameOutOfOrder, MalformedMessage, TruncatedStream
-from ps_protocol.framing import Frame, encode_frame, parse
+from ps_protocol.framing import FRAME_BYTES, Frame, encode_frame, parse
 from ps_protocol.segments import Segments
 from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb

@@ -36,14 +36,14 @@ class RecoveryService:
         """See the .proto."""
         with self._answering(context):
             message = decode_message(pb.SaveShardRequest, request)
-            progress = self._store.save(codec.decode_save_request(message), max_wait_s=codec.decode_max_wait(message))
+            progress = self._store.save(codec.decode_save_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
             return codec.encode_save_progress(progress).SerializeToString()
 
     def RestoreShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """See the .proto."""
         with self._answering(context):
             message = decode_message(pb.RestoreShardRequest, request)
-            progress = self._store.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_max_wait(message))
+            progress = self._store.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
             return codec.encode_restore_progress(progress).SerializeToString()
 
     @contextlib.contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import errors, status
+from ps_protocol import call_errors, errors
 from ps_protocol.connection import Connection
 from ps_protocol.errors import PsError
-from ps_protocol.status import answering, answering_aio, rebuild, status_of
+from ps_protocol.status import STATUS, answering, answering_aio, rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from tests.wire.servers import downward, serving, serving_aio, unary, upward
 
@@ -135,7 +135,7 @@ def test_every_error_arrives_as_it_was_raised(peer: Peer, error_type: type[PsErr
 @pytest.mark.parametrize("error_type", ERRORS, ids=lambda error_type: str(error_type.__name__))
 def test_every_error_has_its_status_and_reason_for_other_clients(peer: Peer, error_type: type[PsError]) -> None:
     raw = peer.raw(error_type(TEXT))
-    assert raw.code() is status.STATUS[error_type]
+    assert raw.code() is STATUS[error_type]
     assert raw.details() == TEXT
     assert dict(raw.trailing_metadata() or ())["ps-reason"] == error_type.reason
 
@@ -169,7 +169,7 @@ def test_expected_errors_are_not_logged(peer: Peer, caplog: pytest.LogCaptureFix
 def test_long_text_is_cut_and_arrives(peer: Peer) -> None:
     error = peer.call(errors.ModelMismatch("ä" * 100_000, facts={"keep": "1", "long": "x" * 100_000, "also": "2"}))
     assert isinstance(error, errors.ModelMismatch)
-    assert error.message == "ä" * (status.MAX_TEXT_CHARACTERS - 1) + "…"
+    assert error.message == "ä" * (call_errors.MAX_TEXT_CHARACTERS - 1) + "…"
     assert error.facts == {"keep": "1", "also": "2"}
 
 

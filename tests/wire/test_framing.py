@@ -9,9 +9,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ps_protocol.channel import FRAME_BYTES
 from ps_protocol.errors import FrameOutOfOrder, MalformedMessage, TruncatedStream
-from ps_protocol.framing import Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
+from ps_protocol.framing import FRAME_BYTES, Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
 from ps_protocol.segments import Segments
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.channel import FRAME_BYTES
-from ps_protocol.framing import parse
+from ps_protocol.framing import FRAME_BYTES, parse
 from ps_protocol.segments import Segments
 from ps_protocol.shard import RowsRequest
 from ps_protocol.shard_client import SERVICE, GrpcShard
