@@ -52,7 +52,8 @@ _LAZY_MODULES = {
         "Graph ModelVariable default_graph reset_default_graph get_variable trainable_variables global_variables "
         "create_global_step get_global_step get_or_create_global_step"
     ),
-    "worker_client.train_op": "LossResult TrainOp TrainResult map_gradients",
+    "worker_client.fetches": "LossResult",
+    "worker_client.train_op": "TrainOp TrainResult map_gradients",
     "worker_client.optimizer_facade": "Optimizer as_optimizer",
     "worker_client.optimizer_facade_kinds": (
         "GradientDescentOptimizer MomentumOptimizer AdagradOptimizer AdagradDAOptimizer AdamOptimizer RMSPropOptimizer "
@@ -66,7 +67,8 @@ _LAZY_MODULES = {
         "StopAtStepHook LoggingTensorHook StepCounterHook NanTensorHook NanLossDuringTrainingError FeedFnHook "
         "FinalOpsHook SecondOrStepTimer"
     ),
-    "worker_client.hooks_saving": "CheckpointSaverHook CheckpointSaverListener SummarySaverHook latest_checkpoint load_checkpoint",
+    "worker_client.hooks_saving": "CheckpointSaverHook CheckpointSaverListener SummarySaverHook",
+    "worker_client.worker_checkpoint": "latest_checkpoint load_checkpoint",
 }
 _LAZY = {name: module for module, names in _LAZY_MODULES.items() for name in names.split()}
 
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from worker_client.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
     from worker_client.averages_facade import ExponentialMovingAverage, restored_values
     from worker_client.estimator import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
+    from worker_client.fetches import LossResult
     from worker_client.graph import (
         Graph,
         ModelVariable,
@@ -87,13 +90,7 @@ if TYPE_CHECKING:
         trainable_variables,
     )
     from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-    from worker_client.hooks_saving import (
-        CheckpointSaverHook,
-        CheckpointSaverListener,
-        SummarySaverHook,
-        latest_checkpoint,
-        load_checkpoint,
-    )
+    from worker_client.hooks_saving import CheckpointSaverHook, CheckpointSaverListener, SummarySaverHook
     from worker_client.hooks_standard import (
         FeedFnHook,
         FinalOpsHook,
@@ -119,7 +116,8 @@ if TYPE_CHECKING:
         RMSPropOptimizer,
     )
     from worker_client.sync_replicas import SyncReplicasOptimizer
-    from worker_client.train_op import LossResult, TrainOp, TrainResult, map_gradients
+    from worker_client.train_op import TrainOp, TrainResult, map_gradients
+    from worker_client.worker_checkpoint import latest_checkpoint, load_checkpoint
 
 __all__ = [
     "AdadeltaOptimizer",

@@ -14,9 +14,7 @@ from worker_client.fetches import number_of
 from worker_client.graph import GLOBAL_STEP
 from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from worker_client.hooks_standard import SecondOrStepTimer
-from worker_client.worker_checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-
-__all__ = ["Checkpoint", "CheckpointSaverHook", "CheckpointSaverListener", "SummarySaverHook", "latest_checkpoint", "load_checkpoint"]
+from worker_client.worker_checkpoint import save_checkpoint
 
 log = logging.getLogger("lockstep.worker")
 

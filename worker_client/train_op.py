@@ -12,8 +12,6 @@ from worker_client.fetches import TRAINS, LossResult, Run, number_of
 from worker_client.graph import ModelVariable
 from worker_client.variables import IndexedSlices
 
-__all__ = ["Gradient", "GradientsAndVariables", "LossResult", "TrainOp", "TrainResult", "loss_gradient", "map_gradients"]
-
 
 class Gradient(Protocol):
     """A gradient that a run will compute."""
