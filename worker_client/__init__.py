@@ -19,9 +19,9 @@ from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
 from ps_protocol.partitioners import fixed_size_partitioner, min_max_variable_partitioner, variable_axis_size_partitioner
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.variable_options import Constraint, Initializer
-from worker_client.connect import connect, observe
-from worker_client.local import local, observe_local
 from worker_client.observer import Observer
+from worker_client.opening_in_process import local, observe_local
+from worker_client.opening_over_grpc import connect, observe
 from worker_client.optimizers import adadelta, adagrad, adagrad_da, adam, ftrl, momentum, proximal_adagrad, proximal_sgd, rmsprop, sgd
 from worker_client.outcomes import MetricReport, Push, StepResult, WorkerMetric
 from worker_client.placements import Placement
@@ -45,40 +45,41 @@ from worker_client.variables import (
 from worker_client.wire_format import WireFormat, top_k
 
 # What is built on a session is loaded when it is first asked for: module to its names. The imports below are for type checkers.
-_LAZY_MODULES = {
-    "worker_client.accumulators": "ConditionalAccumulator SparseConditionalAccumulator",
-    "worker_client.estimator": "DNNClassifier",
-    "worker_client.graph": (
-        "Graph ModelVariable default_graph reset_default_graph get_variable trainable_variables global_variables "
-        "create_global_step get_global_step get_or_create_global_step"
+_LAZY_MODULES = (
+    ("worker_client.accumulators", "ConditionalAccumulator SparseConditionalAccumulator"),
+    ("worker_client.estimator", "DNNClassifier"),
+    ("worker_client.graph", "Graph ModelVariable default_graph reset_default_graph get_variable trainable_variables"),
+    ("worker_client.graph", "global_variables create_global_step get_global_step get_or_create_global_step"),
+    ("worker_client.graph", "LossResult"),
+    ("worker_client.train_op", "TrainOp TrainResult map_gradients"),
+    ("worker_client.optimizer_facade", "Optimizer as_optimizer"),
+    (
+        "worker_client.optimizer_facade_kinds",
+        "GradientDescentOptimizer MomentumOptimizer AdagradOptimizer AdagradDAOptimizer AdamOptimizer",
     ),
-    "worker_client.fetches": "LossResult",
-    "worker_client.train_op": "TrainOp TrainResult map_gradients",
-    "worker_client.optimizer_facade": "Optimizer as_optimizer",
-    "worker_client.optimizer_facade_kinds": (
-        "GradientDescentOptimizer MomentumOptimizer AdagradOptimizer AdagradDAOptimizer AdamOptimizer RMSPropOptimizer "
-        "AdadeltaOptimizer FtrlOptimizer ProximalGradientDescentOptimizer ProximalAdagradOptimizer"
+    ("worker_client.optimizer_facade_kinds", "RMSPropOptimizer AdadeltaOptimizer FtrlOptimizer ProximalGradientDescentOptimizer"),
+    ("worker_client.optimizer_facade_kinds", "ProximalAdagradOptimizer"),
+    ("worker_client.sync_replicas", "SyncReplicasOptimizer"),
+    ("worker_client.averages_facade", "ExponentialMovingAverage restored_values"),
+    ("worker_client.monitored_session", "MonitoredTrainingSession MonitoredSession"),
+    ("worker_client.hooks", "SessionRunHook SessionRunArgs SessionRunContext SessionRunValues Coordinator"),
+    (
+        "worker_client.hooks_standard",
+        "StopAtStepHook LoggingTensorHook StepCounterHook NanTensorHook NanLossDuringTrainingError FeedFnHook",
     ),
-    "worker_client.sync_replicas": "SyncReplicasOptimizer",
-    "worker_client.averages_facade": "ExponentialMovingAverage restored_values",
-    "worker_client.monitored_session": "MonitoredTrainingSession MonitoredSession",
-    "worker_client.hooks": "SessionRunHook SessionRunArgs SessionRunContext SessionRunValues Coordinator",
-    "worker_client.hooks_standard": (
-        "StopAtStepHook LoggingTensorHook StepCounterHook NanTensorHook NanLossDuringTrainingError FeedFnHook "
-        "FinalOpsHook SecondOrStepTimer"
-    ),
-    "worker_client.hooks_saving": "CheckpointSaverHook CheckpointSaverListener SummarySaverHook",
-    "worker_client.worker_checkpoint": "latest_checkpoint load_checkpoint",
-}
-_LAZY = {name: module for module, names in _LAZY_MODULES.items() for name in names.split()}
+    ("worker_client.hooks_standard", "FinalOpsHook SecondOrStepTimer"),
+    ("worker_client.hooks_saving", "CheckpointSaverHook CheckpointSaverListener SummarySaverHook"),
+    ("worker_client.worker_checkpoint", "latest_checkpoint load_checkpoint"),
+)
+_LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split()}
 
 if TYPE_CHECKING:
     from worker_client.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
     from worker_client.averages_facade import ExponentialMovingAverage, restored_values
     from worker_client.estimator import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
-    from worker_client.fetches import LossResult
     from worker_client.graph import (
         Graph,
+        LossResult,
         ModelVariable,
         create_global_step,
         default_graph,

@@ -8,8 +8,7 @@ import numpy as np
 
 from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
 from ps_protocol.tensors import Array
-from worker_client.fetches import Run
-from worker_client.graph import GLOBAL_STEP, GlobalStep, ModelVariable, default_graph, global_variables, trainable_variables
+from worker_client.graph import GLOBAL_STEP, GlobalStep, ModelVariable, Run, default_graph, global_variables, trainable_variables
 from worker_client.optimizer_facade import checked
 
 _AVERAGED_TYPES = ("float16", "bfloat16", "float32", "float64")

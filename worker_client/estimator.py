@@ -20,7 +20,7 @@ from worker_client import optimizers
 from worker_client.estimator_network import ACTIVATIONS, Network
 from worker_client.estimator_training import Examples, train
 from worker_client.hooks import SessionRunHook
-from worker_client.local import local
+from worker_client.opening_in_process import local
 from worker_client.optimizer_facade import Optimizer, as_optimizer
 from worker_client.session import Session
 from worker_client.sync_replicas import SyncReplicasOptimizer

@@ -10,8 +10,7 @@ import numpy as np
 
 from ps_protocol.tensors import Array
 from worker_client.event_file import EventFile
-from worker_client.fetches import number_of
-from worker_client.graph import GLOBAL_STEP
+from worker_client.graph import GLOBAL_STEP, number_of
 from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from worker_client.hooks_standard import SecondOrStepTimer
 from worker_client.worker_checkpoint import save_checkpoint

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker_client.event_file import EventFile
-from worker_client.fetches import number_of
-from worker_client.graph import GLOBAL_STEP
+from worker_client.graph import GLOBAL_STEP, number_of
 from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 log = logging.getLogger("lockstep.hooks")

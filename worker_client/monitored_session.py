@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, Unavailable
 from ps_protocol.tensors import Array
-from worker_client.fetches import Run, check, evaluate
-from worker_client.graph import Graph, default_graph
+from worker_client.graph import Graph, Run, check, default_graph, evaluate
 from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from worker_client.hooks_saving import CheckpointSaverHook, SummarySaverHook
 from worker_client.hooks_standard import StepCounterHook

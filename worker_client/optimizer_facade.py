@@ -14,8 +14,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
 from ps_protocol.policy_spec import PolicySpec
 from ps_protocol.tensors import Array
-from worker_client.fetches import Run
-from worker_client.graph import Graph, ModelVariable, default_graph, trainable_variables
+from worker_client.graph import Graph, ModelVariable, Run, default_graph, trainable_variables
 from worker_client.optimizers import slot_names
 from worker_client.policies import async_policy
 from worker_client.train_op import TrainOp, check_pairs, is_gradient, loss_gradient

@@ -13,8 +13,7 @@ from ps_protocol.chief import ClusterState
 from ps_protocol.optimizer_spec import OptimizerSpec
 from ps_protocol.policy_spec import PolicySpec
 from worker_client.averages_facade import ExponentialMovingAverage
-from worker_client.fetches import Run
-from worker_client.graph import Graph, ModelVariable, default_graph
+from worker_client.graph import Graph, ModelVariable, Run, default_graph
 from worker_client.hooks import Coordinator, SessionRunHook
 from worker_client.optimizer_facade import Optimizer, SlotVariable, as_optimizer, checked
 from worker_client.policies import sync_policy

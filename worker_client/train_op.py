@@ -8,8 +8,7 @@ import numpy as np
 
 from ps_protocol.chief import PushOutcome
 from ps_protocol.errors import InvalidSpec
-from worker_client.fetches import TRAINS, LossResult, Run, number_of
-from worker_client.graph import ModelVariable
+from worker_client.graph import TRAINS, LossResult, ModelVariable, Run, number_of
 from worker_client.variables import IndexedSlices
 
 

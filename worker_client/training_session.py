@@ -115,20 +115,20 @@ def opener_of(master: Any) -> Opener:
 
 
 def _connected(chief: str | None, index: int | None, takeover: bool) -> TrainingSession:
-    from worker_client.connect import connect
+    from worker_client.opening_over_grpc import connect
 
     return connect(chief, worker_index=index, takeover=takeover)
 
 
 def _local(cluster: Any, index: int | None, takeover: bool) -> TrainingSession:
-    from worker_client.local import local
+    from worker_client.opening_in_process import local
 
     return local(cluster, worker_index=index, takeover=takeover)
 
 
 def _private_cluster() -> Opener:
     def opened(index: int | None, takeover: bool) -> TrainingSession:
-        from worker_client.local import local
+        from worker_client.opening_in_process import local
 
         if takeover:
             raise InternalError("the cluster inside this process belongs to one session, and that has failed; make a new session")

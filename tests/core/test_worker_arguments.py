@@ -10,7 +10,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import OPTIMIZERS as SPECIFIED
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
-from worker_client.connect import Target, resolve
+from worker_client.opening_over_grpc import Target, resolve
 from worker_client.optimizers import slot_names
 from worker_client.patience import Patience
 
