@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import benchmarks
 from benchmarks import table
 from benchmarks.figures import as_row
 from benchmarks.peers.comparison import COLUMNS, missed_targets, rows_of
 from benchmarks.profile_figures import process_rows
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "performance.md"
 _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 

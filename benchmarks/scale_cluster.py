@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psutil
 
+import benchmarks
 from benchmarks.watching import POLL_S
 from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
 from lockstep.environments import with_checkout
@@ -74,7 +75,7 @@ class ReportingCluster:
             [sys.executable, "-m", "lockstep", "status", "--chief", self.local.chief_address, *flags],
             capture_output=True,
             check=False,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(benchmarks.__file__).parents[1],
         )
         if done.returncode:
             raise LaunchFailed(f"lockstep status: exit code {done.returncode}: {done.stderr.decode()}")

@@ -18,8 +18,8 @@ from tests.waiting import wait_until
 
 # Inherited by every descendant of a test, also by one whose parent is gone, so that orphans are found too.
 MARK = "LOCKSTEP_TEST_MARK"
-# Core tests start nothing, and the whole folder runs in less time than it takes to look at every process.
-_FOLDERS_WITHOUT_PROCESSES = {"core"}
+# Tests in these folders start nothing, and run in less time than it takes to look at every process.
+_FOLDERS_WITHOUT_PROCESSES = [Path(__file__).parent / name for name in ("core", "unit")]
 
 
 # What has started a process here so far: whatever a test leaves behind descends from one of these, or from a child that was there before.
@@ -54,7 +54,7 @@ def _clean_environment() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    if _FOLDERS_WITHOUT_PROCESSES.intersection(request.path.parts):
+    if any(request.path.is_relative_to(folder) for folder in _FOLDERS_WITHOUT_PROCESSES):
         yield
         return
     mark, num_started, has_children = uuid.uuid4().hex, len(_started), _has_children()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 PACKAGES = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source_tree import PACKAGES, ROOT, Import, imports, module_name, source_files
+from tests.architecture.source_tree import PACKAGES, Import, imports, module_name, source_files
+from tests.support.repository import ROOT
 
 ROLES = ("ps_server", "chief", "worker_client")
 

@@ -1,6 +1,7 @@
 """The protos, the code and the documents say the same: every RPC is served, has a client and a row; every error has a status and a row."""
 
 import functools
+import inspect
 import os
 import re
 import subprocess
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from ps_protocol import errors
+from ps_protocol import accumulator_client, chief_client, errors, handshake_client, memory_link, shard_chief_calls, shard_client
 from ps_protocol.errors import PsError
 from ps_protocol.status import STATUS
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
-from tests.architecture.source_tree import ROOT
+from tests.support.repository import ROOT
 
 METHODS: list[MethodDescriptor] = [
     method
@@ -27,14 +28,14 @@ ERRORS = sorted(
     key=lambda error: error.__name__,
 )
 CLIENTS = {
-    "HandshakeService": "handshake_client.py",
-    "ParameterService": "shard_client.py",
-    "AccumulatorService": "accumulator_client.py",
-    "ChiefService": "chief_client.py",
+    "HandshakeService": handshake_client,
+    "ParameterService": shard_client,
+    "AccumulatorService": accumulator_client,
+    "ChiefService": chief_client,
 }
 # Streams that stay, and what only a chief asks of a parameter server.
 _OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "ConfigureShard", "PrepareStep", "ApplyStep", "GetShardStatus")
-ELSEWHERE = {"ShareMemory": "memory_link.py", **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), "shard_chief_calls.py")}
+ELSEWHERE = {"ShareMemory": memory_link, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard_chief_calls)}
 
 
 @functools.cache
@@ -53,9 +54,8 @@ def test_every_service_of_the_protos_is_known_here() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
 def test_every_rpc_has_a_client_call(method: MethodDescriptor) -> None:
-    name = ELSEWHERE.get(method.name, CLIENTS[method.containing_service.name])
-    client = (ROOT / "ps_protocol" / name).read_text(encoding="utf-8")
-    assert re.search(rf"\b{method.name}\b", client), f"{name} never calls {method.name}"
+    client = ELSEWHERE.get(method.name, CLIENTS[method.containing_service.name])
+    assert re.search(rf"\b{method.name}\b", inspect.getsource(client)), f"{client.__name__} never calls {method.name}"
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))

@@ -13,7 +13,7 @@ from lockstep.checkpoint_export import export
 from ps_protocol.checkpoint_local import LocalStorage
 from ps_protocol.checkpoint_search import list_checkpoints, verify_checkpoint
 from tests.chaos import script
-from tests.contract.clusters import ROOT
+from tests.support.repository import ROOT
 
 Event = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.chaos.plan import Plan
 from tests.chaos.processes import Cluster
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RECOVERY_TIMES = ROOT / "lockstep-runs" / "chaos" / "recovery.jsonl"
 Started = Callable[[Plan], Cluster]
 Record = Callable[..., None]

@@ -18,7 +18,7 @@ from ps_protocol.errors import PsError
 from tests.chaos import claims, script
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Proxy, Weather
-from tests.contract.clusters import ROOT
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
 Event = Mapping[str, Any]

@@ -5,11 +5,11 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from lockstep.status_text import table
+from tests.support.repository import ROOT
 
-RUNS = Path(__file__).resolve().parents[2] / "lockstep-runs" / "chaos"
+RUNS = ROOT / "lockstep-runs" / "chaos"
 _HEADING = ("what happened", "runs", "median", "longest", "promised", "")
 
 

@@ -15,10 +15,10 @@ from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
 from tests.chaos.test_checkpoints import whole
 from tests.cluster.launching import read_until
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(150)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_ends_everything_in_order(start: Started) -> None:

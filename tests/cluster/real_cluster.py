@@ -12,7 +12,8 @@ from typing import Any
 
 import worker_client
 from tests.cluster.byte_counter import ByteCounter
-from tests.contract.clusters import ROOT, Shape, announced, end, start_chief
+from tests.contract.clusters import Shape, announced, end, start_chief
+from tests.support.repository import ROOT
 
 Outcome = Callable[[], Any]
 

@@ -17,9 +17,10 @@ import yaml
 
 from ps_protocol.authorization import CallerRole
 from ps_protocol.credentials import parse_tokens
+from tests.architecture.source_tree import source_files
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 PORT = 5000
 
 Service = Mapping[str, Any]
@@ -197,7 +198,7 @@ def test_roles_that_are_lost_come_back_and_share_a_volume_for_checkpoints() -> N
 
 
 def test_every_variable_of_a_service_is_one_that_its_command_knows() -> None:
-    known = set(re.findall(r"LOCKSTEP_[A-Z_]+", "".join(path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests")))
+    known = set(re.findall(r"LOCKSTEP_[A-Z_]+", "".join(path.read_text() for path in source_files())))
     for service in services().values():
         for name in service["environment"]:
             assert name in known or not name.startswith("LOCKSTEP_"), name

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 CASES = ROOT / "tests" / "conformance" / "cases"
 # A cluster for each case takes its time, so of the kinds with many cases only every n-th is played here (of the optimizers one of each);
 # `python tests/conformance/replay.py tests/conformance/cases/*.json` plays all.

@@ -17,7 +17,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
-from tests.contract.clusters import ROOT, GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
+from tests.contract.clusters import GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 from worker_client.cluster_link import machine_name
 

@@ -15,7 +15,8 @@ import worker_client
 from ps_protocol.chief import ClusterStatus
 from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
-from tests.contract.clusters import ROOT, end
+from tests.contract.clusters import end
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
 WORKER = Path(__file__).with_name("data_worker.py")

@@ -16,7 +16,8 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.tensors import Array
 from tests.cluster.equivalence import NUM_STEPS, NUM_WORKERS, UPDATES, Values, train_alone
 from tests.cluster.equivalence_worker import train
-from tests.contract.clusters import ROOT, Shape, announced, end, start_chief, start_ps
+from tests.contract.clusters import Shape, announced, end, start_chief, start_ps
+from tests.support.repository import ROOT
 
 # Of the variable's largest value: an element that happens to end near zero has no digits of its own.
 TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}

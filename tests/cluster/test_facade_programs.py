@@ -9,7 +9,8 @@ from pathlib import Path
 
 import worker_client
 from tests.cluster.launching import run_up
-from tests.contract.clusters import ROOT, GrpcTestCluster, Shape, end
+from tests.contract.clusters import GrpcTestCluster, Shape, end
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
 # Counts its accepted contributions in `w`; ends ten runs after its session has come back as another incarnation, or with an error.

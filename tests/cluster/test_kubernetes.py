@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from lockstep import certs
-from tests.cluster.test_compose import ROOT, free_ports
+from tests.architecture.source_tree import source_files
+from tests.cluster.test_compose import free_ports
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
 TEXT = (ROOT / "deploy" / "kubernetes" / "lockstep.yaml").read_text()
@@ -47,7 +49,7 @@ def environment(pod: str) -> dict[str, str]:
 
 
 def test_manifests_name_what_the_roles_know() -> None:
-    sources = "".join(path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests")
+    sources = "".join(path.read_text() for path in source_files())
     assert set(re.findall(r"LOCKSTEP_[A-Z_]+", TEXT)) <= set(re.findall(r"LOCKSTEP_[A-Z_]+", sources))
     assert "ALLOW_INSECURE" not in TEXT
     assert CLUSTER == [SETTINGS["LOCKSTEP_CLUSTER"]] == [environment("lockstep-worker")["LOCKSTEP_CLUSTER"]]

@@ -17,9 +17,9 @@ from ps_protocol.shard import SaveRequest, SaveState, Shard
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.tensors import DataType, VariableSpec
 from tests.contract.sharded_training import CHIEF, ShardedTraining
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = ModelSpec(
     variables=tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(50, 3)) for name in ("a", "b")),
     optimizer=OptimizerSpec(name="adam", learning_rate=constant(0.1)),

@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ps_protocol.channel import open_channel
 from ps_protocol.errors import PsError
 from ps_protocol.shard_client import GrpcShard
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager

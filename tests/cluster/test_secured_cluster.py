@@ -19,7 +19,8 @@ from ps_protocol.chief_client import GrpcChief
 from ps_protocol.credentials import parse_tokens
 from ps_protocol.errors import PermissionDenied, Unauthenticated
 from tests.cluster.launching import TRAIN, read_until, up
-from tests.contract.clusters import ROOT, announced, end
+from tests.contract.clusters import announced, end
+from tests.support.repository import ROOT
 from tests.wire.certificates import Files, make
 
 

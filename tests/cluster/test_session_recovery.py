@@ -14,7 +14,8 @@ import pytest
 
 import worker_client
 from ps_protocol.memory_segments import NAME_PREFIX, can_share
-from tests.contract.clusters import ROOT, end
+from tests.contract.clusters import end
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 from worker_client import PushOutcome, Session
 

@@ -13,10 +13,9 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 from worker_client import Observer, Session
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import worker_client
 from lockstep.digits_examples import load_digits, split
-from tests.contract.clusters import ROOT
+from tests.support.repository import ROOT
 from worker_client.estimator import DNNClassifier
 
 RANDOM = np.random.default_rng(2)

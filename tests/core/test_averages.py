@@ -1,7 +1,6 @@
 """Moving averages of variables: the recorded cases of the original, and what it has no cases of."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_server.averages import AverageKeeper, averaged_slices, move
+from tests.support.repository import RECORDED_CASES
 
-CASES = json.loads((Path(__file__).parent.parent / "conformance" / "cases" / "moving_average.json").read_text())["cases"]
+CASES = json.loads((RECORDED_CASES / "moving_average.json").read_text())["cases"]
 COUNTER = OptimizerSpec(name="add", learning_rate=constant(0.0))
 
 

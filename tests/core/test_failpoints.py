@@ -10,7 +10,7 @@ import pytest
 from ps_protocol import failpoints
 from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.failpoints import enable_failpoints, enable_worker_failpoints, failpoint
-from tests.architecture.source_tree import ROOT
+from tests.support.repository import ROOT
 
 
 @pytest.fixture(autouse=True)

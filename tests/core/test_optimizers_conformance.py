@@ -1,7 +1,6 @@
 """What the original's own kernels recorded, replayed: dense variables through whole steps, rows of sparse ones through the rule."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_server.fused_apply import FusedApply, StepMemory
 from ps_server.update_rule import NUM_SCRATCH, UpdateRule
+from tests.support.repository import RECORDED_CASES
 
-CASES = json.loads((Path(__file__).parent.parent / "conformance" / "cases" / "optimizer.json").read_text())["cases"]
+CASES = json.loads((RECORDED_CASES / "optimizer.json").read_text())["cases"]
 # The absolute part is for values that two of about 1 have almost cancelled to: a rounding of theirs (duplicate rows are summed first here).
 RELATIVE = {"float32": 1e-5, "float64": 1e-9}
 ABSOLUTE = {"float32": 2e-6, "float64": 1e-14}

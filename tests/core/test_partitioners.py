@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,9 @@ from ps_protocol.partitioners import (
     variable_axis_size_partitioner,
 )
 from ps_protocol.variable_options import Partition
+from tests.support.repository import RECORDED_CASES
 
-CASES = json.loads((Path(__file__).resolve().parents[1] / "conformance" / "cases" / "partitioner.json").read_text())["cases"]
+CASES = json.loads((RECORDED_CASES / "partitioner.json").read_text())["cases"]
 PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "fixed_size": fixed_size_partitioner,
     "variable_axis_size": variable_axis_size_partitioner,

@@ -1,7 +1,6 @@
 """Claims about which shard holds what."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.placement import layouts, place, split_rows
 from ps_protocol.tensors import MAX_VARIABLES, DataType, VariableSpec
 from ps_protocol.variable_options import Constraint, ConstraintKind, Partition
+from tests.support.repository import RECORDED_CASES
 
-CASES = json.loads((Path(__file__).resolve().parents[1] / "conformance" / "cases" / "placement.json").read_text())["cases"]
+CASES = json.loads((RECORDED_CASES / "placement.json").read_text())["cases"]
 
 
 def variable(name: str, *shape: int, dtype: DataType = DataType.FLOAT32, **options: Any) -> VariableSpec:

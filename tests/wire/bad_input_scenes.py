@@ -20,8 +20,9 @@ from ps_protocol.security_options import Security
 from ps_protocol.shard_client import GrpcShard
 from ps_protocol.status import status_of
 from ps_protocol.v1 import chief_service_pb2 as cpb
-from tests.contract.clusters import ROOT, announced, end
+from tests.contract.clusters import announced, end
 from tests.contract.shards import Trainer
+from tests.support.repository import ROOT
 from tests.wire import test_sparse_bad_input as table_cases
 from tests.wire.called_shard import Server
 from tests.wire.certificates import Files, make

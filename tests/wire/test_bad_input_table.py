@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ps_protocol.v1 import chief_service_pb2 as pb
-from tests.contract.clusters import ROOT
+from tests.support.repository import ROOT
 from tests.waiting import wait_until
 from tests.wire.bad_input_rows import CODE, SHARD, TABLE, Case, HeldBy, Inapplicable
 from tests.wire.bad_input_scenes import Scene, greet, scene
