@@ -11,8 +11,8 @@ from chief import events as ev
 from chief.runner import Runner
 from chief.worker_calls import CALLS, encoded_answer, encoded_error
 from ps_protocol.codec import decode_message
-from ps_protocol.direct_serving import Handler, Peer
 from ps_protocol.errors import MalformedMessage
+from ps_protocol.standing_peer import Handler, Peer
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 

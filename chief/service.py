@@ -23,8 +23,9 @@ from ps_protocol import codec_data_ranges, codec_model, codec_settings
 from ps_protocol.chief import ParticipantKind
 from ps_protocol.codec import decode_message, require
 from ps_protocol.codec_status import encode_cluster_status
-from ps_protocol.direct_serving import Handler, Peer, standing_method_handler
+from ps_protocol.direct_serving import standing_method_handler
 from ps_protocol.errors import LimitExceeded, PermissionDenied
+from ps_protocol.standing_peer import Handler, Peer
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name

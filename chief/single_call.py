@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from chief import events as ev
 from chief.runner import Runner
 from ps_protocol.codec import decode_message
-from ps_protocol.direct_serving import Handler, Peer
 from ps_protocol.errors import MalformedMessage
+from ps_protocol.standing_peer import Handler, Peer
 from ps_protocol.status import defect
 
 

@@ -17,11 +17,9 @@ import grpc
 
 from ps_protocol.errors import PsError
 from ps_protocol.never_waiting import never_waiting
-from ps_protocol.standing_peer import Begin, FinishingHandler, Handler, Peer
+from ps_protocol.standing_peer import Begin, FinishingHandler, Handler
 from ps_protocol.status import defect, set_status
 from ps_protocol.threaded_peer import ThreadedPeer
-
-__all__ = ["Begin", "FinishingHandler", "Handler", "Peer", "standing_method_handler"]
 
 log = logging.getLogger("lockstep.rpc")
 

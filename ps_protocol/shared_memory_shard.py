@@ -29,8 +29,6 @@ from ps_protocol.tensors import Array
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.worker_slots import WorkerSlot, WorkerSlots, cut
 
-__all__ = ["MemoryNotShared", "SharedMemoryShard", "share_memory"]
-
 log = logging.getLogger("lockstep.rpc")
 
 

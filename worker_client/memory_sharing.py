@@ -5,9 +5,10 @@ import logging
 from ps_protocol.chief import Participant
 from ps_protocol.errors import InternalError, InvalidSpec, PsError
 from ps_protocol.layout import Layout
+from ps_protocol.memory_link import MemoryNotShared
 from ps_protocol.shard import Shard
 from ps_protocol.shard_client import GrpcShard
-from ps_protocol.shared_memory_shard import MemoryNotShared, share_memory
+from ps_protocol.shared_memory_shard import share_memory
 from worker_client.cluster_link import MemorySharing, SharingShard
 from worker_client.replicated_shard import ReplicatedShard
 

@@ -4,6 +4,7 @@ import threading
 
 from ps_protocol.forwarding_shard import ForwardingShard
 from ps_protocol.layout import Layout
+from ps_protocol.memory_link import MemoryNotShared
 from ps_protocol.segments import Segments
 from ps_protocol.shard import (
     PushHeader,
@@ -11,7 +12,7 @@ from ps_protocol.shard import (
     ShardSpec,
 )
 from ps_protocol.shard_client import GrpcShard
-from ps_protocol.shared_memory_shard import MemoryNotShared, SharedMemoryShard, share_memory
+from ps_protocol.shared_memory_shard import SharedMemoryShard, share_memory
 from ps_protocol.tensors import Array
 
 

@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from ps_protocol import direct_serving
-from ps_protocol.direct_serving import Peer, standing_method_handler
+from ps_protocol.direct_serving import standing_method_handler
 from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.standing_peer import Peer
 from ps_protocol.threaded_handler import ThreadedHandler
 from tests.waiting import wait_until
 from tests.wire.servers import serving

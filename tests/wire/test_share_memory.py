@@ -13,11 +13,12 @@ import pytest
 from ps_protocol import memory_segments
 from ps_protocol import shared_memory as at
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
+from ps_protocol.memory_link import MemoryNotShared
 from ps_protocol.memory_segments import NAME_PREFIX, SegmentMaker
 from ps_protocol.segments import Segments
 from ps_protocol.shard import Metric, PushResult
 from ps_protocol.shard_client import GrpcShard
-from ps_protocol.shared_memory_shard import MemoryNotShared, SharedMemoryShard, share_memory
+from ps_protocol.shared_memory_shard import SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
