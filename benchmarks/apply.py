@@ -17,7 +17,8 @@ from ps_protocol.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_server.apply_threads import ApplyThreads
 from ps_server.config import default_apply_threads
-from ps_server.fused_apply import FusedApply, StepMemory
+from ps_server.fused_apply import FusedApply
+from ps_server.step_memory import StepMemory
 from ps_server.store import ParameterStore
 from ps_server.stripes import share
 from ps_server.update_rule import UpdateRule

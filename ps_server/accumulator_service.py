@@ -6,18 +6,18 @@ from typing import Any
 
 import grpc
 
-from ps_protocol import codec_accumulators as codec
+from ps_protocol import codec_accumulators
 from ps_protocol.accumulators import GradientHeader, content_of
 from ps_protocol.codec import decode_message, require
 from ps_protocol.errors import MalformedMessage, TruncatedStream
 from ps_protocol.framing import Frame, encode_stream, parse
 from ps_protocol.segments import Segments
 from ps_protocol.status import answering
-from ps_protocol.v1 import accumulator_service_pb2 as pb
+from ps_protocol.v1 import accumulator_service_pb2 as accumulator_pb
 from ps_server.accumulator_registry import AccumulatorRegistry, IncomingGradient
 from ps_server.idle_streams import IdleStreams
 
-SERVICE: str = pb.DESCRIPTOR.services_by_name["AccumulatorService"].full_name
+SERVICE: str = accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"].full_name
 
 
 class AccumulatorService:
@@ -31,11 +31,13 @@ class AccumulatorService:
     def CreateAccumulator(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Creates an accumulator, or finds it."""
         with self._answering(context):
-            message = decode_message(pb.CreateAccumulatorRequest, request)
+            message = decode_message(accumulator_pb.CreateAccumulatorRequest, request)
             require(message, "spec")
-            spec = codec.decode_spec(message.spec)
+            spec = codec_accumulators.decode_spec(message.spec)
             created = self._registry.create(spec)
-            return pb.CreateAccumulatorResponse(created=created, step=self._registry.describe(spec.name).step).SerializeToString()
+            return accumulator_pb.CreateAccumulatorResponse(
+                created=created, step=self._registry.describe(spec.name).step
+            ).SerializeToString()
 
     def ApplyGradient(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Adds a gradient."""
@@ -44,37 +46,39 @@ class AccumulatorService:
             header, frame = _first(messages)
             with self._registry.open_gradient(header) as incoming:
                 _feed(incoming, frame, messages)
-                return codec.encode_gradient_reply(incoming.finish()).SerializeToString()
+                return codec_accumulators.encode_gradient_reply(incoming.finish()).SerializeToString()
 
     def TakeGradient(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Waits for gradients and sends what was made of them."""
         with self._answering(context), self._idle_streams.watching(context, name="TakeGradient") as stream:
-            with self._registry.open_take(codec.decode_take_request(decode_message(pb.TakeGradientRequest, request))) as taking:
+            with self._registry.open_take(
+                codec_accumulators.decode_take_request(decode_message(accumulator_pb.TakeGradientRequest, request))
+            ) as taking:
                 if not context.add_callback(taking.abandon):
                     taking.abandon()
                 taken = taking.wait()
-            first = pb.TakeGradientResponse(header=codec.encode_taken(taken))
+            first = accumulator_pb.TakeGradientResponse(header=codec_accumulators.encode_taken(taken))
             content = Segments([]) if taken.values is None else content_of(taken.values, taken.indices)
             yield from stream.outgoing(encode_stream(first, content))
 
     def SetAccumulatorStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Sets the step."""
         with self._answering(context):
-            message = decode_message(pb.SetAccumulatorStepRequest, request)
+            message = decode_message(accumulator_pb.SetAccumulatorStepRequest, request)
             self._registry.set_step(message.name, message.step)
-            return pb.SetAccumulatorStepResponse().SerializeToString()
+            return accumulator_pb.SetAccumulatorStepResponse().SerializeToString()
 
     def GetAccumulator(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Reports an accumulator."""
         with self._answering(context):
-            status = self._registry.describe(decode_message(pb.GetAccumulatorRequest, request).name)
-            return codec.encode_accumulator_status(status).SerializeToString()
+            status = self._registry.describe(decode_message(accumulator_pb.GetAccumulatorRequest, request).name)
+            return codec_accumulators.encode_accumulator_status(status).SerializeToString()
 
     def DeleteAccumulator(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Drops an accumulator."""
         with self._answering(context):
-            deleted = self._registry.delete(decode_message(pb.DeleteAccumulatorRequest, request).name)
-            return pb.DeleteAccumulatorResponse(deleted=deleted).SerializeToString()
+            deleted = self._registry.delete(decode_message(accumulator_pb.DeleteAccumulatorRequest, request).name)
+            return accumulator_pb.DeleteAccumulatorResponse(deleted=deleted).SerializeToString()
 
     def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:
         return answering(context, server_name=self._name)
@@ -87,7 +91,7 @@ def accumulator_service_handler(service: AccumulatorService) -> grpc.GenericRpcH
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
     }
-    methods = pb.DESCRIPTOR.services_by_name["AccumulatorService"].methods
+    methods = accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"].methods
     return grpc.method_handlers_generic_handler(
         SERVICE, {method.name: kinds[method.client_streaming, method.server_streaming](getattr(service, method.name)) for method in methods}
     )
@@ -97,10 +101,10 @@ def _first(messages: Iterator[bytes]) -> tuple[GradientHeader, Frame | None]:
     message = next(messages, None)
     if message is None:
         raise TruncatedStream("the stream ended before its first ApplyGradientRequest; nothing was changed; send it again")
-    first, frame = parse(message, pb.ApplyGradientRequest)
+    first, frame = parse(message, accumulator_pb.ApplyGradientRequest)
     if first is None:
         raise MalformedMessage("ApplyGradientRequest: the first message of the stream has no header; begin with it")
-    return codec.decode_gradient_header(first.header), frame
+    return codec_accumulators.decode_gradient_header(first.header), frame
 
 
 def _feed(incoming: IncomingGradient, frame: Frame | None, messages: Iterator[bytes]) -> None:
@@ -111,6 +115,6 @@ def _feed(incoming: IncomingGradient, frame: Frame | None, messages: Iterator[by
         message = next(messages, None)
         if message is None:
             return
-        header, frame = parse(message, pb.ApplyGradientRequest)
+        header, frame = parse(message, accumulator_pb.ApplyGradientRequest)
         if header is not None:
             raise MalformedMessage("ApplyGradientRequest: a header came again in the middle of the stream; send it first only")

@@ -42,7 +42,7 @@ from ps_server.sharing import Sharings
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.turns import Turns
 
-log = logging.getLogger("lockstep.server")
+log = logging.getLogger("ps_server.shard")
 
 
 class AdoptableStore:

@@ -25,8 +25,6 @@ from ps_server.step_memory import Blocks, BlockView, Cut, RunView, StepMemory
 from ps_server.stripes import ONE_THREAD, StripeRunner, share
 from ps_server.update_rule import UpdateRule
 
-__all__ = ["BLOCK_BYTES", "FusedApply", "StepMemory"]
-
 # Measured for 64 MiB and 2 contributions, SGD to Adam, in one thread: the same within 5 % from 256 KiB to 1 MiB; 1.1 times as long at 128
 # KiB, 1.3 at 64 and over 2 at 16 KiB, where the calls cost more than the work. The smallest of the good ones leaves most of a core's cache
 # to others.

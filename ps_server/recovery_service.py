@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ps_protocol import codec_checkpoints as codec
+from ps_protocol import codec_checkpoints
 from ps_protocol.codec import decode_message
 from ps_protocol.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -36,15 +36,19 @@ class RecoveryService:
         """See the .proto."""
         with self._answering(context):
             message = decode_message(pb.SaveShardRequest, request)
-            progress = self._store.save(codec.decode_save_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
-            return codec.encode_save_progress(progress).SerializeToString()
+            progress = self._store.save(
+                codec_checkpoints.decode_save_request(message), max_wait_s=codec_checkpoints.decode_max_wait(message)
+            )
+            return codec_checkpoints.encode_save_progress(progress).SerializeToString()
 
     def RestoreShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """See the .proto."""
         with self._answering(context):
             message = decode_message(pb.RestoreShardRequest, request)
-            progress = self._store.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
-            return codec.encode_restore_progress(progress).SerializeToString()
+            progress = self._store.restore(
+                codec_checkpoints.decode_restore_request(message), max_wait_s=codec_checkpoints.decode_max_wait(message)
+            )
+            return codec_checkpoints.encode_restore_progress(progress).SerializeToString()
 
     @contextlib.contextmanager
     def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:

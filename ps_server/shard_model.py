@@ -12,13 +12,14 @@ from ps_server.accumulator import Contribution, GradientAccumulator
 from ps_server.applied_pushes import AppliedPushes
 from ps_server.apply_factors import factors
 from ps_server.arena import ShardArena, VersionedBuffer
-from ps_server.fused_apply import FusedApply, StepMemory
+from ps_server.fused_apply import FusedApply
 from ps_server.gradient_slots import GradientSlots
 from ps_server.last_step import LastStep
 from ps_server.memory import BufferPool, MemoryBudget, VariablesMemory, private_variables
 from ps_server.metrics import MetricCells
 from ps_server.shard_settings import RuleSettings, push_mode
 from ps_server.staging import StagedGradients, StagingMemory
+from ps_server.step_memory import StepMemory
 from ps_server.step_work import NO_ROWS, StepWork, no_slot, other_step, sparse_step
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.table_group import SparseStep, TableGroup

@@ -14,7 +14,7 @@ from ps_protocol.encodings import stretch as encoded_stretch
 from ps_protocol.layout import Layout
 from ps_protocol.tensors import Array, DataType
 from ps_server.apply_plan import Run
-from ps_server.update_rule import NUM_SCRATCH
+from ps_server.optimizers_formula import NUM_SCRATCH
 
 _MAX_SLOTS = 3
 _MIN_SUM_BYTES = 4

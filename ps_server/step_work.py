@@ -7,8 +7,9 @@ from ps_protocol.averages import AVERAGE_SLOT
 from ps_protocol.errors import PsError, SlotNotFound, StepGone, StepNotReady
 from ps_protocol.shard import ShardSpec
 from ps_server.accumulator import Contribution
-from ps_server.fused_apply import FusedApply, StepMemory
+from ps_server.fused_apply import FusedApply
 from ps_server.staging import StagedGradients
+from ps_server.step_memory import StepMemory
 from ps_server.table_group import SparseStep
 from ps_server.update_rule import UpdateRule
 

@@ -3,7 +3,6 @@
 What takes long (copies of tensors, the apply) runs outside the lock; methods that need it held end in `_locked`.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,8 +28,6 @@ from ps_server.shard_model import ShardModel
 from ps_server.shard_status import shard_status
 from ps_server.sharing import Claim, Sharing
 from ps_server.transactions import Creation, Push, Reading, RowReading
-
-log = logging.getLogger("lockstep.server")
 
 
 class ParameterStore(AdoptableStore):

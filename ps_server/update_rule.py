@@ -12,10 +12,8 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import INITIAL_HYPERPARAMETERS, OPTIMIZERS, OptimizerSpec
 from ps_protocol.tensors import Array
 from ps_server.optimizers import initial_powers, make_formula, next_powers
-from ps_server.optimizers_formula import NUM_SCRATCH, Formula, Scalars, single
+from ps_server.optimizers_formula import Formula, Scalars, single
 from ps_server.schedules import learning_rate
-
-__all__ = ["NUM_SCRATCH", "UpdateRule"]
 
 
 class _Moment:

@@ -11,7 +11,8 @@ from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.optimizer_spec import OptimizerSpec, constant
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_protocol.variable_options import Constraint, ConstraintKind
-from ps_server.fused_apply import FusedApply, StepMemory
+from ps_server.fused_apply import FusedApply
+from ps_server.step_memory import StepMemory
 from ps_server.update_rule import UpdateRule
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.tensors import Array
-from ps_server.update_rule import NUM_SCRATCH, UpdateRule
+from ps_server.optimizers_formula import NUM_SCRATCH
+from ps_server.update_rule import UpdateRule
 
 LEARNING_RATE = 0.0625
 State = dict[str, Any]

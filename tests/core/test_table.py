@@ -11,9 +11,10 @@ from ps_protocol.optimizer_spec import OPTIMIZERS, UPDATE_RULES, OptimizerSpec, 
 from ps_protocol.tensors import Array, DataType, VariableSpec
 from ps_server import table as table_module
 from ps_server.memory import MemoryBudget
+from ps_server.optimizers_formula import NUM_SCRATCH
 from ps_server.row_gradient import RowGradient
 from ps_server.table import Table
-from ps_server.update_rule import NUM_SCRATCH, UpdateRule
+from ps_server.update_rule import UpdateRule
 
 NUM_ROWS, WIDTH = 10, 3
 GRADIENT_OPTIMIZERS = sorted(OPTIMIZERS.keys() - UPDATE_RULES.keys())

@@ -6,7 +6,8 @@ import pytest
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
 from ps_protocol.tensors import Array
-from ps_server.update_rule import NUM_SCRATCH, UpdateRule
+from ps_server.optimizers_formula import NUM_SCRATCH
+from ps_server.update_rule import UpdateRule
 
 
 def _spec(name: str, rate: float | Schedule = 0.5, **hyperparameters: float) -> OptimizerSpec:
