@@ -1,12 +1,4 @@
-"""Contributions on their way into a step, and which push ids were seen. Knows push ids, steps and buffers; no lock, no wire.
-
-A contribution is open while its bytes arrive, then staged until its step is applied. Whatever ends it otherwise settles it: it gets an
-outcome (a reply or an error), its memory goes back, and its stream is told at the next frame. Memory into which another thread is copying
-at that moment goes back when that copy ends (`begin_write`, `end_write`). The caller holds its lock for every call.
-
-Strictly, a contribution belongs to the step of its variables: when that is applied without it, it is stale. Where any step is accepted,
-it stays until it is applied or discarded, whatever its step.
-"""
+"""What is open, staged and shared, and what of it makes a step."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

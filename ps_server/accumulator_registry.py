@@ -1,4 +1,4 @@
-"""The named accumulators of a parameter server, by name. Owns the names and their number; knows no wire, and no sum."""
+"""The named accumulators by name."""
 
 import contextlib
 import threading

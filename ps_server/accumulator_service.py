@@ -1,4 +1,4 @@
-"""The RPCs of the named accumulators: decode, one call to the registry, encode. Knows messages and statuses; decides nothing."""
+"""The calls of the named accumulators."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -92,9 +92,8 @@ def accumulator_service_handler(service: AccumulatorService) -> grpc.GenericRpcH
         (True, False): grpc.stream_unary_rpc_method_handler,
     }
     methods = accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"].methods
-    return grpc.method_handlers_generic_handler(
-        SERVICE, {method.name: kinds[method.client_streaming, method.server_streaming](getattr(service, method.name)) for method in methods}
-    )
+    calls = {method.name: kinds[method.client_streaming, method.server_streaming](getattr(service, method.name)) for method in methods}
+    return grpc.method_handlers_generic_handler(SERVICE, calls)
 
 
 def _first(messages: Iterator[bytes]) -> tuple[GradientHeader, Frame | None]:

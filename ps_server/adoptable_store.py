@@ -1,7 +1,4 @@
-"""The half of a shard's store that a chief takes over, saves and restores: lock, epoch and model. Knows no wire, and no step.
-
-What takes long (copies of tensors, files) runs outside the lock; methods that need it held end in `_locked`.
-"""
+"""What a chief takes over, saves and restores: lock, epoch and model."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Which contributions were applied lately, worker by worker, for a chief that takes the shard over. Knows push ids and steps; no memory."""
+"""Which contributions were applied lately, worker by worker, for a chief that takes the shard over."""
 
 from collections import deque
 from collections.abc import Iterable

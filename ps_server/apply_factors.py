@@ -1,4 +1,4 @@
-"""The factors that a step's gradients and means are multiplied by, as the chief asks for them. Knows a request; no memory."""
+"""The factors that a step's gradients and means are multiplied by, as the chief asks for them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which stretches of a shard's memory have the same contributors in a step, and the same factor. Knows offsets; holds no bytes.
+"""Which stretches of a shard's memory have the same contributors in a step, and the same factor.
 
 In the ordinary case every contribution has every gradient, and a stretch is a whole arena: nothing is done per variable.
 """

@@ -1,4 +1,4 @@
-"""An arena as it goes out, message by message. Knows readings, frames and messages; no store, no RPC."""
+"""An arena as it goes out, message by message."""
 
 from collections.abc import Generator
 

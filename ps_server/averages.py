@@ -1,4 +1,4 @@
-"""The moving averages of a shard's variables, one step after the other. Knows arrays and decays; no optimizer and no lock.
+"""The moving averages of a shard's variables, one step after the other.
 
 Formula of tf.compat.v1.train.ExponentialMovingAverage: average -= (1 - decay) * (average - variable). As there, 1 - decay is a float32
 number.

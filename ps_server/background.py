@@ -1,4 +1,4 @@
-"""How work beside the steps is begun: in a thread of its own, unless the owner has another way. Knows threads; no shard."""
+"""How work beside the steps is begun: in a thread of its own, unless the owner has another way."""
 
 import contextlib
 import os

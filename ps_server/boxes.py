@@ -1,4 +1,4 @@
-"""Where slices of one variable overlap, and a slice that comes as a stream of bytes put into others. Knows boxes and arrays; no file."""
+"""Where slices of one variable overlap, and a slice that comes as a stream of bytes put into others."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

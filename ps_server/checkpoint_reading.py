@@ -1,4 +1,4 @@
-"""A shard's part of a checkpoint read into a model, however many shards saved it, and which had what. Knows no lock, no wire."""
+"""A shard's part of a checkpoint read into a model, however many shards saved it, and which had what."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a server keeps for its chief, and knows of it: a record for the successor, its address, when it was heard. Knows no clock."""
+"""What a server keeps for its chief, and knows of it: a record for the successor, its address, when it was heard."""
 
 from ps_protocol.errors import LimitExceeded
 from ps_server.memory import MemoryBudget

@@ -1,4 +1,4 @@
-"""Since when no chief has been heard, and when that is to be said. Knows seconds; no clock, log or wire."""
+"""Since when no chief has been heard, and when that is to be said."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The standing stream of the chief: what it asks of a parameter server with every step, in order. Decides nothing.
+"""The standing stream of the chief: what it asks of a parameter server with every step, in order.
 
 A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 """

@@ -1,8 +1,4 @@
-"""An accumulator's rounds: what is accepted, who takes next, which step it is; and the sum of dense gradients. Knows no lock, no clock.
-
-Source: tf.compat.v1.ConditionalAccumulator. Two things are done otherwise: sums of half-precision gradients are kept in float32, since
-their own sums stop growing early; and a taking that fails changes nothing.
-"""
+"""An accumulator's rounds, and the sum of dense gradients."""
 
 from collections import deque
 from dataclasses import dataclass

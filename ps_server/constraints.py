@@ -1,4 +1,4 @@
-"""What a constrained variable is made to satisfy after each update. Knows arrays; no step, no optimizer.
+"""What a constrained variable is made to satisfy after each update.
 
 Formulas are those of tf.keras.constraints (NonNeg, MaxNorm, UnitNorm, with the norm over axis 0 and their epsilon of 1e-7).
 """

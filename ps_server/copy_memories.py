@@ -1,4 +1,4 @@
-"""The memory that a step is copied into before it is written: when it is kept, how it is filled. Knows memories and a budget; no file."""
+"""The memory that a step is copied into before it is written: when it is kept, how it is filled."""
 
 import mmap
 import threading

@@ -1,4 +1,4 @@
-"""How a shard comes to its model: the creation under way, and the model that came of one. Knows the owner's lock; no epoch, no wire."""
+"""How a shard comes to its model: the creation under way, and the model that came of one."""
 
 from collections.abc import Callable
 from threading import Condition

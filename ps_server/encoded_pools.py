@@ -1,4 +1,4 @@
-"""Memory for arenas that stay as they travelled: halves, and the top k until they are decoded. Knows sizes and padding; no contribution."""
+"""Memory for arenas that stay as they travelled: halves, and the top k until they are decoded."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Whom a parameter server serves: its epoch, the chief that has it, and whether it still works at all. Knows no lock, model or wire."""
+"""Whom a parameter server serves: its epoch, the chief that has it, and whether it still works at all."""
 
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, ShuttingDown, Superseded
 

@@ -1,4 +1,4 @@
-"""Refuses contributions whose gradients are not finite. Knows how they lie in a shard's memory; no lock and no step of its own."""
+"""Refuses contributions whose gradients are not finite."""
 
 from ps_protocol.encodings import stretch
 from ps_protocol.finite import are_finite, gradient_ranges, refuse_nonfinite

@@ -1,10 +1,4 @@
-"""Mean of the contributions and the optimizer, fused, one cache-sized block after another. Knows arrays; no push id, lock or thread.
-
-Every gradient byte is read from memory once: the block's sum, its mean and what the optimizer makes of it stay in the cache. Where all
-gradients are there, nothing is done per variable, and the only allocations are of views. Each element is computed by itself: neither the
-block size nor the number of threads that share the blocks changes a result. Constraints and moving averages cost another pass over the
-variables that have them.
-"""
+"""The step itself: mean and optimizer, block by block."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar

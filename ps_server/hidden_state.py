@@ -1,7 +1,4 @@
-"""What a shard's next steps depend on besides its tensors, as the texts that stand in its file. Knows numbers and JSON; no model, no file.
-
-Floating-point numbers are written so that the same bits come back.
-"""
+"""What a shard's next steps depend on besides its tensors, as the texts that stand in its file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Ends streams in which nothing has moved for too long, since each holds a thread or memory. Knows gRPC contexts; no tensor.
+"""Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 
 A standing stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
 """

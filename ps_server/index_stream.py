@@ -1,4 +1,4 @@
-"""The indices of rows as they come in frames, and the rows as they go out. Knows bytes and offsets; no table."""
+"""The indices of rows as they come in frames, and the rows as they go out."""
 
 from collections.abc import Iterator
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""How the step that was applied last had been asked for, so that the same may be asked again. Knows requests; no memory, no lock."""
+"""How the step that was applied last had been asked for, so that the same may be asked again."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Readers that wait for a step without a thread: whom to call when anything has changed. Knows callables and the owner's lock."""
+"""Readers that wait for a step without a thread: whom to call when anything has changed."""
 
 from collections.abc import Callable
 from threading import Condition

@@ -1,4 +1,4 @@
-"""The mean, or the sum, of several contributions' gradients: one block of elements at a time. Knows arrays; no variable and no step.
+"""The mean, or the sum, of several contributions' gradients: one block of elements at a time.
 
 Sums are made in the order given and in the type of `out`: float32 for half-precision gradients, whose own sums stop growing early.
 """

@@ -1,4 +1,4 @@
-"""The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
+"""The bytes that a shard may allocate, and its reused buffers."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sharing of memory with workers of the same host: offer, proof, grant, and the end of it. Decides nothing."""
+"""Sharing of memory with workers of the same host: offer, proof, grant, and the end of it."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Numbers that workers report along with contributions, one cell for each name and worker. Knows names and numbers; no step, no lock."""
+"""Numbers that workers report along with contributions, one cell for each name and worker."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

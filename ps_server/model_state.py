@@ -1,4 +1,4 @@
-"""All that a shard's next steps depend on, tensors and numbers: taken from a model, copied, given to another. Knows no file, no lock."""
+"""The tensors of a shard's state, taken from a model, copied, given to another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

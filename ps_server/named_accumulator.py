@@ -1,8 +1,4 @@
-"""One named accumulator as many threads see it: owner of its lock, of what each caller sent last, and of those who wait. Knows no wire.
-
-A gradient or a taking that comes again, because its answer was lost, gets the first answer. Whoever has to wait longer than one call may
-last asks again and keeps its place meanwhile, for a few seconds.
-"""
+"""One named accumulator: owner of its lock, of what each caller sent last, and of those who wait."""
 
 import threading
 import time

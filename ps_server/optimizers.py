@@ -1,11 +1,4 @@
-"""Which formula an optimizer's name stands for, and its powers from step to step. Knows arrays and numbers; no variable, lock or wire.
-
-Formulas and slot names are those of the CPU kernels behind tf.compat.v1.train's optimizers (tensorflow/core/kernels/training_ops.cc), in
-their order of operations, save for how the original rounds 1/sqrt and fused multiply-adds. As there, rates, hyper-parameters and the powers
-of Adam's decays are float32 numbers, also for float64 variables; values, slots and gradients have the variable's own precision.
-
-A formula writes the next values beside the present ones (`out`), updates the slots in place, and leaves `value` and `gradient` alone.
-"""
+"""Which formula an optimizer's name stands for, and its powers from step to step."""
 
 from collections.abc import Callable
 

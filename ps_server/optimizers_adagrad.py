@@ -1,7 +1,4 @@
-"""Formulas that divide by the squares of the gradients so far: adagrad, adagrad_da, adadelta. Knows arrays and numbers.
-
-See `optimizers` for their source, and `optimizers_formula.Formula` for what each method is.
-"""
+"""Formulas that divide by the squares of the gradients so far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

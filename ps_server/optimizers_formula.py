@@ -1,4 +1,4 @@
-"""What a formula of an optimizer is, for one block of elements at a time. Knows arrays and numbers; no variable, lock or wire."""
+"""What a formula of an optimizer is."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,4 @@
-"""Formulas that move along the gradient, as it is or averaged over steps: sgd, momentum, adam, rmsprop. Knows arrays and numbers.
-
-See `optimizers` for their source, and `optimizers_formula.Formula` for what each method is.
-"""
+"""Formulas that move along the gradient, as it is or averaged over steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Formulas that solve for a penalty on the variable's size: ftrl, proximal_sgd, proximal_adagrad. Knows arrays and numbers.
-
-See `optimizers` for their source, and `optimizers_formula.Formula` for what each method is.
-"""
+"""Formulas that solve for a penalty on the variable's size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Formulas of variables that take plain updates (statistics, counters) instead of gradients. Knows arrays and numbers.
-
-See `optimizers_formula.Formula` for what each method is. What is called gradient there is the update here.
-"""
+"""Formulas of variables that take plain updates (statistics, counters): what is called gradient is the update there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Contributions that follow each other in one standing stream. Knows their messages; no RPC, no memory.
-
-The thread that takes gRPC's events copies each frame to where it is staged: that takes no longer than to wake another thread. What takes
-longer is done by a thread of the stream's own, and no message is taken meanwhile.
-"""
+"""Contributions that follow each other in one standing stream."""
 
 import enum
 import queue

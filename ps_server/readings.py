@@ -1,4 +1,4 @@
-"""How each reading begins: of the variables, a slot, or rows. The owner's lock is held. Knows models and turns; no wire."""
+"""How each reading begins: of the variables, a slot, or rows."""
 
 from ps_protocol.shard import RowsRequest
 from ps_server.shard_model import ShardModel

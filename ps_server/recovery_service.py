@@ -1,4 +1,4 @@
-"""The RPCs by which a chief leaves something for its successor, and saves and restores shards. Knows messages; decides nothing."""
+"""The calls by which a chief leaves something for its successor, and saves and restores shards."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Gradients of a table, as rows with their indices: put in order, and merged into a mean. Knows arrays; no push id, step or optimizer."""
+"""Gradients of a table, as rows with their indices: put in order, and merged into a mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

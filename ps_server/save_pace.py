@@ -1,4 +1,4 @@
-"""How the writing of a checkpoint gives way to steps: between two of its pieces. Knows turns and time; no file."""
+"""How the writing of a checkpoint gives way to steps: between two of its pieces."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, evaluated at a step. Knows numbers; no optimizer and no clock.
+"""Learning-rate schedules, evaluated at a step.
 
 The formulas are those of tf.compat.v1.train: exponential_decay, inverse_time_decay, polynomial_decay, cosine_decay
 (keras/optimizers/legacy_learning_rate_decay.py, learning_rate_schedule.py) and piecewise_constant, in double precision. The step is the

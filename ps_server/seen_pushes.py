@@ -1,4 +1,4 @@
-"""Which push ids were seen, and what became of them: the newest incarnation of each worker, and its latest outcomes. No memory, no lock."""
+"""Which push ids were seen, and what became of them: the newest incarnation of each worker, and its latest outcomes."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,4 @@
-"""The RPCs of a parameter server: decode, one call to the store, encode. Knows messages and statuses; decides nothing.
-
-All methods take and give bytes. The tensor streams are framed by hand, and what is no message at all is refused by us, with a reason.
-"""
+"""The calls of workers and the chief."""
 
 import contextlib
 from collections.abc import Callable, Iterator

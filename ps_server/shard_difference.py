@@ -1,4 +1,4 @@
-"""In which words one specification of a shard differs from another. Knows specifications; no memory."""
+"""In which words one specification of a shard differs from another."""
 
 from ps_protocol.layout import VariableSlice
 from ps_protocol.shard import ShardSpec

@@ -1,7 +1,4 @@
-"""What a shard writes into its history: the values that it began with, its settings, and each step with the digest of its values.
-
-Knows the model and the history; no lock, no wire.
-"""
+"""What a shard writes into its history: the values that it began with, its settings, and each step with the digest of its values."""
 
 import numpy as np
 

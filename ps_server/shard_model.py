@@ -1,4 +1,4 @@
-"""One shard's part of a model: memory, contributions, rules and step; how a step is applied. Knows no lock, epoch, clock or wire."""
+"""Memory, contributions, rules and step together."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Bringing a shard back to a checkpoint, beside the calls that ask how far that is. Knows the owner's lock and threads; no wire."""
+"""Bringing a shard back to a checkpoint, beside the calls that ask how far that is."""
 
 import logging
 import time

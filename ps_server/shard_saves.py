@@ -1,4 +1,4 @@
-"""Saving one shard's part of a checkpoint: the copy, for which steps wait, and the writing, for which nobody does. Knows no wire."""
+"""Saving one shard's part of a checkpoint: the copy, for which steps wait, and the writing, for which nobody does."""
 
 import logging
 import time

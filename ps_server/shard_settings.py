@@ -1,4 +1,4 @@
-"""How a shard works at present: its update rules with their numbers, and its mode. Knows settings; no memory, no step of its own."""
+"""How a shard works at present: its update rules with their numbers, and its mode."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a shard reports of itself. Knows model and fences; no lock."""
+"""What a shard reports of itself."""
 
 from ps_protocol import shared_memory as at
 from ps_protocol.shard import ShardStatus

@@ -1,8 +1,4 @@
-"""The sum of sparse gradients, row by row: merged by index, each row with its own count. Knows arrays; no lock, no clock.
-
-Source: tf.compat.v1.SparseConditionalAccumulator, which is only right for indices that ascend without repetition. Here every gradient
-is brought into that form first: sorted, its rows of the same index summed.
-"""
+"""The sum of sparse gradients, row by row: merged by index, each row with its own count."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Sums of squares, slice by slice, of gradients that come in parts, in any order. Knows arrays and offsets; no optimizer and no step.
+"""Sums of squares, slice by slice, of gradients that come in parts, in any order.
 
 A slice's sum is that of its blocks, in their order, however the blocks were grouped and whoever added up each: the same to the last bit.
 """

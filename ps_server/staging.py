@@ -1,4 +1,4 @@
-"""Memory for contributions under way: what a header asks for, checked and lent, and put in order once whole. Knows no push id or step."""
+"""Memory of one contribution: lent, decoded and put in order."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The memories that a step reads and writes, and blocks of them as the formulas want them. Knows arrays; no optimizer and no lock.
+"""The memories that a step reads and writes, and blocks of them as the formulas want them.
 
 Half-precision elements are computed in float32, and what is overwritten in place is first copied aside; both in reused blocks.
 """

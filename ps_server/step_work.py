@@ -1,4 +1,4 @@
-"""What one apply of a shard reads and writes; and the words for a step or slot that is not there. Knows memories; no model, no lock."""
+"""What one apply of a shard reads and writes; and the words for a step or slot that is not there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The shard as many threads see it: what is pushed to it, read from it and asked of it with every step. Knows no wire.
-
-What takes long (copies of tensors, the apply) runs outside the lock; methods that need it held end in `_locked`.
-"""
+"""What workers and every step ask for."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""The standing streams between a worker and a parameter server: contributions up, variables down. Decides nothing.
-
-What fails is answered within its stream, which goes on. A message that is too large, or a defect of gRPC's, ends the stream.
-"""
+"""The standing streams between a worker and a parameter server."""
 
 from ps_protocol.call_deadlines import CallDeadlines
 from ps_protocol.direct_serving import standing_method_handler

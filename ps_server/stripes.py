@@ -1,4 +1,4 @@
-"""How an apply's work is offered to several threads, without a thread of its own. Knows callables; no lock, array or step."""
+"""How an apply's work is offered to several threads, without a thread of its own."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -1,9 +1,4 @@
-"""One slice of a sparse variable: rows that change in place, their slots, and what readers of the step before need. Knows no lock, no wire.
-
-A step first copies the rows that it is about to touch into a journal and makes that known, and only then overwrites the first of them. So a
-reader copies rows without waiting, looks afterwards how far the steps have come, and takes the touched rows from the journal if the table
-is one step further than it wants. An optimizer that moves every row in every step has a second copy of the values instead of a journal.
-"""
+"""One slice of a sparse variable: its rows, and the journal for readers of the step before."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""All tables of a shard in one step: whose rows are merged, limited and applied. Knows contributions as rows; no push id, lock or wire."""
+"""All tables of a shard in one step: whose rows are merged, limited and applied."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

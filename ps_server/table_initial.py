@@ -1,4 +1,4 @@
-"""First values that a server makes by itself. Knows formulas and global rows; no lock, no wire.
+"""First values that a server makes by itself.
 
 A row's values follow from the seed and the row's position in the whole variable, so that they do not depend on how it is cut.
 """

@@ -1,4 +1,4 @@
-"""What is under way between the store and one caller: push, creation, reading. Copies bytes outside the store's lock; knows no wire."""
+"""A push, a creation and readings, each under way with one caller."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

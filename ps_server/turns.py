@@ -1,4 +1,4 @@
-"""Who may change a model now, and who is reading it: a step takes its turn alone, arrivals share theirs. Knows threads; no model."""
+"""Who may change a model now, and who is reading it: a step takes its turn alone, arrivals share theirs."""
 
 from collections.abc import Callable
 from threading import Condition

@@ -1,7 +1,4 @@
-"""One rule of a shard: an optimizer with its learning rate, powers and weight decay, step after step. Knows blocks; no variable, no lock.
-
-Several variables share a rule, dense ones and tables; each step begins it once, applies it to any number of blocks, and advances it once.
-"""
+"""One rule of a shard: an optimizer with its learning rate, powers and weight decay."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

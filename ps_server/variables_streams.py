@@ -1,4 +1,4 @@
-"""Variables that are asked for over one standing stream, also before they are there. Knows requests and readings; no RPC, no model.
+"""Variables that are asked for over one standing stream, also before they are there.
 
 A request that has to wait holds no thread. What is small is copied and sent by the thread that takes gRPC's events, or that has made the
 step; what is large, or what the reader is slow to take, by a thread of the stream's own. There is one request at a time: the next one is
