@@ -39,7 +39,7 @@ from ps_server.sharing import Sharings
 from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.turns import Turns
 
-log = logging.getLogger("ps_server.shard")
+log = logging.getLogger("lockstep.server")
 
 
 class AdoptableStore:

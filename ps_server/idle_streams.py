@@ -14,7 +14,7 @@ import grpc
 
 from ps_protocol.errors import LimitExceeded
 
-log = logging.getLogger("ps_server.streams")
+log = logging.getLogger("lockstep.server")
 
 IDLE_LIMIT_S = 30.0
 # Leaves threads for all other calls; who gets no standing stream does without.

@@ -37,7 +37,7 @@ from ps_server.service import SERVICE, ParameterService, parameter_service_handl
 from ps_server.store import ParameterStore
 from ps_server.stream_service import StreamService
 
-log = logging.getLogger("ps_server.server")
+log = logging.getLogger("lockstep.server")
 
 # A call holds a thread while it lasts, but for standing streams that events serve; `ShareMemory` is one that does, for each worker, and
 # `idle_streams` bounds these. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.

@@ -19,7 +19,7 @@ from ps_server.model_state import memory_of, resume, tensors_of
 from ps_server.shard_model import ShardModel
 from ps_server.turns import Turns
 
-log = logging.getLogger("ps_server.checkpoints")
+log = logging.getLogger("lockstep.server")
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from ps_server.stripes import ONE_THREAD, StripeRunner
 from ps_server.turns import TURN_WAIT_S, Turns
 from ps_server.update_rule import UpdateRule
 
-log = logging.getLogger("ps_server.checkpoints")
+log = logging.getLogger("lockstep.server")
 
 
 @dataclass(slots=True, eq=False)
