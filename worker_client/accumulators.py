@@ -1,7 +1,7 @@
 """Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no transport.
 
-They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator, with the same methods, outside of a graph: each call
-does what running the operation did.
+They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator, with the same methods, outside of a graph: each
+call does what running the operation did.
 """
 
 import secrets

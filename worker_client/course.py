@@ -1,7 +1,7 @@
 """A session's way through the training, on which it goes on where the cluster goes on. Knows the place, the training and its results.
 
-A training belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the worker had been taken for
-gone, its place is taken again, and a new training begins at the step that stands then. What was pushed before that is rolled back.
+A training belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the worker had been taken
+for gone, its place is taken again, and a new training begins at the step that stands then. What was pushed before that is rolled back.
 """
 
 import logging
