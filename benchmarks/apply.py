@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import human_bytes
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import ApplyRequest, PushHeader, PushId, ShardSpec
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server.apply_threads import ApplyThreads
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 from ps_server.config import default_apply_threads
-from ps_server.fused_apply import FusedApply
-from ps_server.step_memory import StepMemory
-from ps_server.store import ParameterStore
-from ps_server.stripes import share
-from ps_server.update_rule import UpdateRule
+from ps_server.numbers.apply import FusedApply, StepMemory, share
+from ps_server.optimizers.rule import UpdateRule
+from ps_server.shard.shard import ParameterStore
+from ps_server.threads import ApplyThreads
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
 _NUM_CONTRIBUTIONS = 2

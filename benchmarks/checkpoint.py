@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import human_bytes
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.apply_threads import ApplyThreads
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.config import default_apply_threads
-from ps_server.store import ParameterStore
+from ps_server.shard.shard import ParameterStore
+from ps_server.threads import ApplyThreads
 
 _NUM_CONTRIBUTIONS = 2
 _NUM_VARIABLES = 16

@@ -13,9 +13,9 @@ from benchmarks.setting import Setting
 from benchmarks.watching import POLL_S, Watcher
 from benchmarks.worker import GO_VARIABLE, KEEP_STEPPING, RELEASE_VARIABLE
 from benchmarks.workload import Workload
-from lockstep.cluster import ClusterSpec, LocalCluster
-from lockstep.recovery_options import Recovery
-from lockstep.supervision import Supervisor
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.spec import Recovery
+from lockstep.launcher.supervisor import Supervisor
 
 _START_TIMEOUT_S = 120.0
 

@@ -12,8 +12,8 @@ from benchmarks.figures import human_bytes
 from benchmarks.setting import Setting, WrongTransport
 from benchmarks.step import machine, run_once
 from benchmarks.workload import Workload
-from lockstep.supervision import Interrupted, LaunchFailed
-from worker_client.wire_format import wire_format
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+from worker_client.model.wire_format import wire_format
 
 PLAIN = "float32"
 FORMATS = (

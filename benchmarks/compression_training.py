@@ -10,22 +10,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.byte_relay import ByteRelay
-from lockstep.digits_examples import load_digits, split
-from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
-from lockstep.digits_optimizers import DEFAULT, optimizer_of
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec
-from ps_protocol.placement import layouts, place
-from ps_protocol.shard import ApplyRequest, PushHeader, PushId, ShardSpec
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import Array, VariableSpec, data_type_of
+from lockstep.demo.digits import DEFAULT, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
+from ps_protocol.model.variables import Array, VariableSpec, data_type_of
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from worker_client import sgd
-from worker_client.gradients import Staging
-from worker_client.model_memory import ModelMemory
-from worker_client.outgoing import Outgoing
-from worker_client.wire_format import WireFormat
+from worker_client.model.gradients import Outgoing, Staging
+from worker_client.model.memory import ModelMemory
+from worker_client.model.wire_format import WireFormat
 
 _EPOCH, _CHIEF, _BATCH_SIZE = 1, 1, 32
 _NUM_WARMUP_STEPS = 2

@@ -16,7 +16,7 @@ from benchmarks.setting import Setting, WrongTransport
 from benchmarks.sizes import size_title, steps_for, workload_of
 from benchmarks.step import run_once
 from benchmarks.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 SIZES = ("4KiB/4", "1MiB/8", "64MiB/16")
 _NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}

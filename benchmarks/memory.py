@@ -16,9 +16,8 @@ from typing import Any
 
 from benchmarks.figures import human_bytes
 from benchmarks.memory_worker import OPTIMIZERS, RELEASE_VARIABLE
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.process import Process
-from lockstep.supervision import LaunchFailed, Supervisor
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor
 
 TRANSPORTS = ("grpc", "shared_memory")
 _NUM_SLOTS = {"sgd": 0, "adam": 2}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.waiting import await_file
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from worker_client import Session, adam, connect, sgd
 
 RELEASE_VARIABLE = "BENCHMARK_RELEASE"

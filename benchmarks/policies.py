@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.policy_worker import PolicyWork, WorkReport
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.supervision import LaunchFailed, Supervisor
-from ps_protocol.policy_spec import PolicySpec
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Supervisor
+from ps_protocol.model.policy import PolicySpec
 from worker_client import async_policy, ssp_policy, sync_policy
 
 _POLL_S = 0.05

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import worker_client
-from lockstep.digits_examples import Examples, load_digits, split
-from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
+from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
 from worker_client import Session
 
 SEED = 7

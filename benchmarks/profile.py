@@ -23,9 +23,8 @@ from benchmarks.profile_seams import read_intervals
 from benchmarks.setting import WIRES, Setting, WrongTransport
 from benchmarks.sizes import workload_of
 from benchmarks.workload import Workload
-from lockstep.cluster import LocalCluster, last_lines
-from lockstep.process import Process
-from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
+from lockstep.launcher.cluster import LocalCluster, last_lines
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Process, Supervisor
 
 _TIMEOUT_S = 300.0
 

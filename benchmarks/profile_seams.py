@@ -32,21 +32,21 @@ _OF_SHARDS = (
     ("variables_view", "read"),
 )
 WORKER_SEAMS = (
-    *((f"ps_protocol.shard_client:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
-    *((f"ps_protocol.shared_memory_shard:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
-    ("ps_protocol.chief_client:GrpcChief.dequeue_token", "commit and token"),
-    ("ps_protocol.chief_client:GrpcChief.commit_push", "commit and token"),
+    *((f"ps_protocol.rpc.shard:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
+    *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
+    ("ps_protocol.rpc.chief:GrpcChief.dequeue_token", "commit and token"),
+    ("ps_protocol.rpc.chief:GrpcChief.commit_push", "commit and token"),
 )
 SERVER_SEAMS = (
-    ("ps_server.store:ParameterStore.apply_step", "apply"),
-    ("ps_server.store:ParameterStore.prepare_step", "norms"),
+    ("ps_server.shard.shard:ParameterStore.apply_step", "apply"),
+    ("ps_server.shard.shard:ParameterStore.prepare_step", "norms"),
 )
 # Generators of the messages with variables.
 SERVER_STREAMS = (
-    ("ps_server.variables_streams:content_messages", "send"),
-    ("ps_server.stream_service:content_messages", "send"),
-    ("ps_server.service:content_messages", "send"),
-    ("ps_server.service:_content", "send"),
+    ("ps_server.serving.streams:content_messages", "send"),
+    ("ps_server.serving.streams:content_messages", "send"),
+    ("ps_server.serving.calls:content_messages", "send"),
+    ("ps_server.serving.calls:_content", "send"),
 )
 
 
@@ -83,7 +83,7 @@ class Recorder:
     def wrap_receiving(self, part: str) -> None:
         """Times a contribution at a parameter server from its first message until it is staged; CPU: of its copies and its end."""
         begins: dict[int, list[float]] = {}  # when, and the CPU seconds so far, of whichever threads
-        for owner, name, function in _find("ps_server.store:ParameterStore.open_push"):
+        for owner, name, function in _find("ps_server.shard.shard:ParameterStore.open_push"):
 
             def opened(*arguments: Any, _open: Any = function, **options: Any) -> Any:
                 begin = time.perf_counter()
@@ -93,7 +93,7 @@ class Recorder:
 
             setattr(owner, name, opened)
         for seam in ("write", "finish", "finish_with"):
-            for owner, name, function in _find(f"ps_server.transactions:Push.{seam}"):
+            for owner, name, function in _find(f"ps_server.shard.handles:Push.{seam}"):
 
                 def timed(push: Any, *arguments: Any, _call: Any = function, _is_end: bool = seam != "write") -> Any:
                     before = time.thread_time()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import scale_servers, scale_variables, scale_workers
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 _WHAT = {
     "workers": (scale_workers, "workers that block on one chief: how long until the last of them has its token"),

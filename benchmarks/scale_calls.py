@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from ps_protocol.channel import open_aio_channel
+from ps_protocol.rpc.channel import open_aio_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 _SERVICE = "ps_protocol.v1.ChiefService"

@@ -15,10 +15,9 @@ import psutil
 
 import benchmarks
 from benchmarks.watching import POLL_S
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.environments import with_checkout
-from lockstep.process import Process, ProcessSpec
-from lockstep.supervision import LaunchFailed, Supervisor
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.environments import with_checkout
+from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor
 
 
 class ReportingCluster:

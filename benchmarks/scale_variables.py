@@ -16,7 +16,7 @@ from benchmarks.figures import human_bytes
 from benchmarks.scale_cluster import ReportingCluster
 from benchmarks.scale_worker import ScaleWork
 from benchmarks.watching import cpu_s, peak_rss_bytes
-from lockstep.cluster import ClusterSpec
+from lockstep.launcher.cluster import ClusterSpec
 
 _TIMEOUT_S = 300.0
 

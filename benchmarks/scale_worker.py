@@ -16,7 +16,7 @@ import numpy as np
 import worker_client
 from benchmarks.waiting import await_file
 from benchmarks.workload import OPTIMIZERS, own_cpu_s, own_peak_rss_bytes
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from worker_client import Session
 
 NUM_WARMUP_STEPS = 5

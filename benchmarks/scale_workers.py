@@ -14,7 +14,7 @@ import worker_client
 from benchmarks.scale_cluster import ReportingCluster, rss_bytes
 from benchmarks.scale_crowd import Crowd
 from benchmarks.watching import cpu_s, peak_rss_bytes
-from lockstep.cluster import ClusterSpec
+from lockstep.launcher.cluster import ClusterSpec
 from worker_client import Session
 
 _TIMEOUT_S = 180.0

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.recovery_options import DURABILITIES
+from lockstep.launcher.spec import DURABILITIES
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.model.policy import PolicySpec
 from worker_client import async_policy, sync_policy
-from worker_client.wire_format import wire_format
+from worker_client.model.wire_format import wire_format
 
 # As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
 TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "grpc": "grpc", "local": "local"}

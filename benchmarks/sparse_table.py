@@ -17,9 +17,8 @@ from benchmarks.figures import human_bytes
 from benchmarks.table_worker import OPTIMIZERS, TableReport, TableWork
 from benchmarks.watching import peak_rss_bytes
 from benchmarks.worker import RELEASE_VARIABLE
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.process import Process
-from lockstep.supervision import LaunchFailed, Supervisor
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor
 
 _POLL_S = 0.02
 _TIMEOUT_S = 900.0

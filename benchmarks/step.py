@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.figures import RunFigures, human_bytes, summary
 from benchmarks.setting import POLICIES, TRANSPORTS, WIRES, Setting, WrongTransport
 from benchmarks.workload import OPTIMIZERS, Workload
-from lockstep.recovery_options import DURABILITIES
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.spec import DURABILITIES
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 _TIMEOUT_S = 600.0
 

@@ -14,10 +14,10 @@ from benchmarks.plot import CannotPlot, check_plot
 from benchmarks.straggler_figures import RunOfArm, arm_figures, predict, run_of_arm
 from benchmarks.straggler_plot import plot_stragglers
 from benchmarks.straggler_worker import Look, StragglerReport, StragglerWork
-from lockstep.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.simulation_result import SimulationResult
-from lockstep.supervision import Interrupted, LaunchFailed, Supervisor
-from lockstep.trace import HEADER
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor
+from lockstep.planning.simulation import SimulationResult
+from lockstep.planning.trace import HEADER
 
 _POLL_S = 0.05
 _TIMEOUT_S = 600.0

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.straggler_worker import Look, StragglerReport
-from lockstep.latencies import Measured
-from lockstep.planning import Question, make_plan
-from lockstep.simulation import Costs
-from lockstep.simulation_result import SimulationResult
-from lockstep.trace import TraceRow, times_by_worker
+from lockstep.planning.latencies import Measured
+from lockstep.planning.plan import Question, make_plan
+from lockstep.planning.simulation import Costs, SimulationResult
+from lockstep.planning.trace import TraceRow, times_by_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import worker_client
-from lockstep.digits_examples import Examples, load_digits, split
-from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
-from ps_protocol.tensors import Array
+from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
+from ps_protocol.model.variables import Array
 from worker_client import Session
 
 SEED = 7

@@ -16,7 +16,7 @@ from benchmarks.setting import POLICIES, WIRES, Setting, WrongTransport
 from benchmarks.sizes import SIZES, size_title, steps_for, workload_of
 from benchmarks.step import measure
 from benchmarks.workload import Workload
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 # What can be asked for by --transports; the plot has a bar for each.
 TRANSPORTS: dict[str, dict[str, Any]] = {

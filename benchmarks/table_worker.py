@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.worker import RELEASE_VARIABLE
-from ps_protocol.optimizer_spec import OptimizerSpec
+from ps_protocol.model.optimizers import OptimizerSpec
 from worker_client import IndexedSlices, Session, Table, adagrad, adam, connect, sgd, uniform_initializer
 
 NUM_WARMUP_STEPS = 5

@@ -16,7 +16,7 @@ from benchmarks.setting import Setting
 from benchmarks.step import machine
 from benchmarks.workload import Workload
 from lockstep import certs
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 _TIMEOUT_S = 600.0
 _WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}

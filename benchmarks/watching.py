@@ -10,9 +10,8 @@ import psutil
 from benchmarks import process_memory
 from benchmarks.figures import RunFigures
 from benchmarks.workload import WorkerFigures
-from lockstep.cluster import last_lines
-from lockstep.process import Process
-from lockstep.supervision import LaunchFailed, Supervisor
+from lockstep.launcher.cluster import last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor
 
 POLL_S = 0.2
 

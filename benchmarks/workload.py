@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.process_memory import peak_rss_bytes, pss_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec
-from ps_protocol.tensors import Array
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
 from worker_client import Session, adagrad, adam, momentum, sgd
 
 # The first steps fill pools and caches, and the very first waits until every worker is up.

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from chief.config import ChiefConfig, parse_config
-from ps_protocol import own_polling
 from ps_protocol.errors import PsError
-from ps_protocol.failpoints import enable_failpoints
-from ps_protocol.listening import allow_many_connections
+from ps_protocol.process.failpoints import enable_failpoints
+from ps_protocol.process.listening import allow_many_connections
+from ps_protocol.rpc import library
 
 _EXIT_USAGE = 2
 
@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: ChiefConfig) -> int:
-    own_polling.expect_workers(config.coordination.num_workers)
+    library.expect_workers(config.coordination.num_workers)
     # Not before: it imports grpc.
-    from chief.server import ChiefServer
+    from chief.serving.server import ChiefServer
 
     server = ChiefServer(config)
     loop = asyncio.get_running_loop()

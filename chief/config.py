@@ -1,21 +1,155 @@
-"""How the chief is to run, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments; no grpc."""
+"""The chief's configuration from flags, LOCKSTEP_* variables and TF_CONFIG, in this order. Knows no socket and starts nothing."""
 
 import argparse
+import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from chief.coordination import DEFAULT_LEASE_S
-from chief.coordination import CoordinationConfig as CoordinationConfig
-from chief.option_values import choice, integer, number, truth
-from chief.recovery_options import add_recovery_flags, checkpoints_of, place_of
-from ps_protocol.addresses import parse_address
+from chief.options import DEFAULT_CHECKPOINT_INTERVAL_S, DEFAULT_CHECKPOINTS_KEPT, DEFAULT_LEASE_S, RESTORE_LATEST, CheckpointConfig
+from chief.options import CoordinationConfig as CoordinationConfig
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.listening import check_bind_address
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
-from ps_protocol.security_options import OPEN, Security, add_security_flags, security_of
-from ps_protocol.tf_config import TfConfig, parse_tf_config
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.process.listening import check_bind_address
+from ps_protocol.process.tf_config import TfConfig, parse_tf_config
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.identity import parse_address
+from ps_protocol.security.options import OPEN, Security, add_security_flags, security_of
+
+# Options of a command as flags or LOCKSTEP_* have them, read and checked one by one. Knows texts; no option.
+
+
+Choice = TypeVar("Choice", bound=enum.Enum)
+
+
+def option_text(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the name and the text of an option: the flag's, else the variable's."""
+    return (flag, given) if given is not None else (variable, environment.get(variable, "").strip())
+
+
+def integer(flag: str, given: str | None, variable: str, environment: Mapping[str, str], *, least: int = 1) -> int | None:
+    """Returns a whole number; None if the option was not given. Raises InvalidSpec."""
+    name, text = option_text(flag, given, variable, environment)
+    if not text and name == variable:
+        return None
+    try:
+        value = int(text) if len(text) <= 20 else None
+    except ValueError:
+        value = None
+    if value is None or value < least:
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a whole number >= {least}")
+    return value
+
+
+def choice(kind: type[Choice], flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> Choice | None:
+    """Returns the member of this word; None if the option was not given. Raises InvalidSpec."""
+    name, text = option_text(flag, given, variable, environment)
+    if not text and name == variable:
+        return None
+    by_word = {member.name.lower(): member for member in kind}
+    if text.strip().lower() not in by_word:
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want {' or '.join(by_word)}")
+    return by_word[text.strip().lower()]
+
+
+def number(flag: str, given: str | None, variable: str, environment: Mapping[str, str]) -> float | None:
+    """Returns a number > 0; None if the option was not given. Raises InvalidSpec."""
+    name, text = option_text(flag, given, variable, environment)
+    if not text and name == variable:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a number of seconds > 0")
+    return value
+
+
+def truth(variable: str, environment: Mapping[str, str]) -> bool:
+    """Returns whether a variable says yes. Raises InvalidSpec."""
+    text = environment.get(variable, "").strip().lower()
+    if text in ("", "0", "false", "no"):
+        return False
+    if text in ("1", "true", "yes"):
+        return True
+    raise InvalidSpec(f"{variable}: got {text!r}, want 1 or 0")
+
+
+# The chief's flags and LOCKSTEP_* for checkpoints and recovery. Knows arguments; opens no place.
+
+
+def add_recovery_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="where checkpoints lie, a directory or a URL, the same for all roles [LOCKSTEP_CHECKPOINT_DIR] (none: no checkpoints)",
+    )
+    parser.add_argument(
+        "--durability",
+        metavar="none|interval|step",
+        help="what the loss of a parameter server may cost: everything, the steps since the last checkpoint, or nothing"
+        " [LOCKSTEP_DURABILITY] (interval)",
+    )
+    parser.add_argument(
+        "--checkpoint-interval",
+        metavar="SECONDS",
+        help=f"time between checkpoints [LOCKSTEP_CHECKPOINT_INTERVAL] ({DEFAULT_CHECKPOINT_INTERVAL_S:g})",
+    )
+    parser.add_argument("--checkpoint-steps", metavar="N", help="steps between checkpoints [LOCKSTEP_CHECKPOINT_STEPS] (by time alone)")
+    parser.add_argument(
+        "--keep-checkpoints", metavar="K", help=f"how many are kept [LOCKSTEP_KEEP_CHECKPOINTS] ({DEFAULT_CHECKPOINTS_KEPT})"
+    )
+    parser.add_argument(
+        "--restore", metavar="latest|none|TAG", help="which checkpoint to begin with, if there is one [LOCKSTEP_RESTORE] (latest)"
+    )
+    parser.add_argument(
+        "--min-replicas",
+        metavar="M",
+        help="sync: when workers are gone, a step needs as many as are left, M at least [LOCKSTEP_MIN_REPLICAS] (as many as ever)",
+    )
+    parser.add_argument(
+        "--takeover", action="store_true", help="take the parameter servers from their present chief, even if it seems to be alive"
+    )
+    parser.add_argument(
+        "--history", metavar="DIR", type=Path, help="directory for a record that `lockstep verify` checks [LOCKSTEP_HISTORY] (none)"
+    )
+    parser.add_argument("--enable-failpoints", action="store_true", help="for tests: do what LOCKSTEP_FAILPOINTS says")
+
+
+def place_of(flags: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Returns where checkpoints lie; empty: nowhere."""
+    given: str | None = flags.checkpoint_dir
+    return (given if given is not None else environment.get("LOCKSTEP_CHECKPOINT_DIR", "")).strip()
+
+
+def checkpoints_of(flags: argparse.Namespace, environment: Mapping[str, str]) -> CheckpointConfig | None:
+    """Returns when checkpoints are made; None if there is no place for them. Raises InvalidSpec if a flag asks for what cannot be."""
+    durability = choice(Durability, "--durability", flags.durability, "LOCKSTEP_DURABILITY", environment)
+    interval_s = number("--checkpoint-interval", flags.checkpoint_interval, "LOCKSTEP_CHECKPOINT_INTERVAL", environment)
+    every_steps = integer("--checkpoint-steps", flags.checkpoint_steps, "LOCKSTEP_CHECKPOINT_STEPS", environment)
+    keep = integer("--keep-checkpoints", flags.keep_checkpoints, "LOCKSTEP_KEEP_CHECKPOINTS", environment)
+    if not place_of(flags, environment):
+        asked = {"--durability": flags.durability, "--checkpoint-interval": flags.checkpoint_interval, "--restore": flags.restore}
+        asked |= {"--checkpoint-steps": flags.checkpoint_steps, "--keep-checkpoints": flags.keep_checkpoints}
+        for flag, given in asked.items():
+            if given is not None and given != "none":
+                raise InvalidSpec(f"{flag}: where do checkpoints lie? give --checkpoint-dir too, to all roles")
+        return None
+    return CheckpointConfig(
+        durability=durability or Durability.INTERVAL,
+        interval_s=DEFAULT_CHECKPOINT_INTERVAL_S if interval_s is None else interval_s,
+        every_steps=every_steps,
+        keep=keep or DEFAULT_CHECKPOINTS_KEPT,
+        restore=flags.restore if flags.restore is not None else environment.get("LOCKSTEP_RESTORE", "").strip() or RESTORE_LATEST,
+    )
+
+
+# How the chief is to run, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments; no grpc.
+
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 DEFAULT_CLUSTER = "lockstep"

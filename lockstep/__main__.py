@@ -56,47 +56,57 @@ def _version() -> str:
 # Words for the help, and the module with its two functions: what adds the arguments, what runs it. Only the module of the subcommand that
 # is wanted is imported: a health check runs every two seconds.
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "lockstep.demo", "add_arguments", "run"),
-    "up": ("start a cluster on this machine, with your program as its workers", "lockstep.up", "add_arguments", "run"),
+    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "lockstep.cli.demo", "add_arguments", "run"),
+    "up": ("start a cluster on this machine, with your program as its workers", "lockstep.cli.up", "add_arguments", "run"),
     "status": (
         "show a cluster's step, workers and parameter servers, and what it waits for",
-        *("lockstep.status", "add_status_arguments", "run_status"),
+        *("lockstep.cli.inspect", "add_status_arguments", "run_status"),
     ),
     "why": (
         "say why a cluster waits: the step, what is missing, who was last seen when, what happens next",
-        *("lockstep.why", "add_why_arguments", "run_why"),
+        *("lockstep.cli.inspect", "add_why_arguments", "run_why"),
     ),
     "policy": (
         "show how a cluster coordinates its workers, or change it between two steps",
-        *("lockstep.policy", "add_policy_arguments", "run_policy"),
+        *("lockstep.cli.change", "add_policy_arguments", "run_policy"),
     ),
     "set": (
         "change the learning rate or another number of a running cluster's optimizer",
-        *("lockstep.policy", "add_set_arguments", "run_set"),
+        *("lockstep.cli.change", "add_set_arguments", "run_set"),
     ),
     "plan": (
         "say how many backup workers pay, from measured or assumed computing times",
-        "lockstep.plan",
+        "lockstep.cli.plan",
         "add_plan_arguments",
         "run_plan",
     ),
     "finish": (
         "end training: every worker is released, and the processes end",
-        *("lockstep.status", "add_finish_arguments", "run_finish"),
+        *("lockstep.cli.inspect", "add_finish_arguments", "run_finish"),
     ),
     "checkpoint": (
         "have a running cluster save a checkpoint; list, verify or export those of a directory",
-        *("lockstep.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
+        *("lockstep.cli.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
     ),
     "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.certs", "add_certs_arguments", "run_certs"),
-    "health": ("ask a parameter server or chief whether it is alive, or ready", "lockstep.health", "add_health_arguments", "run_health"),
-    "verify": ("check what a cluster has written with --history, and compute its values again", "lockstep.verify", "add_arguments", "run"),
+    "health": (
+        "ask a parameter server or chief whether it is alive, or ready",
+        "lockstep.cli.health",
+        "add_health_arguments",
+        "run_health",
+    ),
+    "verify": (
+        "check what a cluster has written with --history, and compute its values again",
+        "lockstep.cli.audit",
+        "add_arguments",
+        "run",
+    ),
 }
 
 
 def _run_role(name: str, words: list[str]) -> NoReturn:
     """Turns this process into the role, so that signals and exit code are the role's own."""
-    from lockstep.environments import with_checkout
+    from lockstep.launcher.environments import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
     module = "lockstep.combined" if name == "ps" and "--with-chief" in words else ROLES[name][0]

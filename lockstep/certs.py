@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.supervision import LaunchFailed, make_directory
-from ps_protocol.authorization import CallerRole
-from ps_protocol.credentials import new_token_lines, write_secret
+from lockstep.launcher.supervisor import LaunchFailed, make_directory
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.tensors import check_name
+from ps_protocol.model.variables import check_name
+from ps_protocol.security.permissions import CallerRole
+from ps_protocol.security.tokens import new_token_lines, write_secret
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -87,7 +87,7 @@ def _files(cluster: str, *, hosts: Sequence[str], days: int, with_all: bool) -> 
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise InvalidSpec("making certificates needs the package cryptography: pip install 'lockstep-ps[certs]'") from None
-    from ps_protocol.tls import identity_uri
+    from ps_protocol.security.certificates import identity_uri
 
     issuer_key = ec.generate_private_key(ec.SECP256R1())
     issuer = _authority(cluster, issuer_key, days=days)

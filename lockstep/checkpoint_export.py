@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.checkpoint import Checkpoint
-from ps_protocol.checkpoint_files import TensorFileReader, open_file
-from ps_protocol.checkpoint_format import SavedTensor, TensorEntry, encode_header, tensor_name
-from ps_protocol.checkpoint_search import max_tensors_of
-from ps_protocol.checkpoint_storage import CheckpointStorage
+from ps_protocol.checkpoint.catalog import max_tensors_of
+from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.layout import VariableSlice
-from ps_protocol.model import Placement
-from ps_protocol.tensors import Array, DataType
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.spec import Placement
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

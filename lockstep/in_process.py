@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-from chief.coordination import CoordinationConfig
-from chief.in_process_chief import InProcessChief
-from ps_protocol.chief import DEFAULT_POLICY, Chief
+from chief.options import CoordinationConfig
+from chief.serving.in_process import InProcessChief
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import Shard
-from ps_server.in_process_shard import InProcessShard
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import DEFAULT_POLICY, Chief
+from ps_protocol.roles.shard import Shard
+from ps_server.serving.local import InProcessShard
 
 # Nothing here can die without the rest, so nobody renews a lease and none ends.
 LEASE_S = 1e9

@@ -1,4 +1,4 @@
-"""The typed errors of the system, each with a stable reason. Knows no grpc; `status.py` maps them to the wire and back.
+"""The typed errors of the system, each with a stable reason, and others' texts made fit for a log. Knows no gRPC.
 
 PsError
 ├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush, IndexOutOfRange    wrong whatever the state
@@ -15,13 +15,76 @@ PsError
 └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
-from ps_protocol.checkpoint_errors import CheckpointMismatch as CheckpointMismatch
-from ps_protocol.checkpoint_errors import CheckpointNotFound as CheckpointNotFound
-from ps_protocol.checkpoint_errors import CheckpointStorageMissing as CheckpointStorageMissing
-from ps_protocol.checkpoint_errors import DataLoss as DataLoss
-from ps_protocol.checkpoint_errors import StorageFailed as StorageFailed
-from ps_protocol.checkpoint_errors import StorageFull as StorageFull
-from ps_protocol.error_base import PsError as PsError
+from collections.abc import Mapping
+
+# What all typed errors have. Knows no grpc.
+
+
+class PsError(Exception):
+    """An error that a user can act on: a text that says what, which and what to do, a stable `reason`, and facts for programs."""
+
+    reason = "INTERNAL"
+
+    def __init__(self, message: str, *, facts: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts: dict[str, str] = dict(facts or {})
+
+
+# The errors of checkpoints and the places where they are kept; `errors` has them all. Knows no grpc.
+
+
+class CheckpointNotFound(PsError):
+    """There is no whole checkpoint, or none of this name."""
+
+    reason = "CHECKPOINT_NOT_FOUND"
+
+
+class CheckpointMismatch(PsError):
+    """A checkpoint is not one of this model."""
+
+    reason = "CHECKPOINT_MISMATCH"
+
+
+class CheckpointStorageMissing(PsError):
+    """The process was given no place for checkpoints."""
+
+    reason = "CHECKPOINT_STORAGE_MISSING"
+
+
+class StorageFull(PsError):
+    """There is no room for a checkpoint; training goes on."""
+
+    reason = "STORAGE_FULL"
+
+
+class StorageFailed(PsError):
+    """The place for checkpoints could not be read or written; the text has the reason that the system gave."""
+
+    reason = "STORAGE_FAILED"
+
+
+class DataLoss(PsError):
+    """A file is not what was written."""
+
+    reason = "DATA_LOSS"
+
+
+# The typed errors of the system, each with a stable reason. Knows no grpc; `status.py` maps them to the wire and back.
+#
+# PsError
+# ├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush, IndexOutOfRange    wrong whatever the state
+# ├── NonFiniteGradient, MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
+# ├── VariableNotFound, SlotNotFound, AccumulatorNotFound, VariableExists, AccumulatorExists, ModelMismatch
+# ├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
+# ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
+# ├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
+# ├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed
+# ├── CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing, StorageFull, StorageFailed
+# ├── DataLoss, DataMismatch
+# ├── EpochMismatch, Superseded                                            fenced: start again
+# ├── Unauthenticated, PermissionDenied
+# └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 
 
 class InvalidSpec(PsError):
@@ -292,3 +355,15 @@ class InternalError(PsError):
     """A defect of the server; its log has the details under the number in the text."""
 
     reason = "INTERNAL"
+
+
+# Texts of others as they may stand in a log or a status. Knows nothing else.
+
+
+_MAX_TEXT = 300
+
+
+def printable(text: str) -> str:
+    """Returns a caller's text in one line of bounded length, so that it can neither forge nor flood a log or a status."""
+    line = "".join(character if character.isprintable() else "?" for character in text[: _MAX_TEXT + 1])
+    return line if len(line) <= _MAX_TEXT else line[:_MAX_TEXT] + "…"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from ps_protocol import own_polling
+from ps_protocol.rpc import library
 
 _EXIT_USAGE = 2
 
@@ -17,12 +17,12 @@ def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
     _leave_out_openssl(are_files_hashed=_has_checkpoints(sys.argv, os.environ))
     # Each worker has some, and nobody here knows how many workers there will be.
-    own_polling.expect_many_connections()
+    library.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
-    from ps_protocol.allocator import keep_freed_memory
     from ps_protocol.errors import PsError
-    from ps_protocol.failpoints import enable_failpoints
-    from ps_protocol.listening import allow_many_connections
+    from ps_protocol.process.allocator import keep_freed_memory
+    from ps_protocol.process.failpoints import enable_failpoints
+    from ps_protocol.process.listening import allow_many_connections
     from ps_server.config import parse_config
     from ps_server.server import ParameterServer
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ps_protocol.addresses import parse_address
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.listening import check_bind_address
-from ps_protocol.security_options import OPEN, Security, add_security_flags, security_of
-from ps_protocol.tensors import check_name
-from ps_protocol.tf_config import parse_tf_config
+from ps_protocol.model.variables import check_name
+from ps_protocol.process.listening import check_bind_address
+from ps_protocol.process.tf_config import parse_tf_config
+from ps_protocol.roles.identity import parse_address
+from ps_protocol.security.options import OPEN, Security, add_security_flags, security_of
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
 DEFAULT_CLUSTER = "lockstep"

@@ -1,8 +1,9 @@
-"""One parameter server as a gRPC server in this process: listening, health, and an orderly end. Knows no tensor."""
+"""One parameter server as a gRPC server in this process: listening, health, an orderly end, a chief that falls silent. Knows no tensor."""
 
 import contextlib
 import dataclasses
 import logging
+import math
 import queue
 import time
 from concurrent import futures
@@ -10,32 +11,75 @@ from concurrent import futures
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ps_protocol.addresses import parse_address
-from ps_protocol.authorization import CallerRole
-from ps_protocol.authorization_handler import interceptors
-from ps_protocol.channel import server_options
-from ps_protocol.checkpoint_places import open_storage
+from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.handshake import Identity, Role
-from ps_protocol.handshake_servicer import handshake_handler
-from ps_protocol.history import HistoryWriter
-from ps_protocol.listening import announce, check_address_is_free
-from ps_protocol.memory_segments import SegmentMaker
-from ps_protocol.serving_port import add_port
-from ps_server.accumulator_registry import AccumulatorRegistry
-from ps_server.accumulator_service import SERVICE as ACCUMULATOR_SERVICE
-from ps_server.accumulator_service import AccumulatorService, accumulator_service_handler
-from ps_server.apply_threads import ApplyThreads
-from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
-from ps_server.command_service import CommandService
+from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.listening import announce, check_address_is_free
+from ps_protocol.roles.identity import Identity, Role, parse_address
+from ps_protocol.rpc.admission import interceptors
+from ps_protocol.rpc.channel import add_port, server_options
+from ps_protocol.rpc.server import handshake_handler
+from ps_protocol.security.permissions import CallerRole
+from ps_protocol.shared_memory.segment import SegmentMaker
+from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
-from ps_server.idle_streams import IdleStreams
-from ps_server.in_process_shard import new_process_incarnation
-from ps_server.memory_service import MemoryService
-from ps_server.recovery_service import RecoveryService
-from ps_server.service import SERVICE, ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
-from ps_server.stream_service import StreamService
+from ps_server.serving.calls import (
+    ACCUMULATOR_SERVICE,
+    SERVICE,
+    AccumulatorService,
+    MemoryService,
+    ParameterService,
+    RecoveryService,
+    accumulator_service_handler,
+    parameter_service_handler,
+)
+from ps_server.serving.local import new_process_incarnation
+from ps_server.serving.streams import CommandService, IdleStreams, StreamService
+from ps_server.shard.shard import ParameterStore
+from ps_server.threads import ApplyThreads
+
+# Since when no chief has been heard, and when that is to be said.
+
+
+FIRST_WARNING_S = 10.0
+WARNING_INTERVAL_S = 60.0
+# A chief looks at its shards about every second; more often there is nothing to be learnt.
+LOOK_INTERVAL_S = 1.0
+# A look this late means that the process itself stood still; what the chief sent meanwhile is heard first.
+_LATE_S = 5.0
+
+
+class ChiefSilence:
+    """Counts from `now`. Any thread may call `heard`; `look` belongs to one, which calls it every LOOK_INTERVAL_S."""
+
+    def __init__(self, *, now: float) -> None:
+        self._started_at = self._heard_at = self._looked_at = now
+        self._warned_at = -math.inf
+
+    def heard(self, now: float) -> None:
+        """A chief has called."""
+        self._heard_at = now
+
+    def look(self, now: float, *, is_adopted: bool, address: str) -> str:
+        """Returns the warning that is due, in words; empty if there is none."""
+        if now - self._looked_at > _LATE_S:
+            self._heard_at = now
+        self._looked_at = now
+        # Who calls without adopting (a chief that waits for another shard, an operator) does not make this shard anybody's.
+        since = self._heard_at if is_adopted else self._started_at
+        due = since + FIRST_WARNING_S if since > self._warned_at else self._warned_at + WARNING_INTERVAL_S
+        if now < due:
+            return ""
+        self._warned_at = now
+        silence = f"{now - since:.0f} s"
+        if is_adopted:
+            consequence = "if it is gone, start it again, here or elsewhere: training then goes on at its step"
+            return f"the chief has been silent for {silence}; {consequence}"
+        return f"no chief has adopted this parameter server for {silence}; is the chief started with --ps naming {address}?"
+
+
+# One parameter server as a gRPC server in this process: listening, health, and an orderly end. Knows no tensor.
+
 
 log = logging.getLogger("lockstep.server")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ShardLink
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ShardLink
 
 
 def worker_status(index: int, **changes: Any) -> ParticipantStatus:

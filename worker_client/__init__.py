@@ -12,24 +12,21 @@ with worker_client.connect() as session:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ps_protocol.averages import AverageSpec
-from ps_protocol.chief import ClusterState, ClusterStatus, PushOutcome
 from ps_protocol.errors import PsError
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
-from ps_protocol.partitioners import fixed_size_partitioner, min_max_variable_partitioner, variable_axis_size_partitioner
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.variable_options import Constraint, Initializer
-from worker_client.observer import Observer
-from worker_client.opening_in_process import local, observe_local
-from worker_client.opening_over_grpc import connect, observe
-from worker_client.optimizers import adadelta, adagrad, adagrad_da, adam, ftrl, momentum, proximal_adagrad, proximal_sgd, rmsprop, sgd
-from worker_client.outcomes import MetricReport, Push, StepResult, WorkerMetric
-from worker_client.placements import Placement
-from worker_client.policies import async_policy, moving_average, ssp_policy, sync_policy
-from worker_client.schedules import cosine_decay, exponential_decay, inverse_time_decay, piecewise_constant, polynomial_decay
-from worker_client.session import Session
-from worker_client.variables import (
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import AverageSpec
+from ps_protocol.model.variables import (
+    Constraint,
+    Initializer,
+    fixed_size_partitioner,
+    min_max_variable_partitioner,
+    variable_axis_size_partitioner,
+)
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome
+from worker_client.model.declarations import (
     IndexedSlices,
+    Placement,
     State,
     Table,
     Variable,
@@ -42,42 +39,64 @@ from worker_client.variables import (
     unit_norm,
     zeros_initializer,
 )
-from worker_client.wire_format import WireFormat, top_k
+from worker_client.model.optimizers import (
+    adadelta,
+    adagrad,
+    adagrad_da,
+    adam,
+    cosine_decay,
+    exponential_decay,
+    ftrl,
+    inverse_time_decay,
+    momentum,
+    piecewise_constant,
+    polynomial_decay,
+    proximal_adagrad,
+    proximal_sgd,
+    rmsprop,
+    sgd,
+)
+from worker_client.model.policies import async_policy, moving_average, ssp_policy, sync_policy
+from worker_client.model.wire_format import WireFormat, top_k
+from worker_client.opening import connect, local, observe, observe_local
+from worker_client.session.observer import Observer
+from worker_client.session.outcomes import MetricReport, Push, StepResult, WorkerMetric
+from worker_client.session.session import Session
 
 # What is built on a session is loaded when it is first asked for: module to its names. The imports below are for type checkers.
 _LAZY_MODULES = (
     ("worker_client.accumulators", "ConditionalAccumulator SparseConditionalAccumulator"),
     ("worker_client.estimator", "DNNClassifier"),
-    ("worker_client.graph", "Graph ModelVariable default_graph reset_default_graph get_variable trainable_variables"),
-    ("worker_client.graph", "global_variables create_global_step get_global_step get_or_create_global_step"),
-    ("worker_client.graph", "LossResult"),
-    ("worker_client.train_op", "TrainOp TrainResult map_gradients"),
-    ("worker_client.optimizer_facade", "Optimizer as_optimizer"),
+    ("worker_client.sync_replicas.graph", "Graph ModelVariable default_graph reset_default_graph get_variable trainable_variables"),
+    ("worker_client.sync_replicas.graph", "global_variables create_global_step get_global_step get_or_create_global_step"),
+    ("worker_client.sync_replicas.graph", "LossResult"),
+    ("worker_client.sync_replicas.optimizers", "TrainOp TrainResult map_gradients"),
+    ("worker_client.sync_replicas.optimizers", "Optimizer as_optimizer"),
     (
-        "worker_client.optimizer_facade_kinds",
+        "worker_client.sync_replicas.optimizers",
         "GradientDescentOptimizer MomentumOptimizer AdagradOptimizer AdagradDAOptimizer AdamOptimizer",
     ),
-    ("worker_client.optimizer_facade_kinds", "RMSPropOptimizer AdadeltaOptimizer FtrlOptimizer ProximalGradientDescentOptimizer"),
-    ("worker_client.optimizer_facade_kinds", "ProximalAdagradOptimizer"),
-    ("worker_client.sync_replicas", "SyncReplicasOptimizer"),
-    ("worker_client.averages_facade", "ExponentialMovingAverage restored_values"),
-    ("worker_client.monitored_session", "MonitoredTrainingSession MonitoredSession"),
-    ("worker_client.hooks", "SessionRunHook SessionRunArgs SessionRunContext SessionRunValues Coordinator"),
+    ("worker_client.sync_replicas.optimizers", "RMSPropOptimizer AdadeltaOptimizer FtrlOptimizer ProximalGradientDescentOptimizer"),
+    ("worker_client.sync_replicas.optimizers", "ProximalAdagradOptimizer"),
+    ("worker_client.sync_replicas.replicas_optimizer", "SyncReplicasOptimizer"),
+    ("worker_client.sync_replicas.averages", "ExponentialMovingAverage restored_values"),
+    ("worker_client.sync_replicas.session", "MonitoredTrainingSession MonitoredSession"),
+    ("worker_client.sync_replicas.hooks", "SessionRunHook SessionRunArgs SessionRunContext SessionRunValues Coordinator"),
     (
-        "worker_client.hooks_standard",
+        "worker_client.sync_replicas.hooks",
         "StopAtStepHook LoggingTensorHook StepCounterHook NanTensorHook NanLossDuringTrainingError FeedFnHook",
     ),
-    ("worker_client.hooks_standard", "FinalOpsHook SecondOrStepTimer"),
-    ("worker_client.hooks_saving", "CheckpointSaverHook CheckpointSaverListener SummarySaverHook"),
-    ("worker_client.worker_checkpoint", "latest_checkpoint load_checkpoint"),
+    ("worker_client.sync_replicas.hooks", "FinalOpsHook SecondOrStepTimer"),
+    ("worker_client.sync_replicas.saving", "CheckpointSaverHook CheckpointSaverListener SummarySaverHook"),
+    ("worker_client.sync_replicas.saving", "latest_checkpoint load_checkpoint"),
 )
 _LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split()}
 
 if TYPE_CHECKING:
     from worker_client.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-    from worker_client.averages_facade import ExponentialMovingAverage, restored_values
     from worker_client.estimator import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
-    from worker_client.graph import (
+    from worker_client.sync_replicas.averages import ExponentialMovingAverage, restored_values
+    from worker_client.sync_replicas.graph import (
         Graph,
         LossResult,
         ModelVariable,
@@ -90,21 +109,22 @@ if TYPE_CHECKING:
         reset_default_graph,
         trainable_variables,
     )
-    from worker_client.hooks import Coordinator, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-    from worker_client.hooks_saving import CheckpointSaverHook, CheckpointSaverListener, SummarySaverHook
-    from worker_client.hooks_standard import (
+    from worker_client.sync_replicas.hooks import (
+        Coordinator,
         FeedFnHook,
         FinalOpsHook,
         LoggingTensorHook,
         NanLossDuringTrainingError,
         NanTensorHook,
         SecondOrStepTimer,
+        SessionRunArgs,
+        SessionRunContext,
+        SessionRunHook,
+        SessionRunValues,
         StepCounterHook,
         StopAtStepHook,
     )
-    from worker_client.monitored_session import MonitoredSession, MonitoredTrainingSession
-    from worker_client.optimizer_facade import Optimizer, as_optimizer
-    from worker_client.optimizer_facade_kinds import (
+    from worker_client.sync_replicas.optimizers import (
         AdadeltaOptimizer,
         AdagradDAOptimizer,
         AdagradOptimizer,
@@ -112,13 +132,24 @@ if TYPE_CHECKING:
         FtrlOptimizer,
         GradientDescentOptimizer,
         MomentumOptimizer,
+        Optimizer,
         ProximalAdagradOptimizer,
         ProximalGradientDescentOptimizer,
         RMSPropOptimizer,
+        TrainOp,
+        TrainResult,
+        as_optimizer,
+        map_gradients,
     )
-    from worker_client.sync_replicas import SyncReplicasOptimizer
-    from worker_client.train_op import TrainOp, TrainResult, map_gradients
-    from worker_client.worker_checkpoint import latest_checkpoint, load_checkpoint
+    from worker_client.sync_replicas.replicas_optimizer import SyncReplicasOptimizer
+    from worker_client.sync_replicas.saving import (
+        CheckpointSaverHook,
+        CheckpointSaverListener,
+        SummarySaverHook,
+        latest_checkpoint,
+        load_checkpoint,
+    )
+    from worker_client.sync_replicas.session import MonitoredSession, MonitoredTrainingSession
 
 __all__ = [
     "AdadeltaOptimizer",

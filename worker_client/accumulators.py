@@ -1,38 +1,167 @@
-"""Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no transport.
+"""Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no step."""
 
-They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator, with the same methods, outside of a graph: each
-call does what running the operation did.
-"""
-
+import logging
+import operator
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol import retry
-from ps_protocol.accumulators import (
+from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, ShapeMismatch, Unimplemented
+from ps_protocol.model.variables import Array, DataType, SparseMean
+from ps_protocol.process import waiting
+from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.roles.accumulators import (
     UNKNOWN,
     Accumulators,
     AccumulatorSpec,
     AccumulatorStatus,
     GradientHeader,
+    Reduction,
     Taken,
     TakeRequest,
     check_num_required,
     check_step,
+    shard_of,
 )
-from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, ShapeMismatch
-from ps_protocol.tensors import Array, DataType
-from ps_protocol.variable_options import SparseMean
-from worker_client.accumulator_access import Access, Target, open_access
-from worker_client.accumulator_arguments import data_type_of, declared_shape, reduction_of, whole_number
-from worker_client.patience import Patience
+from ps_protocol.rpc import channel
+from ps_protocol.rpc.accumulators import GrpcAccumulators
+from ps_protocol.security.permissions import CallerRole
+from worker_client.cluster.waiting import Patience
+from worker_client.opening import access_of
+from worker_client.session.observer import Observer
+from worker_client.session.session import Session
 
 if TYPE_CHECKING:
-    from worker_client.variables import IndexedSlices
+    from worker_client.model.declarations import IndexedSlices
+
+
+# How a program reaches the named accumulators: through its session, or by a parameter server's address. Knows connections; no gradient.
+
+
+log = logging.getLogger("lockstep.worker")
+
+TIMEOUT_S = 60.0
+
+Target = Session | Observer | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The accumulators of one parameter server; `server` names it, and `timeout_s` is how long it is waited for.
+
+    `watching(what, expected seconds)` has the enclosed call spoken for while it hangs; `close` may be called more than once.
+    """
+
+    accumulators: Accumulators
+    server: str
+    timeout_s: float
+    watching: Callable[[str, float], AbstractContextManager[None]]
+    close: Callable[[], None]
+
+
+def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access:
+    """Returns access to the parameter server that accumulator `name` lies on; returns once it has answered.
+
+    Of a session's several servers that is the same one for all programs. `timeout_s` None: the session's, else 60 s. Raises Unavailable,
+    WrongRole, InvalidSpec.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
+    if isinstance(target, str):
+        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, proof=access_of(os.environ, role=CallerRole.WORKER))
+    target.membership.check_open()
+    link, addresses = target.membership.link, target.membership.registration.shard_addresses
+    index = shard_of(name, num_shards=len(addresses))
+    if link.is_in_process:
+        return _in_process(link.open_shard(index, addresses[index]), index, timeout_s=timeout_s or link.timeout_s)
+    return _remote(addresses[index], index=index, timeout_s=timeout_s or link.timeout_s, proof=link.access)
+
+
+def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
+    accumulators = getattr(shard, "accumulators", None)
+    if accumulators is None:
+        raise Unimplemented(f"ps {index}, a {type(shard).__name__}, has no named accumulators")
+    return Access(
+        accumulators=accumulators,
+        server=f"ps {index}",
+        timeout_s=timeout_s,
+        watching=lambda what, expected_s: nullcontext(),
+        close=lambda: None,
+    )
+
+
+def _remote(address: str, *, index: int | None, timeout_s: float, proof: channel.Access) -> Access:
+    client, watch = GrpcAccumulators(address, index=index, access=proof), SilenceWatch()
+
+    def close() -> None:
+        watch.close()
+        client.close()
+
+    try:
+        what = f"the parameter server at {address}"
+        with watch.expecting(what):
+            reply = waiting.call(client.handshake, what=what, timeout_s=timeout_s)
+    except BaseException:
+        close()
+        raise
+    if reply.warning:
+        log.warning("%s: %s", address, reply.warning)
+    server = f"ps {reply.identity.index} at {address}"
+    return Access(
+        accumulators=client,
+        server=server,
+        timeout_s=timeout_s,
+        watching=lambda text, expected_s: watch.expecting(text, expected_s=expected_s),
+        close=close,
+    )
+
+
+# What a user says of an accumulator, checked: element type, shape, numbers, reduction. Knows values only; no server.
+
+
+def data_type_of(dtype: npt.DTypeLike | DataType) -> DataType:
+    """Returns the element type that a NumPy type, its name, or "bfloat16" stands for. Raises InvalidSpec for others."""
+    if isinstance(dtype, DataType):
+        return dtype
+    name = dtype if dtype == DataType.BFLOAT16.value else np.dtype(dtype).name
+    try:
+        return DataType(name)
+    except ValueError:
+        raise InvalidSpec(f"dtype: got {name}, want one of {', '.join(data_type.value for data_type in DataType)}") from None
+
+
+def declared_shape(shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
+    """Returns the shape with UNKNOWN for what is not declared. Raises InvalidSpec."""
+    return None if shape is None else tuple(UNKNOWN if extent is None else whole_number("shape", extent) for extent in shape)
+
+
+def whole_number(what: str, value: SupportsIndex) -> int:
+    """Returns the number; `what` names it in the error. Raises InvalidSpec."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidSpec(f"{what}: got {value!r}, want a whole number") from None
+
+
+def reduction_of(reduction_type: str) -> Reduction:
+    """Returns the reduction of this name. Raises ValueError, as the original does."""
+    if reduction_type not in Reduction.__members__:
+        raise ValueError(f"reduction_type: got {reduction_type!r}, want one of {', '.join(Reduction.__members__)}")
+    return Reduction[reduction_type]
+
+
+# Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no transport.
+#
+# They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator, with the same methods, outside of a graph: each
+# call does what running the operation did.
+
 
 Result = TypeVar("Result")
 
@@ -139,7 +268,7 @@ class _RemoteAccumulator:
         subject = f"accumulator {self.name!r} on {self._access.server}: {what}"
         with self._access.watching(subject, expected_s):
             timeout_s = self._access.timeout_s + expected_s
-            return retry.call(lambda _: question(self._access.accumulators), what=subject, timeout_s=timeout_s)
+            return waiting.call(lambda _: question(self._access.accumulators), what=subject, timeout_s=timeout_s)
 
     def _elements(self, value: npt.ArrayLike, what: str) -> Array:
         """Returns the value as a contiguous array; numbers and lists of them take the accumulator's type, arrays must have it."""
@@ -273,7 +402,7 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
 
     def take_indexed_slices_grad(self, num_required: SupportsIndex, timeout_s: float | None = None) -> "IndexedSlices":
         """Does `take_grad` and returns an IndexedSlices; its `dense_shape` is None if the number of rows was not declared."""
-        from worker_client.variables import IndexedSlices
+        from worker_client.model.declarations import IndexedSlices
 
         indices, values, shape = self.take_grad(num_required, timeout_s)
         whole = tuple(int(extent) for extent in shape)

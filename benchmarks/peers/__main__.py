@@ -21,7 +21,7 @@ from benchmarks.setting import Setting, WrongTransport
 from benchmarks.sizes import SIZES, size_title, steps_for, workload_of
 from benchmarks.table import DIRECTORY, circumstances
 from benchmarks.workload import Workload
-from lockstep.supervision import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 # The other lineups are there to be seen as well: at three sizes.
 FEWER_SIZES = ("4KiB/4", "4MB/1000", "64MiB/16")

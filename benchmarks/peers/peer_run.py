@@ -13,9 +13,8 @@ from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.role import RoleWork
 from benchmarks.watching import Watcher
 from benchmarks.workload import NUM_WARMUP_STEPS, Workload
-from lockstep.environments import with_checkout
-from lockstep.process import ProcessSpec
-from lockstep.supervision import Supervisor
+from lockstep.launcher.environments import with_checkout
+from lockstep.launcher.supervisor import ProcessSpec, Supervisor
 
 _START_TIMEOUT_S = 120.0
 

@@ -1,4 +1,4 @@
-"""Who may import whom: `__main__ → server → service → store or runner → core → pure half of ps_protocol`, and roles never each other."""
+"""Who may import whom. The layers are folder names, so the folder list is the architecture; an unknown folder fails the test."""
 
 import subprocess
 import sys
@@ -9,55 +9,48 @@ import pytest
 from tests.architecture.source_tree import PACKAGES, Import, imports, module_name, source_files
 from tests.support.repository import ROOT
 
-ROLES = ("ps_server", "chief", "worker_client")
-
-# The half of ps_protocol that knows no wire; whatever is not named here belongs to the other half, and no core may import it.
-PURE = {
-    *("errors", "error_base", "checkpoint_errors", "tensors", "layout", "segments", "optimizer_spec", "model", "placement"),
-    *("shard", "chief", "backoff", "version", "addresses", "handshake", "tf_config"),
-    *("averages", "clipping", "policy_spec", "variable_options", "accumulators", "partitioners"),
-    *("encodings", "encodings_halves", "encodings_int8", "encodings_top_k", "encodings_frames", "encodings_gradients"),
-    "finite",
-    *("shared_memory", "worker_slots", "one_line"),
-    *(
-        "shard_values",
-        "shard_save_values",
-        "chief_values",
-        "chief_status_values",
-        "checkpoint",
-        "checkpoint_format",
-        "data_ranges",
-        "authorization",
+# Each package's folders and top-level modules, innermost first. A module imports from its own room and from the rooms before it.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "ps_protocol": ("errors", "v1", "model", "encodings", "roles", "wire", "security", "process", "rpc", "shared_memory", "checkpoint"),
+    "ps_server": (
+        "optimizers",
+        "numbers",
+        "contributions",
+        "model",
+        "shard",
+        "accumulators",
+        "serving",
+        "threads",
+        "config",
+        "server",
+        "__main__",
     ),
+    "chief": ("options", "policies", "core", "shards", "config", "serving", "__main__"),
+    "worker_client": ("model", "neural_network", "cluster", "shards", "session", "opening", "sync_replicas", "accumulators", "estimator"),
+    "lockstep": ("planning", "audit", "launcher", "certs", "checkpoint_export", "in_process", "combined", "demo", "cli", "__main__"),
 }
-# The shells of the servers, innermost first; whatever is not named here is core. A module imports only from its own row or earlier ones.
-SHELLS: dict[str, list[set[str]]] = {
-    "ps_server": [
-        {"config", "idle_streams", "index_stream", "apply_threads", "background", "checkpoint_reading", "shard_history"},
-        {"sharing", "transactions", "readings", "creations", "turns", "listeners"},
-        {"copy_memories", "save_pace", "shard_saves", "shard_restores"},
-        {"adoptable_store", "store", "named_accumulator", "accumulator_registry"},
-        {"arena_stream"},
-        {"push_streams", "variables_streams"},
-        {"in_process_shard", "service", "accumulator_service", "stream_service", "memory_service", "command_service", "recovery_service"},
-        {"server"},
-        {"__main__"},
-    ],
-    "chief": [
-        {"config", "own_address", "shard_stream", "shard_caller"},
-        {"shard_links", "checkpoint_store", "found_record"},
-        {"shard_calls", "shard_lanes", "at_shards", "replica", "replica_calls", "replicated_link", "replica_return"},
-        {"shard_tasks", "recovery_tasks"},
-        {"shard_side"},
-        {"runner"},
-        {"in_process_chief", "worker_calls"},
-        {"conversation", "single_call"},
-        {"service"},
-        {"server"},
-        {"__main__"},
-    ],
-}
-# A core decides; it does not wait, look at a clock, speak to anybody, or say anything.
+# What decides and never waits, looks at a clock, talks to anybody or logs: folders, or single modules in one.
+PURE = (
+    "ps_protocol.errors",
+    "ps_protocol.model",
+    "ps_protocol.encodings",
+    "ps_protocol.roles",
+    "ps_protocol.shared_memory.words",
+    "ps_server.optimizers",
+    "ps_server.numbers",
+    "ps_server.contributions",
+    "ps_server.model",
+    "ps_server.accumulators.rounds",
+    "chief.options",
+    "chief.policies",
+    "chief.core",
+    "worker_client.model",
+    "worker_client.neural_network",
+    "lockstep.planning",
+    "lockstep.cli.text",
+)
+# The only layers of one role that another may import, and who may.
+ROLES = ("ps_server", "chief", "worker_client")
 FORBIDDEN_IN_PURE = {
     *("grpc", "grpc_health", "google", "threading", "time", "logging", "asyncio", "os", "socket", "subprocess", "multiprocessing"),
     *("concurrent", "signal", "sched", "select", "selectors", "warnings", "datetime", "queue", "secrets"),
@@ -70,45 +63,47 @@ THIRD_PARTY = {
     # cryptography: `lockstep certs`, which nothing else imports.
     "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography"},
 }
-# What simulates a cluster is as pure as the cores, though it lives beside the command; it may import the chief's core.
-SIMULATION = (
-    *("latencies", "planning", "shared_link", "simulation", "simulation_result", "trace", "trace_recorder"),
-    *("status_text", "recovery_text", "why_text"),
-)
-# The one exception: local() composes all roles in one process.
-EXCEPTION = ("worker_client", "local", "lockstep.in_process")
+# local() runs all roles in one process, so it reaches beyond its package, in the function that does it.
+LOCAL = ("worker_client", "lockstep.in_process")
 
 
-def _stem(path: Path) -> str:
-    return path.relative_to(ROOT).parts[1].removesuffix(".py")
-
-
-def _is_pure(module: str) -> bool:
+def room(module: str) -> str:
+    """The folder or top-level module of its package that a module lies in: "core" of chief.core.waiting."""
     parts = module.split(".")
-    return parts[0] == "ps_protocol" and (len(parts) == 1 or parts[1] in PURE)
+    return parts[1] if len(parts) > 1 else "__init__"
 
 
-def _layer(package: str, module_stem: str) -> int:
-    """0 for the core."""
-    return next((index + 1 for index, row in enumerate(SHELLS.get(package, [])) if module_stem in row), 0)
+def floor(module: str) -> int:
+    """How far out a module's room lies in its package; raises for a room that LAYERS does not name."""
+    package = module.split(".")[0]
+    return LAYERS[package].index(room(module))
 
 
-def _is_core(path: Path) -> bool:
-    package = path.relative_to(ROOT).parts[0]
-    # That of ps_protocol prepares the import of grpc, whoever comes to it.
-    if _stem(path) == "__init__":
-        return False
-    if package == "ps_protocol":
-        return _is_pure(module_name(path))
-    return package in SHELLS and _layer(package, _stem(path)) == 0
+def is_pure(module: str) -> bool:
+    """Whether a module lies in one of the PURE places; what only names such a folder counts, too."""
+    return any(module == place or module.startswith(f"{place}.") for place in PURE)
 
 
 def _where(path: Path, imported: Import) -> str:
     return f"{path.relative_to(ROOT)}:{imported.line} imports {imported.module}"
 
 
-def _is_exception(path: Path, imported: Import) -> bool:
-    return (path.relative_to(ROOT).parts[0], imported.function, imported.module) == EXCEPTION
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_and_module_has_its_layer(package: str) -> None:
+    found = {room(module_name(path)) for path in source_files(package)} - {"__init__"}
+    assert found - {"v1"} == set(LAYERS[package]) - {"v1"}, "name a new folder in LAYERS, or take a gone one out"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_layers_import_only_inwards(package: str) -> None:
+    wrong = [
+        _where(path, imported)
+        for path in source_files(package)
+        if room(module_name(path)) != "__init__"
+        for imported in imports(path)
+        if imported.top == package and room(imported.module) != "__init__" and floor(imported.module) > floor(module_name(path))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_roles_meet_only_in_ps_protocol() -> None:
@@ -118,52 +113,25 @@ def test_roles_meet_only_in_ps_protocol() -> None:
         for role, forbidden in others.items()
         for path in source_files(role)
         for imported in imports(path)
-        if imported.top in forbidden and not _is_exception(path, imported)
+        if imported.top in forbidden and not (role == LOCAL[0] and imported.module == LOCAL[1] and imported.function)
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_local_is_the_only_exception_and_imports_inside_the_function() -> None:
-    found = [(path.name, i.function) for role in ROLES for path in source_files(role) for i in imports(path) if i.top == "lockstep"]
-    assert found == [(found[0][0], "local")] if found else True
+def test_pure_places_exist() -> None:
+    missing = [place for place in PURE if not any((ROOT / place.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py"))]
+    assert not missing, missing
 
 
-@pytest.mark.parametrize("path", [path for path in source_files() if _is_core(path)], ids=module_name)
-def test_core_knows_no_wire_thread_clock_or_log(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
+def test_pure_code_knows_no_wire_thread_clock_or_log() -> None:
     wrong = []
-    for imported in imports(path):
-        if imported.top in PACKAGES:
-            parts = imported.module.split(".")
-            is_own_core = imported.top == package and _layer(package, parts[1] if len(parts) > 1 else "") == 0 and package != "ps_protocol"
-            allowed = is_own_core or _is_pure(imported.module)
-        else:
-            allowed = imported.top not in FORBIDDEN_IN_PURE and (
-                imported.top in sys.stdlib_module_names or imported.top in ("numpy", "ml_dtypes")
-            )
-        if not allowed:
-            wrong.append(_where(path, imported))
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("stem", SIMULATION)
-def test_simulation_knows_no_wire_thread_clock_or_log(stem: str) -> None:
-    wrong = []
-    for imported in imports(path := ROOT / "lockstep" / f"{stem}.py"):
-        own = imported.module.split(".")[1] if "." in imported.module else ""
-        pure = {"lockstep": own in SIMULATION, "chief": _layer("chief", own) == 0, "ps_protocol": _is_pure(imported.module)}
-        if imported.top in FORBIDDEN_IN_PURE or not pure.get(imported.top, imported.top not in PACKAGES):
-            wrong.append(_where(path, imported))
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("package", sorted(SHELLS))
-def test_layers_import_only_inwards(package: str) -> None:
-    wrong = []
-    for path in source_files(package):
+    for path in source_files():
+        if not is_pure(module_name(path)):
+            continue
         for imported in imports(path):
-            parts = imported.module.split(".")
-            if imported.top == package and len(parts) > 1 and _layer(package, parts[1]) > _layer(package, _stem(path)):
+            known = imported.top in sys.stdlib_module_names or imported.top in ("numpy", "ml_dtypes")
+            allowed = is_pure(imported.module) if imported.top in PACKAGES else known and imported.top not in FORBIDDEN_IN_PURE
+            if not allowed:
                 wrong.append(_where(path, imported))
     assert not wrong, "\n".join(wrong)
 
@@ -177,6 +145,13 @@ def test_third_party_packages_are_those_declared(package: str) -> None:
         if imported.top not in sys.stdlib_module_names and imported.top not in (*PACKAGES, *THIRD_PARTY[package])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_folders_hand_nothing_on() -> None:
+    """A name is imported from the module that defines it, so an `__init__.py` of a folder holds its description and nothing else."""
+    folders = [path for path in source_files() if path.name == "__init__.py" and path.parent.parent != ROOT]
+    wrong = [str(path.relative_to(ROOT)) for path in folders if imports(path)]
+    assert not wrong, wrong
 
 
 _LOADED_BY = """
@@ -199,6 +174,6 @@ def test_import_worker_client_loads_only_grpcio_protobuf_and_numpy() -> None:
 
 
 def test_import_has_no_effect_on_threads() -> None:
-    script = "import threading, ps_protocol.shard_client, ps_protocol.chief_client, worker_client; print(threading.active_count())"
+    script = "import threading, ps_protocol.rpc.shard, ps_protocol.rpc.chief, worker_client; print(threading.active_count())"
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
     assert result.stdout.strip() == "1"

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from ps_protocol import accumulator_client, chief_client, errors, handshake_client, memory_link, shard_chief_calls, shard_client
+from ps_protocol import errors
 from ps_protocol.errors import PsError
-from ps_protocol.status import STATUS
+from ps_protocol.rpc import accumulators, chief, shard
+from ps_protocol.rpc import client as handshake_client
+from ps_protocol.rpc.status import STATUS
+from ps_protocol.shared_memory import worker
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.support.repository import ROOT
 
@@ -29,13 +32,13 @@ ERRORS = sorted(
 )
 CLIENTS = {
     "HandshakeService": handshake_client,
-    "ParameterService": shard_client,
-    "AccumulatorService": accumulator_client,
-    "ChiefService": chief_client,
+    "ParameterService": shard,
+    "AccumulatorService": accumulators,
+    "ChiefService": chief,
 }
 # Streams that stay, and what only a chief asks of a parameter server.
 _OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "ConfigureShard", "PrepareStep", "ApplyStep", "GetShardStatus")
-ELSEWHERE = {"ShareMemory": memory_link, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard_chief_calls)}
+ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard)}
 
 
 @functools.cache
@@ -65,7 +68,7 @@ def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> N
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
 def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
-    assert error in STATUS, f"ps_protocol/status.py: {error.__name__} has no status"
+    assert error in STATUS, f"ps_protocol/rpc/status.py: {error.__name__} has no status"
     rows = _rows(error.reason)
     assert len(rows) == 1, f"docs/protocol.md: want one row '| `{error.reason}` | …'"
     assert f"`{STATUS[error].name}`" in rows[0], f"docs/protocol.md: {error.reason} travels as {STATUS[error].name}"

@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-import chief.server
+import chief.serving.server
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     def reachable(address: str) -> str:
         return told if address else address
 
-    chief.server.reachable = reachable
+    chief.serving.server.reachable = reachable
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint_export import export
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_search import list_checkpoints, verify_checkpoint
+from ps_protocol.checkpoint.catalog import list_checkpoints, verify_checkpoint
+from ps_protocol.checkpoint.storage import LocalStorage
 from tests.chaos import script
 from tests.support.repository import ROOT
 

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ps_protocol.chief import ClusterStatus
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.rpc.chief import GrpcChief
 from tests.chaos import claims, script
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Proxy, Weather

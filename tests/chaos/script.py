@@ -11,8 +11,8 @@ import numpy as np
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.optimizer_spec import OptimizerSpec
-from ps_protocol.tensors import Array
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
 
 Values = dict[str, Array]
 SHAPES: dict[str, tuple[tuple[int, ...], type]] = {"w": ((61, 7), np.float32), "b": ((13,), np.float64), "v": ((40,), np.float32)}

@@ -5,9 +5,9 @@ import signal
 import numpy as np
 import pytest
 
-from ps_protocol.chief import ParticipantKind, RegisterRequest
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import ParticipantKind, RegisterRequest
+from ps_protocol.rpc.chief import GrpcChief
 from tests.chaos import claims, script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan

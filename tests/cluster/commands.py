@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from lockstep.__main__ import main
-from lockstep.cluster import ClusterSpec, LocalCluster
-from lockstep.supervision import Supervisor
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.supervisor import Supervisor
 
 Ended = subprocess.CompletedProcess[str]
 

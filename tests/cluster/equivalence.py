@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 
 NUM_WORKERS = 3
 NUM_STEPS = 50

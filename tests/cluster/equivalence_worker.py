@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import worker_client
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.cluster.equivalence import NUM_STEPS, Values, gradients, initial_values, rows_of, spec_of
 from worker_client import Session
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lockstep.__main__ import main
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_search import find_checkpoint, verify_checkpoint
+from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
+from ps_protocol.checkpoint.storage import LocalStorage
 from tests.cluster.real_cluster import RealCluster
 from tests.contract.clusters import Shape
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ps_protocol.chief import ClusterState
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import Unauthenticated
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
 from tests.cluster.launching import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 from tests.waiting import wait_until
 from tests.wire.certificates import make

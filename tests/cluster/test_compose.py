@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ps_protocol.authorization import CallerRole
-from ps_protocol.credentials import parse_tokens
+from ps_protocol.security.permissions import CallerRole
+from ps_protocol.security.tokens import parse_tokens
 from tests.architecture.source_tree import source_files
 from tests.support.repository import ROOT
 from tests.waiting import wait_until

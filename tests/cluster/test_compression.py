@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.compression import FORMATS, in_words, main
 from benchmarks.compression_training import wire_bytes
-from worker_client.wire_format import wire_format
+from worker_client.model.wire_format import wire_format
 
 MIB = 1 << 20
 

@@ -20,7 +20,7 @@ from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, 
 from tests.contract.clusters import GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
 from tests.support.repository import ROOT
 from tests.waiting import wait_until
-from worker_client.cluster_link import machine_name
+from worker_client.cluster.chief import machine_name
 
 VALUES = {"w": np.zeros(3)}
 

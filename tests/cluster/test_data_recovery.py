@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.chief import ClusterStatus
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.rpc.chief import GrpcChief
 from tests.contract.clusters import end
 from tests.support.repository import ROOT
 from tests.waiting import wait_until

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from lockstep.demo_display import PlainDisplay, progress_line
-from lockstep.demo_progress import Progress, ProgressMeter, WorkerProgress
-from lockstep.digits_examples import MISSING, load_digits, split
-from lockstep.digits_model import Evaluation, evaluate, initial_values, loss_and_gradients
+from lockstep.demo.digits import MISSING, Evaluation, evaluate, initial_values, load_digits, loss_and_gradients, split
+from lockstep.demo.display import PlainDisplay, progress_line
+from lockstep.demo.observer import Progress, ProgressMeter, WorkerProgress
 from tests.cluster.commands import lockstep_here
 from tests.cluster_status import cluster_status, worker_status
 
@@ -178,7 +177,7 @@ def test_plain_lines_come_once_a_second_at_most(capsys: pytest.CaptureFixture[st
 
 
 def test_the_live_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    live = importlib.import_module("lockstep.demo_live")
+    live = importlib.import_module("lockstep.demo.live")
     with live.LiveDisplay(num_steps=600) as display:
         display.show(None, [])
         display.show(PROGRESS, [])

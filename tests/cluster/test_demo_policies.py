@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from lockstep.digits_examples import load_digits, split
-from lockstep.digits_model import evaluate, initial_values, loss_and_gradients
-from lockstep.digits_optimizers import NAMES, optimizer_of
-from ps_protocol.optimizer_spec import OPTIMIZERS, UPDATE_RULES
+from lockstep.demo.digits import NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from ps_protocol.model.optimizers import OPTIMIZERS, UPDATE_RULES
 from tests.cluster.commands import lockstep_here
 from tests.cluster.test_demo import demo
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.cluster.equivalence import NUM_STEPS, NUM_WORKERS, UPDATES, Values, train_alone
 from tests.cluster.equivalence_worker import train
 from tests.contract.clusters import Shape, announced, end, start_chief, start_ps

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from ps_protocol.channel import open_channel
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.waiting import wait_until
 

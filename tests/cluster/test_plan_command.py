@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from lockstep.trace import HEADER, parse_trace
-from ps_protocol.tensors import Array
+from lockstep.planning.trace import HEADER, parse_trace
+from ps_protocol.model.variables import Array
 from tests.cluster.commands import cluster, lockstep_here
 from tests.waiting import wait_until
 

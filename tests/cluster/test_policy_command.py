@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from lockstep.cluster import LocalCluster
-from ps_protocol.tensors import Array
+from lockstep.launcher.cluster import LocalCluster
+from ps_protocol.model.variables import Array
 from tests.cluster.commands import cluster, lockstep, lockstep_here
 
 

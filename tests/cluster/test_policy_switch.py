@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import worker_client
-from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.model.policy import PolicySpec
 from tests.cluster.real_cluster import RealCluster
 from tests.contract.clusters import Shape
 from tests.waiting import wait_until

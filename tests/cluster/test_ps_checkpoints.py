@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ps_protocol.errors import PsError, StorageFailed, StorageFull
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import SaveRequest, SaveState, Shard
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.shard import SaveRequest, SaveState, Shard
+from ps_protocol.rpc.shard import GrpcShard
 from tests.contract.sharded_training import CHIEF, ShardedTraining
 from tests.support.repository import ROOT
 from tests.waiting import wait_until

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_protocol.channel import open_channel
 from ps_protocol.errors import PsError
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.shard import GrpcShard
 from tests.support.repository import ROOT
 from tests.waiting import wait_until
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import worker_client
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.credentials import parse_tokens
 from ps_protocol.errors import PermissionDenied, Unauthenticated
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.security.tokens import parse_tokens
 from tests.cluster.launching import TRAIN, read_until, up
 from tests.contract.clusters import announced, end
 from tests.support.repository import ROOT

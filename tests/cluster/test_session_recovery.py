@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.memory_segments import NAME_PREFIX, can_share
+from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.contract.clusters import end
 from tests.support.repository import ROOT
 from tests.waiting import wait_until

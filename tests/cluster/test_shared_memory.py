@@ -9,16 +9,16 @@ from typing import Any
 import psutil
 import pytest
 
-from ps_protocol import memory_segments
-from ps_protocol.memory_segments import NAME_PREFIX
-from ps_protocol.shard import ShardStatus
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.shared_memory import segment
+from ps_protocol.shared_memory.segment import NAME_PREFIX
 from tests.cluster.real_cluster import RealCluster
 from tests.cluster.worker_tasks import PATIENCE_VARIABLE
 from tests.contract.clusters import Shape
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
+pytestmark = pytest.mark.skipif(not segment.boot_id(), reason="this system has no memory that can be shared")
 
 Launch = Callable[..., RealCluster]
 STEPS = 12

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.cluster.models import contribution
 from tests.cluster.real_cluster import RealCluster, Worker
 from tests.contract.clusters import Shape

@@ -13,9 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.output import LineSplitter, PrefixedOutput
-from lockstep.process import Process, ProcessSpec, describe_end
-from lockstep.supervision import Interrupted, Supervisor
+from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
 from tests.waiting import wait_until
 
 MARK = "LOCKSTEP_SUPERVISION_TEST"
@@ -24,8 +22,8 @@ MARK = "LOCKSTEP_SUPERVISION_TEST"
 LAUNCHER = """
 import sys
 from pathlib import Path
-from lockstep.process import ProcessSpec
-from lockstep.supervision import Interrupted, Supervisor
+from lockstep.launcher.supervisor import ProcessSpec
+from lockstep.launcher.supervisor import Interrupted, Supervisor
 logs, count, program = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
     with Supervisor(log_directory=logs, show_line=lambda name, line: print(name, line, flush=True)) as supervisor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.cluster.models import NUM_FEW, NUM_MANY, WIDTH
 from tests.cluster.real_cluster import RealCluster
 from tests.contract.clusters import Shape

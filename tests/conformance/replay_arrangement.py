@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.model import PlacedSlice
-from ps_protocol.partitioners import Partitioner
+from ps_protocol.model.spec import PlacedSlice
+from ps_protocol.model.variables import Partitioner
+from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.processes import Cluster
 from worker_client import Variable

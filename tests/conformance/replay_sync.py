@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from ps_protocol.chief import ClusterStatus, ParticipantKind
-from ps_protocol.chief_client import GrpcChief
+from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
+from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.processes import Cluster
 from tests.conformance.replay_training import optimizer_of

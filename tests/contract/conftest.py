@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.shard import Shard
+from ps_protocol.roles.shard import Shard
 from tests.contract.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
 from tests.contract.shards import TRANSPORTS, Trainer, open_shard
 

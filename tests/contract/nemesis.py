@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.segments import Segments
+from ps_protocol.model.layout import Segments
 
 # What a call may meet, each as often as the others.
 WORST = ("request lost", "answer lost", "sent twice", "held back")

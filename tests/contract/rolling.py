@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.in_process import InProcessCluster
-from ps_protocol.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.errors import EpochMismatch, LeaseExpired
-from ps_protocol.shard import PushHeader, PushId
+from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
+from ps_protocol.roles.shard import PushHeader, PushId
 from tests.contract.flaky import Flaky
 from worker_client import Session
-from worker_client.cluster_link import ClusterLink, register
+from worker_client.cluster.chief import ClusterLink, register
 
 
 class RollingCluster:

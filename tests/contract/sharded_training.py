@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ps_protocol.averages import AVERAGE_SLOT
-from ps_protocol.checkpoint import Checkpoint, ChiefRecord
-from ps_protocol.checkpoint_manifest import encode_manifest, manifest_sha256
-from ps_protocol.checkpoint_places import open_storage
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.model import ModelSpec
-from ps_protocol.optimizer_spec import OptimizerSpec
-from ps_protocol.placement import layouts, place
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.segments import Segments
-from ps_protocol.shard import (
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.checkpoint.manifest import encode_manifest, manifest_sha256
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import AVERAGE_SLOT, ModelSpec, layouts, place
+from ps_protocol.model.variables import Array, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.shard import (
     ApplyRequest,
     Metric,
     PushHeader,
@@ -30,7 +28,6 @@ from ps_protocol.shard import (
     ShardSpec,
     SparsePart,
 )
-from ps_protocol.tensors import Array, VariableSpec
 
 NUM_WORKERS = 2
 CHIEF = 2

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ps_protocol.checkpoint_places import open_storage
-from ps_protocol.clipping import NO_CLIP, ClipSpec
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.shard import (
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import NO_CLIP, ClipSpec
+from ps_protocol.model.variables import Array, DataType, Initializer, SparseMean, VariableSpec
+from ps_protocol.roles.shard import (
     ApplyReply,
     ApplyRequest,
     Metric,
@@ -24,12 +24,10 @@ from ps_protocol.shard import (
     ShardSpec,
     SparsePart,
 )
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Initializer, SparseMean
+from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
-from ps_server.in_process_shard import InProcessShard
 from ps_server.server import ParameterServer
+from ps_server.serving.local import InProcessShard
 from tests.contract.sharing_workers import SharingWorkers
 
 TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "shared_memory")

@@ -2,18 +2,11 @@
 
 import threading
 
-from ps_protocol.forwarding_shard import ForwardingShard
-from ps_protocol.layout import Layout
-from ps_protocol.memory_link import MemoryNotShared
-from ps_protocol.segments import Segments
-from ps_protocol.shard import (
-    PushHeader,
-    PushReply,
-    ShardSpec,
-)
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.shared_memory_shard import SharedMemoryShard, share_memory
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply, ShardSpec
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
 
 
 class SharingWorkers(ForwardingShard):

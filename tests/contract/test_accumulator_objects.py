@@ -12,7 +12,6 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.accumulators import Accumulators, TakeRequest, shard_of
 from ps_protocol.errors import (
     AccumulatorExists,
     AccumulatorNotFound,
@@ -22,6 +21,7 @@ from ps_protocol.errors import (
     ShapeMismatch,
     Unavailable,
 )
+from ps_protocol.roles.accumulators import Accumulators, TakeRequest, shard_of
 from ps_server.config import ParameterServerConfig
 from tests.contract.clusters import GrpcTestCluster, Shape
 from tests.contract.shards import open_server

@@ -8,16 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_protocol.checkpoint_files import check_file, open_file, write_file
-from ps_protocol.checkpoint_format import SavedTensor
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_manifest import encode_manifest, read_checkpoint
-from ps_protocol.checkpoint_places import open_storage
-from ps_protocol.checkpoint_remote import RemoteStorage
-from ps_protocol.checkpoint_search import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune, verify_checkpoint
-from ps_protocol.checkpoint_storage import MANIFEST, CheckpointStorage
+from ps_protocol.checkpoint.catalog import (
+    KnownCheckpoints,
+    find_checkpoint,
+    highest_epoch,
+    list_checkpoints,
+    open_storage,
+    prune,
+    verify_checkpoint,
+)
+from ps_protocol.checkpoint.fsspec_storage import RemoteStorage
+from ps_protocol.checkpoint.manifest import encode_manifest, read_checkpoint
+from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage
+from ps_protocol.checkpoint.tensor_file import SavedTensor, check_file, open_file, write_file
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
-from ps_protocol.shard_save_values import CheckpointFile
+from ps_protocol.roles.shard import CheckpointFile
 from tests.core.checkpoint_fixtures import CLUSTER, VARIABLES, checkpoint_of, save, values_of, write_files
 
 _numbers = itertools.count()

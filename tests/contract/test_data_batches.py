@@ -8,9 +8,9 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.data_ranges import DataRange
 from ps_protocol.errors import DataMismatch, DeadlineExceeded
-from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.model.data import DataRange
+from ps_protocol.model.policy import PolicySpec
 from tests.contract.rolling import RollingCluster
 from worker_client import PushOutcome, Session
 

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import worker_client
-from lockstep.digits_examples import load_digits, split
+from lockstep.demo.digits import load_digits, split
 from tests.support.repository import ROOT
 from worker_client.estimator import DNNClassifier
 

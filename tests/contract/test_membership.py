@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest, Registration
 from ps_protocol.errors import LeaseExpired, Superseded
-from worker_client.cluster_link import ClusterLink
-from worker_client.membership import Membership
+from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest, Registration
+from worker_client.cluster.chief import ClusterLink
+from worker_client.session.membership import Membership
 
 FIRST = Registration(
     participant=Participant(kind=ParticipantKind.WORKER, index=0, incarnation=1, epoch=1),

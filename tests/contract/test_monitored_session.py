@@ -11,8 +11,8 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.chief import PushOutcome
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired
+from ps_protocol.roles.chief import PushOutcome
 from tests.contract.clusters import GrpcTestCluster, Shape
 from tests.contract.flaky import Flaky
 from tests.contract.programs import running_cluster

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.accumulator_client import GrpcAccumulators
-from ps_protocol.accumulators import Accumulators, AccumulatorSpec, GradientHeader, GradientReply, Reduction, Taken, TakeRequest
 from ps_protocol.errors import (
     AccumulatorExists,
     AccumulatorNotFound,
@@ -21,10 +19,12 @@ from ps_protocol.errors import (
     PushIdReused,
     ShapeMismatch,
 )
-from ps_protocol.tensors import Array, DataType
-from ps_server.accumulator_registry import AccumulatorRegistry
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.accumulators import Accumulators, AccumulatorSpec, GradientHeader, GradientReply, Reduction, Taken, TakeRequest
+from ps_protocol.rpc.accumulators import GrpcAccumulators
+from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig
-from ps_server.memory import MemoryBudget
+from ps_server.numbers.memory import MemoryBudget
 from tests.contract.shards import TRANSPORTS, open_server
 from tests.waiting import wait_until
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import worker_client
-from chief.coordination import CoordinationConfig
-from chief.in_process_chief import InProcessChief
-from ps_protocol.chief import Chief, ParticipantKind
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.shard import Shard
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import Array
-from ps_server.in_process_shard import InProcessShard
+from chief.options import CoordinationConfig
+from chief.serving.in_process import InProcessChief
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import Chief, ParticipantKind
+from ps_protocol.roles.shard import Shard
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from ps_server.serving.local import InProcessShard
 from tests.contract.clusters import Shape, announced, start_chief, start_ps
 from tests.contract.nemesis import REPEATS, WORST, Nemesis
 from worker_client import PushOutcome, Session
-from worker_client.cluster_link import ClusterLink, register
+from worker_client.cluster.chief import ClusterLink, register
 
 NUM_WORKERS, NUM_STEPS = 3, 8
 VALUES = {"a": np.linspace(0, 1, 40), "b": np.linspace(-1, 0, 17, dtype=np.float32).astype(np.float64)}

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.encodings import FloatEncoding
-from ps_protocol.encodings_gradients import GradientEncoder
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import NonFiniteGradient
-from ps_protocol.layout import Layout
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushResult, Shard
-from ps_protocol.tensors import Array, DataType
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.shard import PushResult, Shard
 from tests.contract.clusters import Shape, Start
 from tests.contract.shards import Trainer, layout_of, open_shard, table, variable, views
 from worker_client import IndexedSlices, PushOutcome, Session, State, Table

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.chief import Participant, ParticipantKind, Registration
 from ps_protocol.errors import Cancelled, NotInitialized, Unavailable
-from ps_protocol.forwarding_shard import ForwardingShard
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushHeader, PushReply, PushResult, Shard
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
+from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply, PushResult, Shard
 from tests.contract.shards import CHIEF, EPOCH, Trainer, open_shard
-from worker_client.replicated_shard import ReplicatedShard
-from worker_client.shard_places import ShardPlaces
+from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
 FIRST, SECOND, THIRD = ADDRESSES = ("host-a:1", "host-b:1", "host-c:1")
 STAGED, STALE, DUPLICATE = PushResult.STAGED, PushResult.STALE, PushResult.DUPLICATE

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import PermissionDenied, PsError, StorageFailed, StorageFull, Unavailable
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import SaveRequest, SaveState
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.copy_memories import CopyMemories, copy_memory
-from ps_server.in_process_shard import InProcessShard
-from ps_server.memory import MemoryBudget
-from ps_server.model_state import StateMemory
-from ps_server.save_pace import SavePace
-from ps_server.stripes import ONE_THREAD
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.shard import SaveRequest, SaveState
+from ps_server.model.snapshot import StateMemory
+from ps_server.numbers.apply import ONE_THREAD
+from ps_server.numbers.memory import MemoryBudget
+from ps_server.serving.local import InProcessShard
+from ps_server.shard.checkpoints import CopyMemories, SavePace, copy_memory
 from tests.contract.sharded_training import CHIEF, ShardedTraining
 from tests.contract.watched_storage import WatchedStorage
 from tests.waiting import wait_until

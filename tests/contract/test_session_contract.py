@@ -18,7 +18,7 @@ from ps_protocol.errors import (
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.contract.clusters import Shape, Start
 from worker_client import ClusterState, PushOutcome, Session
 

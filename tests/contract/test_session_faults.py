@@ -11,16 +11,16 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.chief import ClusterState, Participant, ParticipantKind
 from ps_protocol.errors import InternalError, LeaseExpired, StepGone, TooManyPushes, Unavailable
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import PushReply, PushResult
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
+from ps_protocol.roles.shard import PushReply, PushResult
 from tests.contract.flaky import Flaky
 from tests.waiting import wait_until
 from worker_client import PushOutcome, Session
-from worker_client.cluster_link import ClusterLink, register
-from worker_client.fan_out import FanOut
-from worker_client.heartbeat import Heartbeat
+from worker_client.cluster.chief import ClusterLink, register
+from worker_client.cluster.threads import FanOut
+from worker_client.session.membership import Heartbeat
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}

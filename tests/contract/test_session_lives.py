@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.chief import TokenReply, TokenResult
+from ps_protocol.roles.chief import TokenReply, TokenResult
 from tests.contract.rolling import RollingCluster
 from worker_client import PushOutcome, Session
 

@@ -7,7 +7,7 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
-from ps_protocol.policy_spec import PolicySpec
+from ps_protocol.model.policy import PolicySpec
 from tests.contract.clusters import AnyCluster, Shape, Start
 from worker_client import IndexedSlices, PushOutcome, Session, Table
 

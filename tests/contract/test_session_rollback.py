@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.chief import ParticipantKind
 from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
+from ps_protocol.roles.chief import ParticipantKind
 from tests.contract.rolling import RollingCluster
 from tests.waiting import wait_until
 from worker_client import PushOutcome, Session
-from worker_client.cluster_link import register
+from worker_client.cluster.chief import register
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}

@@ -8,8 +8,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ModelMismatch, SlotNotFound, VariableNotFound
-from ps_protocol.policy_spec import PolicyName
-from ps_protocol.tensors import Array
+from ps_protocol.model.policy import PolicyName
+from ps_protocol.model.variables import Array
 from tests.contract.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, State, Table, Variable
 

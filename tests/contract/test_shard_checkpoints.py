@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.averages import AverageSpec
 from ps_protocol.errors import (
     CheckpointMismatch,
     CheckpointNotFound,
@@ -21,12 +20,11 @@ from ps_protocol.errors import (
     StepMismatch,
     Superseded,
 )
-from ps_protocol.memory_segments import NAME_PREFIX, can_share
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
-from ps_protocol.shard import Adoption, PushId, SaveRequest, SaveState, Shard
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_protocol.variable_options import Initializer, InitializerKind, Partition
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
+from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, Shard
+from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.contract.sharded_training import CHIEF, ShardedTraining, metrics_of
 from tests.contract.shards import TRANSPORTS, Trainer, open_shard
 from tests.contract.sharing_workers import SharingWorkers

@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ps_protocol.clipping import ClipSpec
-from ps_protocol.encodings import FloatEncoding
-from ps_protocol.encodings_gradients import GradientEncoder
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import IndexOutOfRange, MalformedMessage
-from ps_protocol.layout import Layout
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushHeader, PushResult, Shard, SparsePart
-from ps_protocol.tensors import Array, DataType
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.shard import PushHeader, PushResult, Shard, SparsePart
 from tests.contract.shards import Trainer, layout_of, table, variable, views
 from tests.core.test_gradient_encoder import decoded
 

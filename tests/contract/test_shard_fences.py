@@ -11,8 +11,8 @@ from ps_protocol.errors import (
     ShuttingDown,
     Superseded,
 )
-from ps_protocol.segments import Segments
-from ps_protocol.shard import Adoption, PushId, Shard
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import Adoption, PushId, Shard
 from tests.contract.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, Trainer
 
 # Adoption and fences

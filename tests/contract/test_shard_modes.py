@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessage, NotInitialized, StepMismatch, Superseded
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import Metric, PushId, PushResult, Shard
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.shard import Metric, PushId, PushResult, Shard
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 
 SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2)))

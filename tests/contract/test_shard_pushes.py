@@ -16,8 +16,8 @@ from ps_protocol.errors import (
     TooManyPushes,
     TruncatedStream,
 )
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.shard import PushReply, PushResult
+from ps_protocol.model.layout import aligned_bytes
+from ps_protocol.roles.shard import PushReply, PushResult
 from tests.contract.shards import MIXED, TRANSPORTS, Trainer, layout_of, open_shard, variable
 
 

@@ -5,14 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import SlotNotFound, VariableExists
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import Shard, ShardSpec
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_protocol.variable_options import Constraint, ConstraintKind, Initializer, InitializerKind
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec, ClipSpec
+from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, VariableSpec
+from ps_protocol.roles.shard import Shard, ShardSpec
 from tests.contract.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(1.0))

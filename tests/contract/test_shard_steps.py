@@ -10,7 +10,7 @@ from ps_protocol.errors import (
     PsError,
     StepMismatch,
 )
-from ps_protocol.shard import PushId, PushResult
+from ps_protocol.roles.shard import PushId, PushResult
 from tests.contract.shards import MIXED, Trainer, open_shard, views
 
 

@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import (
     IndexOutOfRange,
     InvalidSpec,
@@ -15,11 +14,11 @@ from ps_protocol.errors import (
     StepNotReady,
     TruncatedStream,
 )
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushResult, RowsRequest, Shard, SparsePart
-from ps_protocol.tensors import DataType
-from ps_protocol.variable_options import Initializer, InitializerKind, SparseMean
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.model.variables import DataType, Initializer, InitializerKind, SparseMean
+from ps_protocol.roles.shard import PushResult, RowsRequest, Shard, SparsePart
 from tests.contract.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 TABLE = layout_of(table("emb", (10, 3)))

@@ -9,8 +9,8 @@ import numpy as np
 from ps_protocol.errors import (
     StepGone,
 )
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushResult, Shard
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import PushResult, Shard
 from tests.contract.shards import Trainer, layout_of, variable
 
 

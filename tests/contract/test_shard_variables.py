@@ -17,10 +17,9 @@ from ps_protocol.errors import (
     VariableExists,
     WrongRole,
 )
-from ps_protocol.layout import Layout, aligned_bytes
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushId, Shard
-from ps_protocol.tensors import DataType
+from ps_protocol.model.layout import Layout, Segments, aligned_bytes
+from ps_protocol.model.variables import DataType
+from ps_protocol.roles.shard import PushId, Shard
 from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
 
 # Creation

@@ -10,12 +10,11 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
-from ps_protocol.memory_link import MemoryNotShared
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shared_memory_shard import SharedMemoryShard
-from ps_protocol.tensors import Array
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.variables import Array
+from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard
 from tests.contract.clusters import GrpcTestCluster, Shape
-from worker_client import Session, memory_sharing
+from worker_client import Session, opening
 
 Opening = Callable[..., Session]
 
@@ -227,7 +226,7 @@ def test_memory_that_was_lost_for_a_while_is_shared_again(
 ) -> None:
     session = opened(policy=policy)
     memories = session.membership.shards().memories
-    monkeypatch.setattr("worker_client.shared_memories._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("worker_client.shards.shards._LOOK_AGAIN_S", 0.0)
     for step in range(6):
         assert_all(session.read(), -step)
         gradients = session.gradients()
@@ -269,7 +268,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
     def refuse(*_: object, **__: object) -> object:
         raise MemoryNotShared("another user's process", is_same_host=True)
 
-    monkeypatch.setattr(memory_sharing, "share_memory", refuse)
+    monkeypatch.setattr(opening, "share_memory", refuse)
     with ExitStack() as stack:
         asking = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir, transport="shared_memory")
         with pytest.raises(MemoryNotShared, match=r"ps 0 at .*transport='shared_memory' cannot be had: another user.*transport='auto'"):

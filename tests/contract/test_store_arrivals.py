@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InternalError, Unavailable
-from ps_protocol.shard import PushResult
-from ps_server import turns
-from ps_server.in_process_shard import InProcessShard
-from ps_server.update_rule import UpdateRule
+from ps_protocol.roles.shard import PushResult
+from ps_server.optimizers.rule import UpdateRule
+from ps_server.serving.local import InProcessShard
+from ps_server.shard import gate
 from tests.contract.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
@@ -91,7 +91,7 @@ def test_push_that_comes_again_while_it_is_applied_is_not_applied_again(arrivals
 
 
 def test_reading_goes_on_during_arrivals_and_configuring_waits(arrivals: Trainer, held: _HeldRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_WAIT_S", 0.05)
+    monkeypatch.setattr(gate, "TURN_WAIT_S", 0.05)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(arrivals.push, arrivals.header())
         assert held.has_begun.wait(10)

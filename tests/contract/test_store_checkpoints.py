@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.checkpoint import Checkpoint
-from ps_protocol.checkpoint_places import open_storage
+from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import (
     EpochMismatch,
     InternalError,
@@ -18,13 +17,14 @@ from ps_protocol.errors import (
     Unavailable,
     VariableExists,
 )
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.shard import SaveRequest, SaveState, ShardSettings
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.in_process_shard import InProcessShard
-from ps_server.shard_model import ShardModel
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint
+from ps_protocol.roles.shard import SaveRequest, SaveState, ShardSettings
+from ps_server.model.shard_model import ShardModel
+from ps_server.serving.local import InProcessShard
 from tests.contract.sharded_training import CHIEF, ShardedTraining
 
 MODEL = ModelSpec(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import StepGone, Unavailable
-from ps_protocol.shard import ApplyRequest, PushHeader, RowsRequest, Shard, ShardSettings
-from ps_server import turns
-from ps_server.in_process_shard import InProcessShard
-from ps_server.store import ParameterStore
-from ps_server.turns import Turns
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, Shard, ShardSettings
+from ps_server.serving.local import InProcessShard
+from ps_server.shard import gate
+from ps_server.shard.gate import Turns
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
@@ -94,14 +94,14 @@ def test_step_waits_for_a_reader_of_rows(fixture: _Fixture) -> None:
 
 
 def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "READERS_WAIT_S", 0.01)
+    monkeypatch.setattr(gate, "READERS_WAIT_S", 0.01)
     reading = fixture.store.open_variables(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash)
     chunks = reading.chunks(8)
     next(chunks)
     fixture.step(0)
     fixture.step(1)
     # Nor again for a reader that it has waited for in vain: this test would take too long.
-    monkeypatch.setattr(turns, "READERS_WAIT_S", 1000.0)
+    monkeypatch.setattr(gate, "READERS_WAIT_S", 1000.0)
     fixture.step(2)
     with pytest.raises(StepGone):
         reading.check()
@@ -109,7 +109,7 @@ def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.Monk
 
 
 def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_WAIT_S", 0.01)
+    monkeypatch.setattr(gate, "TURN_WAIT_S", 0.01)
     lock = threading.Condition()
     mine = Turns(lock, name="ps 0")
     with ThreadPoolExecutor(1) as pool, mine.alone():

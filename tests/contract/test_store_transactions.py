@@ -17,10 +17,10 @@ from ps_protocol.errors import (
     TooManyPushes,
     TruncatedStream,
 )
-from ps_protocol.shard import ApplyRequest, PushHeader, PushReply, PushResult, ShardSpec
-from ps_server.in_process_shard import InProcessShard
-from ps_server.shard_model import ShardModel
-from ps_server.store import ParameterStore
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushResult, ShardSpec
+from ps_server.model.shard_model import ShardModel
+from ps_server.serving.local import InProcessShard
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer
 
 HALF = MIXED.nbytes // 2

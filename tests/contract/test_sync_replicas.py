@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from tests.contract.programs import SHAPES, Build, running_cluster, target_of, train
 from worker_client import (
     ExponentialMovingAverage,

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from lockstep.__main__ import main
-from lockstep.history_bookkeeping import Books, check_books
-from lockstep.history_facts import facts_of
-from lockstep.history_values import recompute
-from ps_protocol import history_events as events
-from ps_protocol.averages import AverageSpec
-from ps_protocol.checkpoint_places import open_storage
-from ps_protocol.forwarding_shard import ForwardingShard
-from ps_protocol.history import HistoryWriter, read_history
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushHeader, PushId, PushReply
-from ps_server.in_process_shard import InProcessShard
+from lockstep.audit.books import Books, check_books
+from lockstep.audit.facts import facts_of
+from lockstep.audit.values import recompute
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.spec import AverageSpec
+from ps_protocol.process import history as events
+from ps_protocol.process.history import HistoryWriter, read_history
+from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushId, PushReply
+from ps_server.serving.local import InProcessShard
 from tests.contract.sharded_training import ShardedTraining
 from tests.contract.test_shard_checkpoints import model_of
 

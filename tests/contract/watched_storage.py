@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_storage import FileWriter, storage_failures
+from ps_protocol.checkpoint.storage import FileWriter, LocalStorage, storage_failures
 
 
 class WatchedStorage:

@@ -5,20 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ps_protocol.checkpoint import Checkpoint, ChiefRecord, tag_of
-from ps_protocol.checkpoint_files import write_file
-from ps_protocol.checkpoint_format import SavedTensor, tensor_name
-from ps_protocol.checkpoint_manifest import encode_manifest
-from ps_protocol.checkpoint_storage import CheckpointStorage
-from ps_protocol.data_ranges import DataProgress, DataSpec
-from ps_protocol.model import ModelSpec, Placement, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import place
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard_save_values import CheckpointFile
-from ps_protocol.shard_values import AppliedPush, WorkerPushes
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Partition
+from ps_protocol.checkpoint.manifest import encode_manifest
+from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.checkpoint.tensor_file import SavedTensor, tensor_name, write_file
+from ps_protocol.model.data import DataProgress, DataSpec
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
+from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
+from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
 
 CLUSTER = "job-a"
 VARIABLES = (

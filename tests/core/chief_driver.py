@@ -3,12 +3,17 @@
 import itertools
 from typing import Any
 
-from chief import events as ev
-from chief.assurance import LINGER_S
-from chief.coordination import CoordinationConfig
-from chief.coordinator import Coordinator
-from chief.recovery_events import ShardFinding, ShardsFound
-from ps_protocol.chief import (
+from chief.core import messages as ev
+from chief.core.coordinator import Coordinator
+from chief.core.messages import ShardFinding, ShardsFound
+from chief.core.replies import LINGER_S
+from chief.options import CoordinationConfig
+from ps_protocol.errors import PsError
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import (
     CommitResult,
     HyperparameterChange,
     ModelReply,
@@ -23,12 +28,7 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.errors import PsError
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.shard import PushId
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.roles.shard import PushId
 
 
 def model_of(*shape: int, name: str = "w") -> ModelSpec:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.chief import ClusterState, PushOutcome
 from ps_protocol.errors import PsError
-from ps_protocol.policy_spec import PolicySpec
-from ps_protocol.tensors import Array
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ClusterState, PushOutcome
 from worker_client import SessionRunArgs, SessionRunHook
 
 

@@ -4,16 +4,14 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chief import events as ev
-from chief import recovery_events as rev
-from chief.coordination import CheckpointConfig
-from chief.coordinator import Coordinator
-from ps_protocol.checkpoint import Checkpoint, ChiefRecord
-from ps_protocol.chief import Registration
-from ps_protocol.data_ranges import DataSpec
-from ps_protocol.model import ModelSpec
-from ps_protocol.placement import layouts, place
-from ps_protocol.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, WorkerPushes
+from chief.core import messages
+from chief.core.coordinator import Coordinator
+from chief.options import CheckpointConfig
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.spec import ModelSpec, layouts, place
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.chief import Registration
+from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, WorkerPushes
 from tests.core.chief_driver import MODEL, Driver, Worker
 
 
@@ -32,8 +30,8 @@ class FakeShard:
     settings_version: int = 0
     life: int = 0
 
-    def finding(self) -> rev.ShardFinding:
-        return rev.ShardFinding(
+    def finding(self) -> messages.ShardFinding:
+        return messages.ShardFinding(
             process_incarnation=self.process,
             epoch=self.epoch,
             chief_incarnation=self.chief,
@@ -63,7 +61,7 @@ class RecoveryDriver(Driver):
 
     def __init__(self, *, num_shards: int = 2, storage: dict[str, Checkpoint] | None = None, begin: bool = True, **config: Any) -> None:
         self.orders: list[Any] = []
-        self.notes: list[ev.Note] = []
+        self.notes: list[messages.Note] = []
         self.is_manual = False
         self.storage: dict[str, Checkpoint] = {} if storage is None else storage
         self.damaged: set[str] = set()
@@ -77,7 +75,7 @@ class RecoveryDriver(Driver):
             self.begin()
 
     def begin(self) -> None:
-        self.send(rev.ShardsFound(findings=tuple(shard.finding() for shard in self.shards)))
+        self.send(messages.ShardsFound(findings=tuple(shard.finding() for shard in self.shards)))
 
     def new_chief(self, **config: Any) -> None:
         """Another chief process takes the place of the old one, which never says anything again."""
@@ -96,13 +94,13 @@ class RecoveryDriver(Driver):
     def restart(self, shard: int) -> None:
         """As `kill`, and the chief sees it."""
         self.kill(shard)
-        self.send(ev.ShardSeen(shard=shard, process_incarnation=self.shards[shard].process))
+        self.send(messages.ShardSeen(shard=shard, process_incarnation=self.shards[shard].process))
 
-    def send(self, event: ev.Event) -> None:
+    def send(self, event: messages.Event) -> None:
         before = self.coordinator.handle
         taken: list[Any] = []
 
-        def handle(event: ev.Event, now: float) -> list[ev.Instruction]:
+        def handle(event: messages.Event, now: float) -> list[messages.Instruction]:
             instructions = before(event, now)
             taken.extend(instructions)
             return instructions
@@ -114,8 +112,8 @@ class RecoveryDriver(Driver):
         finally:
             self.applies_at_once = at_once
             self.coordinator.handle = before  # type: ignore[method-assign]
-        self.notes += [order for order in taken if isinstance(order, ev.Note)]
-        kinds = rev.RecoveryInstruction.__args__
+        self.notes += [order for order in taken if isinstance(order, messages.Note)]
+        kinds = messages.RecoveryInstruction.__args__
         self.orders += [order for order in taken if isinstance(order, kinds)]
         if not self.is_manual:
             self.work_off()
@@ -129,36 +127,36 @@ class RecoveryDriver(Driver):
 
     def do(self, order: Any) -> None:
         match order:
-            case rev.AdoptShards(epoch=epoch, chief_incarnation=chief, life=life):
+            case messages.AdoptShards(epoch=epoch, chief_incarnation=chief, life=life):
                 self._adopt(epoch, chief, life)
-            case rev.KeepRecord(version=version, record=record):
+            case messages.KeepRecord(version=version, record=record):
                 for shard in self.shards if order.is_for_all else self.shards[:1]:
                     if version > shard.record_version:
                         shard.record, shard.record_version = record, version
-                self.send(rev.RecordKept(epoch=order.epoch, version=version))
-            case rev.FindCheckpoint(excluded=excluded, only=only):
+                self.send(messages.RecordKept(epoch=order.epoch, version=version))
+            case messages.FindCheckpoint(excluded=excluded, only=only):
                 self._find(excluded, only)
-            case rev.RestoreShards():
+            case messages.RestoreShards():
                 self._restore(order)
-            case rev.SaveStep(tag=tag, step=step):
+            case messages.SaveStep(tag=tag, step=step):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
-                self.send(rev.StepCopied(tag=tag))
+                self.send(messages.StepCopied(tag=tag))
                 if self.full:
-                    self.send(rev.SaveFailed(tag=tag, why="no space left on device; training continues", is_full=True))
+                    self.send(messages.SaveFailed(tag=tag, why="no space left on device; training continues", is_full=True))
                 else:
                     files = tuple(CheckpointFile(name=f"ps-{i}", shard=i, num_bytes=8, sha256="0" * 64) for i in range(len(self.shards)))
-                    self.send(rev.StepSaved(tag=tag, files=files))
-            case rev.CommitCheckpoint(checkpoint=checkpoint, keep=keep):
+                    self.send(messages.StepSaved(tag=tag, files=files))
+            case messages.CommitCheckpoint(checkpoint=checkpoint, keep=keep):
                 self.storage[checkpoint.tag] = checkpoint
                 for old in sorted(self.storage.values(), key=lambda c: c.age_order)[:-keep]:
                     del self.storage[old.tag]
-                self.send(rev.CheckpointCommitted(tag=checkpoint.tag))
+                self.send(messages.CheckpointCommitted(tag=checkpoint.tag))
 
     def apply(self) -> None:
         self.apply_at(*range(len(self.shards)))
         step = self.to_apply.pop(0)
         self.applied.append(step)
-        self.send(ev.StepApplied(step=step.step, epoch=step.epoch))
+        self.send(messages.StepApplied(step=step.step, epoch=step.epoch))
 
     def apply_at(self, *shards: int) -> None:
         """Has only these shards apply the step that is to be applied; the chief does not hear of it."""
@@ -203,7 +201,7 @@ class RecoveryDriver(Driver):
     ) -> int:
         call = self.call()
         self.send(
-            rev.LeaseRanges(
+            messages.LeaseRanges(
                 call=call,
                 participant=worker.participant,
                 data=data,
@@ -224,7 +222,7 @@ class RecoveryDriver(Driver):
         kept = max(self.shards, key=lambda shard: shard.record_version)
         for index, shard in enumerate(self.shards):
             if index == len(self.shards) - 1 and kept.record is not None:
-                self.send(rev.RecordFound(record=kept.record))
+                self.send(messages.RecordFound(record=kept.record))
             adoption = Adoption(
                 step=shard.step,
                 layout_hash=hashes[index] if shard.step is not None else "",
@@ -232,29 +230,29 @@ class RecoveryDriver(Driver):
                 last_apply=shard.last_apply,
                 pushes=shard.pushes(),
             )
-            self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
+            self.send(messages.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 
     def _find(self, excluded: tuple[str, ...], only: str) -> None:
         if self.unreadable:
-            self.send(rev.CheckpointFound(checkpoint=None, failure=self.unreadable))
+            self.send(messages.CheckpointFound(checkpoint=None, failure=self.unreadable))
             return
         there = sorted(self.storage.values(), key=lambda checkpoint: checkpoint.age_order)
         found = [c for c in there if c.tag not in excluded and (not only or c.tag == only)]
         self.send(
-            rev.CheckpointFound(
+            messages.CheckpointFound(
                 checkpoint=found[-1] if found else None,
                 manifest_sha256="ab" * 32,
                 highest_epoch=max((c.epoch for c in there), default=0),
             )
         )
 
-    def _restore(self, order: rev.RestoreShards) -> None:
+    def _restore(self, order: messages.RestoreShards) -> None:
         if self.unreadable:
-            self.send(rev.RestoreFailed(epoch=order.epoch, tag=order.tag, why=self.unreadable, is_damaged=False, is_passing=True))
+            self.send(messages.RestoreFailed(epoch=order.epoch, tag=order.tag, why=self.unreadable, is_damaged=False, is_passing=True))
             return
         if order.tag in self.damaged:
             why = "ps-0 is not what was written"
-            self.send(rev.RestoreFailed(epoch=order.epoch, tag=order.tag, why=why, is_damaged=True))
+            self.send(messages.RestoreFailed(epoch=order.epoch, tag=order.tag, why=why, is_damaged=True))
             return
         step = self.storage[order.tag].step
         for shard in self.shards:
@@ -262,4 +260,4 @@ class RecoveryDriver(Driver):
             shard.epoch, shard.chief, shard.step, shard.last_apply = order.epoch, order.chief_incarnation, step, None
             shard.life = order.life
             shard.applied = {number: made_of for number, made_of in shard.applied.items() if number < step}
-        self.send(rev.ShardsRestored(epoch=order.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards)))
+        self.send(messages.ShardsRestored(epoch=order.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards)))

@@ -1,12 +1,12 @@
 """An accumulator at a step, and the words of workers for it. Knows how to open, fill and stage; asserts nothing."""
 
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.accumulator import Contribution, GradientAccumulator
-from ps_server.gradient_slots import GradientSlot, GradientSlots
-from ps_server.memory import BufferPool, MemoryBudget
-from ps_server.staging import StagingMemory
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult
+from ps_server.contributions.inbox import Contribution, Inbox
+from ps_server.contributions.slots import GradientSlot, GradientSlots
+from ps_server.contributions.staging import StagingMemory
+from ps_server.numbers.memory import BufferPool, MemoryBudget
 
 NBYTES = 64
 LAYOUT = Layout([VariableSlice(variable=VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(16,)), start=0, stop=16)])
@@ -22,7 +22,7 @@ class StagingShard:
         staging = StagingMemory(LAYOUT, self.pool, budget=self.budget)
         self.released: list[GradientSlot] = []
         self.shared = GradientSlots(release=self.released.append)
-        self.accumulator = GradientAccumulator(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
+        self.accumulator = Inbox(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
         self.step = STEP
 
     def open(

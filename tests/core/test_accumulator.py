@@ -18,9 +18,9 @@ from ps_protocol.errors import (
     Superseded,
     TooManyPushes,
 )
-from ps_protocol.shard import PushReply, PushResult
-from ps_server import seen_pushes
-from ps_server.accumulator import Contribution
+from ps_protocol.roles.shard import PushReply, PushResult
+from ps_server.contributions import inbox
+from ps_server.contributions.inbox import Contribution
 from tests.core.staging_shard import NBYTES, STEP, StagingShard, push_id
 
 
@@ -240,7 +240,7 @@ def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
 
 
 def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_pushes, "MAX_WORKERS", 2)
+    monkeypatch.setattr(inbox, "MAX_WORKERS", 2)
     for worker in (0, 1, 2):
         shard.push(worker)
     assert shard.accumulator._seen.workers == {1, 2}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ps_protocol.errors import EpochMismatch, Superseded
-from ps_protocol.shard import PushReply, PushResult
+from ps_protocol.roles.shard import PushReply, PushResult
 from tests.core.staging_shard import STEP, StagingShard, push_id
 
 

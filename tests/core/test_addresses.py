@@ -2,8 +2,8 @@
 
 import pytest
 
-from ps_protocol.addresses import is_loopback, parse_address
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.roles.identity import is_loopback, parse_address
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:5000", "localhost:1", "ps-0.train.svc:65535", "[::1]:5000", "unix:/run/ps.sock"])

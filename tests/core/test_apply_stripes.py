@@ -8,17 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_protocol.averages import AverageSpec
-from ps_protocol.clipping import ClipSpec
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Constraint, ConstraintKind
-from ps_server.apply_threads import ApplyThreads
-from ps_server.fused_apply import FusedApply
-from ps_server.step_memory import StepMemory
-from ps_server.stripes import ONE_THREAD, StripeRunner, share
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import AverageSpec, ClipSpec
+from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType, VariableSpec
+from ps_server.numbers.apply import ONE_THREAD, FusedApply, StepMemory, StripeRunner, share
+from ps_server.optimizers.rule import UpdateRule
+from ps_server.threads import ApplyThreads
 
 OPTIMIZERS = ["sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"]
 TYPES = [DataType.FLOAT32, DataType.FLOAT64, DataType.FLOAT16, DataType.BFLOAT16]

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from ps_protocol.averages import AVERAGE_SLOT, AverageSpec
 from ps_protocol.errors import LimitExceeded
-from ps_protocol.layout import ALIGNMENT, Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.arena import ShardArena, arena_bytes, padding_words, word_bytes
-from ps_server.memory import BufferPool, MemoryBudget, format_bytes
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.layout import ALIGNMENT, Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_server.numbers.arena import ShardArena, arena_bytes, padding_words, word_bytes
+from ps_server.numbers.memory import BufferPool, MemoryBudget, format_bytes
+from ps_server.optimizers.rule import UpdateRule
 
 
 def _optimizer(name: str, **hyperparameters: float) -> OptimizerSpec:

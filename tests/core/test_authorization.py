@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol import credentials
-from ps_protocol.authorization import ALLOWED, HEALTH, CallerRole, check_allowed, is_open, is_standing
-from ps_protocol.credentials import TokenSource, TokenTable, bearer, new_token, new_token_lines, parse_tokens, tokens_beside, write_secret
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
+from ps_protocol.security import tokens
+from ps_protocol.security.permissions import ALLOWED, HEALTH, CallerRole, check_allowed, is_open, is_standing
+from ps_protocol.security.tokens import (
+    TokenSource,
+    TokenTable,
+    bearer,
+    new_token,
+    new_token_lines,
+    parse_tokens,
+    tokens_beside,
+    write_secret,
+)
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 
 MODULES = (accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
@@ -101,7 +110,7 @@ def test_missing_token_is_told_how_to_be_given(tmp_path: Path, given: str | byte
 
 
 def test_tokens_are_replaced_without_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(tokens, "LOOK_INTERVAL_S", 0.0)
     path, old, new = tmp_path / "tokens", new_token(), new_token()
     table = TokenTable(write(path, f"worker {old}\n"))
     source = TokenSource(path, role=CallerRole.WORKER)
@@ -116,7 +125,7 @@ def test_tokens_are_replaced_without_an_interruption(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("broken", ["", "worker short\n", "king 0123456789abcdef\n", "\xff"])
 def test_file_that_becomes_wrong_leaves_the_tokens_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(tokens, "LOOK_INTERVAL_S", 0.0)
     path, token = tmp_path / "tokens", new_token()
     table = TokenTable(write(path, f"worker {token}\n"))
     source = TokenSource(path, role=CallerRole.WORKER)
@@ -166,7 +175,7 @@ def test_secrets_are_readable_for_their_owner_only(tmp_path: Path) -> None:
 def test_tokens_beside_a_socket_count_only_if_they_are_ours_alone(tmp_path: Path) -> None:
     socket = str(tmp_path / "chief.sock")
     assert tokens_beside(socket) is None
-    path = write(tmp_path / credentials.BESIDE_SOCKET, new_token_lines())
+    path = write(tmp_path / tokens.BESIDE_SOCKET, new_token_lines())
     assert tokens_beside(socket) == path
     path.chmod(0o640)
     assert tokens_beside(socket) is None

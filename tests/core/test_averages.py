@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.averages import AverageSpec
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server.averages import AverageKeeper, averaged_slices, move
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import AverageSpec
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_server.numbers.apply import AverageKeeper, averaged_slices, move
 from tests.support.repository import RECORDED_CASES
 
 CASES = json.loads((RECORDED_CASES / "moving_average.json").read_text())["cases"]

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from ps_protocol.backoff import delays_s
+from ps_protocol.process.waiting import delays_s
 
 
 def first(count: int, seed: int) -> list[float]:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lockstep.__main__ import main
-from ps_protocol.checkpoint_format import decode_header, decode_length
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.tensors import Array
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.checkpoint.tensor_file import decode_header, decode_length
+from ps_protocol.model.variables import Array
 from tests.core.checkpoint_fixtures import VARIABLES, save, values_of, write_files
 
 

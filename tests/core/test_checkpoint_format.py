@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.checkpoint_format import (
+from ps_protocol.checkpoint.tensor_file import (
     MAX_HEADER_BYTES,
     SavedTensor,
     decode_header,
@@ -18,9 +18,9 @@ from ps_protocol.checkpoint_format import (
     tensor_name,
 )
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.layout import VariableSlice
-from ps_protocol.placement import place
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.spec import place
+from ps_protocol.model.variables import DataType, VariableSpec
 from tests.core.checkpoint_fixtures import MODEL, tensors_of
 
 

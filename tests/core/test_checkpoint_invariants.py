@@ -9,11 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps_protocol.checkpoint import Checkpoint
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_search import KnownCheckpoints, find_checkpoint, prune, verify_checkpoint
-from ps_protocol.checkpoint_storage import MANIFEST
+from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, prune, verify_checkpoint
+from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss
+from ps_protocol.roles.checkpoint import Checkpoint
 from tests.core.checkpoint_fixtures import CLUSTER, save
 from tests.core.crashing_disk import Crash, Disk
 

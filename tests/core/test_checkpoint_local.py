@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_search import find_checkpoint, prune, verify_checkpoint
-from ps_protocol.checkpoint_storage import MANIFEST, size_text
+from ps_protocol.checkpoint.catalog import find_checkpoint, prune, verify_checkpoint
+from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, size_text
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
-from ps_protocol.failpoints import enable_failpoints
+from ps_protocol.process.failpoints import enable_failpoints
 from tests.core.checkpoint_fixtures import CLUSTER, save, write_files
 from tests.core.crashing_disk import Crash, Disk
 

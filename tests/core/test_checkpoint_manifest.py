@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.checkpoint import Checkpoint, epoch_of
-from ps_protocol.checkpoint_manifest import ManifestEncoder, decode_manifest, encode_manifest, manifest_end
+from ps_protocol.checkpoint.manifest import ManifestEncoder, decode_manifest, encode_manifest, manifest_end
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.shard_save_values import CheckpointFile
+from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
+from ps_protocol.roles.shard import CheckpointFile
 from tests.core.checkpoint_fixtures import checkpoint_of
 
 Fields = dict[str, Any]

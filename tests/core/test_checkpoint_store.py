@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chief.checkpoint_store import CheckpointStore
-from chief.recovery_events import FindCheckpoint
-from ps_protocol.checkpoint_local import LocalStorage
+from chief.core.messages import FindCheckpoint
+from chief.shards.checkpoint_store import CheckpointStore
+from ps_protocol.checkpoint.storage import LocalStorage
 from tests.core.checkpoint_fixtures import CLUSTER, save, write_files
 
 

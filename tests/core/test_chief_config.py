@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from chief.config import ChiefConfig, parse_config
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
+from chief.options import CheckpointConfig
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.checkpoint import Durability
 
 TF_CONFIG = json.dumps(
     {

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
-from ps_protocol.shard import ShardStatus
+from ps_protocol.roles.shard import ShardStatus
 from tests.waiting import wait_until
-from worker_client.chief_search import ChiefSearch
+from worker_client.cluster.chief import ChiefSearch
 
 
 class FakeChief:

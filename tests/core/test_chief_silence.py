@@ -1,6 +1,6 @@
 """When a parameter server says that it hears no chief. The clock is a number."""
 
-from ps_server.chief_silence import LOOK_INTERVAL_S, ChiefSilence
+from ps_server.server import LOOK_INTERVAL_S, ChiefSilence
 
 
 def _looks(silence: ChiefSilence, start: int, end: int, *, is_adopted: bool) -> dict[int, str]:

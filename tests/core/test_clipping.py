@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from ps_protocol.clipping import ClipSpec, scales
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ClipSpec, scales
+from ps_protocol.model.variables import DataType, VariableSpec
 
 ADD = OptimizerSpec(name="add", learning_rate=constant(0.0))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from chief.coordination import CheckpointConfig
-from ps_protocol.chief import Participant, PushCommit, PushOutcome
-from ps_protocol.data_ranges import DataSpec
+from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
-from ps_protocol.shard import PushId
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.chief import Participant, PushCommit, PushOutcome
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ps_protocol.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken
 from ps_protocol.errors import InvalidSpec, ShapeMismatch
-from ps_protocol.tensors import Array, DataType
-from ps_server.conditional_accumulator import ConditionalAccumulator, DenseSum, Gradient, Take
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken
+from ps_server.accumulators.rounds import ConditionalAccumulator, DenseSum, Gradient, Take
 
 
 def accumulator(

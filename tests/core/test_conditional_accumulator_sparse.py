@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.accumulators import UNKNOWN, AccumulatorSpec, Reduction
 from ps_protocol.errors import IndexOutOfRange, ShapeMismatch
-from ps_protocol.tensors import Array, DataType
-from ps_protocol.variable_options import SparseMean
-from ps_server.conditional_accumulator import ConditionalAccumulator, Gradient
-from ps_server.sparse_conditional_accumulator import SparseSum, combined
+from ps_protocol.model.variables import Array, DataType, SparseMean
+from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction
+from ps_server.accumulators.rounds import ConditionalAccumulator, Gradient, SparseSum, combined
 
 
 def accumulator(

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.tensors import DataType
-from ps_protocol.variable_options import Constraint, ConstraintKind
-from ps_server.constraints import EPSILON, constrain
+from ps_protocol.model.variables import Constraint, ConstraintKind, DataType
+from ps_server.numbers.apply import EPSILON, constrain
 
 NON_NEGATIVE = Constraint(kind=ConstraintKind.NON_NEGATIVE)
 CLIP = Constraint(kind=ConstraintKind.CLIP, low=-0.5, high=2.0)

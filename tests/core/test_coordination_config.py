@@ -2,14 +2,12 @@
 
 import pytest
 
-from chief.coordination import CoordinationConfig
-from ps_protocol.chief import (
-    PushOutcome,
-)
+from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     InvalidSpec,
 )
-from ps_protocol.policy_spec import PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.roles.chief import PushOutcome
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from chief import events as ev
-from chief import recovery_events as rev
-from ps_protocol.chief import ParticipantKind, RegisterRequest, Registration
+from chief.core import messages
 from ps_protocol.errors import LeaseExpired, Unavailable
+from ps_protocol.roles.chief import ParticipantKind, RegisterRequest, Registration
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -16,7 +15,7 @@ def arrival(driver: RecoveryDriver, index: int) -> int:
     """Somebody wants to take part; returns the call."""
     call = driver.call()
     request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="host-b", pid=4242, request_id=1000 + call)
-    driver.send(ev.RegisterWorker(call=call, request=request))
+    driver.send(messages.RegisterWorker(call=call, request=request))
     return call
 
 
@@ -37,9 +36,9 @@ def test_nobody_is_taken_in_before_the_chief_knows_who_was_here_and_then_nobody_
 
 def test_whoever_comes_before_the_parameter_servers_are_found_is_told_what_for_it_waits() -> None:
     fresh = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
-    fresh.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    fresh.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     call, gone = arrival(fresh, 0), arrival(fresh, 1)
-    fresh.send(ev.CallCancelled(call=gone))
+    fresh.send(messages.CallCancelled(call=gone))
     fresh.pass_time(1.5)
     assert isinstance(fresh.answers[call], Unavailable), "so that it asks again"
     assert "ps 1 at host-p:5001" in str(fresh.answers[call])
@@ -64,7 +63,7 @@ def test_whoever_comes_before_a_checkpoint_is_found_is_numbered_above_all_that_t
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(rev.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
     again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)
     again.is_manual = True
     again.begin()
@@ -83,7 +82,7 @@ def test_a_chief_that_takes_a_higher_number_later_disowns_whom_it_took_in_before
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(rev.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
     tags = sorted(driver.storage)
     driver.storage[tags[0]] = replace(driver.storage[tags[0]], chief_incarnation=5)
     again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)

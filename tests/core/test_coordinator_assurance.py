@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from chief import events as ev
-from chief import recovery_events as rev
-from ps_protocol.chief import CommitResult, PushOutcome, TokenReply, TokenResult
+from chief.core import messages
 from ps_protocol.errors import EpochMismatch, Unavailable
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply, TokenResult
 from tests.core.chief_driver import Driver, Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -21,8 +20,8 @@ def backed_up(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
     return driver, driver.train(*range(config.get("total_num_replicas", 3)))
 
 
-def records(driver: RecoveryDriver) -> list[rev.KeepRecord]:
-    return [order for order in driver.orders if isinstance(order, rev.KeepRecord)]
+def records(driver: RecoveryDriver) -> list[messages.KeepRecord]:
+    return [order for order in driver.orders if isinstance(order, messages.KeepRecord)]
 
 
 def test_who_was_told_accepted_is_in_the_step_though_others_are_quicker_at_the_next_chief() -> None:
@@ -65,7 +64,7 @@ def test_a_contribution_that_completes_its_step_costs_no_record_and_is_told_when
 def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting_for_others() -> None:
     driver, (worker, *_) = backed_up(total_num_replicas=1, replicas_to_aggregate=3)
     before, call = driver.now, driver.call()
-    driver.send(ev.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+    driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
     assert driver.answers[call].outcome is ACCEPTED
     assert driver.now == before
 
@@ -110,7 +109,7 @@ def test_a_record_that_does_not_come_through_is_said_and_the_caller_asks_again()
     assert isinstance(driver.answers[call], Unavailable)
     (record,) = records(driver)
     driver.orders.clear()
-    driver.send(rev.RecordKept(epoch=record.epoch, version=record.version, failure="record: too large"))
+    driver.send(messages.RecordKept(epoch=record.epoch, version=record.version, failure="record: too large"))
     assert any("record: too large" in note.text and note.is_warning for note in driver.notes)
     assert workers[0].commit(0, push_id=workers[0].next_push(), staged=False).outcome is PushOutcome.STALE
 
@@ -128,7 +127,7 @@ def test_the_end_of_training_leaves_nobody_waiting_to_be_told() -> None:
     driver, workers = backed_up()
     driver.is_manual = True
     call = workers[0].send_commit()
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
     assert isinstance(driver.answers[call], CommitResult)
 
 
@@ -196,7 +195,7 @@ def test_where_all_are_about_equally_fast_no_record_is_needed() -> None:
     driver.is_manual = True
     calls = [worker.driver.call() for worker in workers]
     for worker, call in zip(workers, calls, strict=True):
-        driver.send(ev.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+        driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
     driver.pass_time(0.5)
     assert [driver.answers[call].outcome for call in calls] == [ACCEPTED] * 3
     assert not records(driver)

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from chief import events as ev
-from chief import recovery_events as rev
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, PushOutcome, SavedCheckpoint
+from chief.core import messages
+from chief.options import CheckpointConfig
 from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, StorageFull
-from ps_protocol.shard import PushId
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, PushOutcome, SavedCheckpoint
+from ps_protocol.roles.shard import PushId
 from tests.core.recovery_driver import RecoveryDriver
 
 BY_STEP = CheckpointConfig(durability=Durability.STEP)
@@ -19,7 +18,7 @@ ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
 
 def save(driver: RecoveryDriver, request_id: int, max_wait_s: float = 10.0) -> int:
     call = driver.call()
-    driver.send(rev.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
+    driver.send(messages.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
     return call
 
 
@@ -53,11 +52,11 @@ def test_no_step_is_applied_while_one_is_copied_and_steps_go_on_while_it_is_writ
     (worker,) = driver.train(0)
     driver.is_manual = True
     save(driver, 1)
-    (order,) = [order for order in driver.orders if isinstance(order, rev.SaveStep)]
+    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
     call = worker.ask(commit=worker.next_commit())
     assert call not in driver.answers
     assert "copying step 0 for checkpoint step-000000000" in driver.coordinator.explain(driver.now)
-    driver.send(rev.StepCopied(tag=order.tag))
+    driver.send(messages.StepCopied(tag=order.tag))
     driver.work()
     assert worker.has_token(call)
     step(driver, worker)
@@ -82,9 +81,9 @@ def test_under_durability_step_nobody_hears_of_a_step_before_it_is_saved() -> No
     (worker,) = driver.train(0)
     driver.is_manual = True
     call = worker.ask(commit=worker.next_commit())
-    (order,) = [order for order in driver.orders if isinstance(order, rev.SaveStep)]
+    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
     assert (order.step, driver.step) == (1, 0)
-    driver.send(rev.StepCopied(tag=order.tag))
+    driver.send(messages.StepCopied(tag=order.tag))
     assert call not in driver.answers
     assert driver.coordinator.explain(driver.now) == "step 0 is applied; it counts once it is saved"
     driver.is_manual = False
@@ -152,7 +151,7 @@ def test_who_wants_a_checkpoint_while_the_step_is_being_saved_joins() -> None:
     driver.train(0)
     driver.is_manual = True
     calls = [save(driver, 1), save(driver, 2)]
-    assert len([order for order in driver.orders if isinstance(order, rev.SaveStep)]) == 1
+    assert len([order for order in driver.orders if isinstance(order, messages.SaveStep)]) == 1
     driver.is_manual = False
     driver.work_off()
     assert [driver.answers[call].tag for call in calls] == ["step-000000000"] * 2
@@ -189,7 +188,7 @@ def test_the_last_step_is_saved_before_the_processes_end() -> None:
     (worker,) = driver.train(0)
     step(driver, worker)
     driver.is_manual = True
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
     worker.leave()
     assert not driver.ended
     driver.is_manual = False
@@ -203,7 +202,7 @@ def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) 
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     driver.full, driver.is_manual = how == "full", how == "silent"
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
     worker.leave()
     driver.pass_time(31.0)
     assert [end.exit_code for end in driver.ended] == [0]
@@ -217,12 +216,12 @@ def test_what_is_being_saved_when_a_server_is_lost_comes_to_nothing() -> None:
     step(driver, worker)
     driver.is_manual = True
     step(driver, worker)
-    tag = next(order.tag for order in driver.orders if isinstance(order, rev.SaveStep))
+    tag = next(order.tag for order in driver.orders if isinstance(order, messages.SaveStep))
     driver.orders.clear()
     driver.restart(0)
-    driver.send(rev.StepSaved(tag=tag, files=()))
-    driver.send(rev.CheckpointCommitted(tag=tag))
-    assert not [order for order in driver.orders if isinstance(order, rev.CommitCheckpoint)]
+    driver.send(messages.StepSaved(tag=tag, files=()))
+    driver.send(messages.CheckpointCommitted(tag=tag))
+    assert not [order for order in driver.orders if isinstance(order, messages.CommitCheckpoint)]
     driver.is_manual = False
     driver.work_off()
     assert driver.step == 0
@@ -235,6 +234,6 @@ def test_without_a_place_for_checkpoints_nothing_is_ever_saved() -> None:
     (worker,) = driver.train(0)
     for _ in range(3):
         step(driver, worker)
-    assert {type(order) for order in driver.orders} == {rev.KeepRecord}
+    assert {type(order) for order in driver.orders} == {messages.KeepRecord}
     assert driver.applied[0].contributors == (PushId(worker=0, incarnation=1, sequence=1),)
     assert worker.push() is PushOutcome.ACCEPTED

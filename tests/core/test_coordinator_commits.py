@@ -2,17 +2,14 @@
 
 import pytest
 
-from ps_protocol.chief import (
-    CommitResult,
-    PushOutcome,
-)
 from ps_protocol.errors import (
     InvalidSpec,
     NotInitialized,
     PushIdReused,
     StepAhead,
 )
-from ps_protocol.shard import PushId
+from ps_protocol.roles.chief import CommitResult, PushOutcome
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from chief.assurance import _MAX_UNKEPT
-from ps_protocol.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
-from ps_protocol.data_ranges import DataSpec
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from chief.core.replies import _MAX_UNKEPT
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 

@@ -2,16 +2,11 @@
 
 import pytest
 
-from chief import events as ev
-from ps_protocol.chief import (
-    ClusterState,
-    ParticipantKind,
-    PushOutcome,
-    TokenResult,
-)
+from chief.core import messages as ev
 from ps_protocol.errors import (
     TrainingFailed,
 )
+from ps_protocol.roles.chief import ClusterState, ParticipantKind, PushOutcome, TokenResult
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE

@@ -2,13 +2,12 @@
 
 import pytest
 
-from chief import events as ev
-from chief import recovery_events as rev
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
-from ps_protocol.data_ranges import DataSpec
+from chief.core import messages
+from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, Unavailable
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -23,8 +22,8 @@ def trained(num_steps: int, durability: Durability = Durability.STEP) -> tuple[R
     return driver, worker
 
 
-def searches(driver: RecoveryDriver) -> list[rev.FindCheckpoint]:
-    return [order for order in driver.orders if isinstance(order, rev.FindCheckpoint)]
+def searches(driver: RecoveryDriver) -> list[messages.FindCheckpoint]:
+    return [order for order in driver.orders if isinstance(order, messages.FindCheckpoint)]
 
 
 def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint() -> None:
@@ -32,7 +31,7 @@ def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint()
     driver.kill(1)
     driver.is_manual = True
     driver.new_chief()
-    assert [one.fence for one in searches(driver)] == [rev.AdoptShards(epoch=1, chief_incarnation=2, life=driver.shards[0].life)]
+    assert [one.fence for one in searches(driver)] == [messages.AdoptShards(epoch=1, chief_incarnation=2, life=driver.shards[0].life)]
 
 
 def test_so_does_one_that_finds_only_empty_shards() -> None:
@@ -55,9 +54,9 @@ def test_only_a_checkpoint_that_a_step_waits_for_must_be_whole_in_time(durabilit
     driver, worker = trained(1, durability)
     driver.is_manual = True
     worker.send_commit()
-    while not any(isinstance(order, rev.CommitCheckpoint) for order in driver.orders):
+    while not any(isinstance(order, messages.CommitCheckpoint) for order in driver.orders):
         driver.do(driver.orders.pop(0))
-    assert [order.is_awaited for order in driver.orders if isinstance(order, rev.CommitCheckpoint)] == [is_awaited]
+    assert [order.is_awaited for order in driver.orders if isinstance(order, messages.CommitCheckpoint)] == [is_awaited]
 
 
 def test_shards_that_were_brought_back_and_not_told_what_holds_there_go_back_once_more() -> None:
@@ -103,11 +102,11 @@ def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it
     worker = Worker(driver, 0)
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)
-    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     with pytest.raises(Unavailable, match=r"first values cannot be counted on yet: ps 1 at host-p:5001 has not answered"):
         worker.complete(reply.attempt)
     assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
-    driver.send(ev.ShardSeen(shard=1, process_incarnation=driver.shards[1].process))
+    driver.send(messages.ShardSeen(shard=1, process_incarnation=driver.shards[1].process))
     for shard in driver.shards:
         shard.step = 0
     worker.complete(reply.attempt)
@@ -119,7 +118,7 @@ def test_first_values_given_to_another_process_than_the_chief_has_come_to_nothin
     worker = Worker(driver, 0)
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)
-    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     driver.restart(1)
     with pytest.raises(EpochMismatch):
         worker.complete(reply.attempt)

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-from ps_protocol.chief import ClusterState, HyperparameterChange, ModelReply, ModelState
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import InvalidSpec, NotInitialized
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import ClusterState, HyperparameterChange, ModelReply, ModelState
 from tests.core.chief_driver import MODEL, Driver, Worker
 
 FASTER = HyperparameterChange(learning_rate=constant(0.5))

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chief import events as ev
-from ps_protocol.chief import ClusterState, ModelReply, ModelState, PushCommit, PushOutcome, TokenReply, TokenResult
+from chief.core import messages as ev
 from ps_protocol.errors import LeaseExpired, Superseded, WorkerIndexTaken
-from ps_protocol.shard import PushId
+from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushCommit, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
 LEASE_S = 10.0

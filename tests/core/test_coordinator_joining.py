@@ -2,19 +2,13 @@
 
 import pytest
 
-from chief import events as ev
-from ps_protocol.chief import (
-    AgreedModel,
-    ClusterState,
-    ModelReply,
-    ModelState,
-    PushOutcome,
-)
+from chief.core import messages as ev
 from ps_protocol.errors import (
     LeaseExpired,
     ModelMismatch,
     Superseded,
 )
+from ps_protocol.roles.chief import AgreedModel, ClusterState, ModelReply, ModelState, PushOutcome
 from tests.core.chief_driver import MODEL, Driver, Worker, model_of
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE

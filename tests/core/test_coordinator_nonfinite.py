@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from chief.config import parse_config
-from chief.recovery_events import RestoreShards
+from chief.core.messages import RestoreShards
 from tests.core.chief_driver import Driver, Worker
 from tests.core.recovery_driver import RecoveryDriver
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from chief import events as ev
-from chief import recovery_events as rev
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, ModelReply, ModelState, PushOutcome
+from chief.core import messages
+from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushOutcome
 from tests.core.chief_driver import Worker, model_of
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -73,7 +72,7 @@ def test_while_servers_are_brought_back_members_join_the_model_and_wait_and_are_
         worker.commit()
     call = driver.ask_model(worker)
     driver.do(driver.orders.pop())
-    driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
+    driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     driver.now += 3.0
     told = driver.coordinator.explain(driver.now)
     assert (
@@ -95,9 +94,9 @@ def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
     worker.send_commit()
     step = driver.to_apply.pop()
     driver.restart(0)
-    driver.send(ev.StepApplied(step=step.step, epoch=step.epoch))
-    driver.send(ev.ShardFailed(shard=0, why="epoch mismatch", epoch=step.epoch))
-    driver.send(ev.StepPrepared(step=step.step, sums=(), epoch=step.epoch))
+    driver.send(messages.StepApplied(step=step.step, epoch=step.epoch))
+    driver.send(messages.ShardFailed(shard=0, why="epoch mismatch", epoch=step.epoch))
+    driver.send(messages.StepPrepared(step=step.step, sums=(), epoch=step.epoch))
     assert (driver.step, driver.coordinator.state) == (0, ClusterState.TRAINING)
 
 
@@ -109,9 +108,9 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     driver.restart(0)
     driver.do(driver.orders.pop())
     late = driver.orders.pop()
-    assert isinstance(late, rev.RestoreShards)
+    assert isinstance(late, messages.RestoreShards)
     driver.restart(1)
-    driver.send(rev.ShardsRestored(epoch=late.epoch, tag=late.tag, process_incarnations=(107, 8)))
+    driver.send(messages.ShardsRestored(epoch=late.epoch, tag=late.tag, process_incarnations=(107, 8)))
     assert driver.coordinator.state is ClusterState.RECOVERING, "what was reported is not true any more"
     driver.is_manual = False
     driver.work_off()
@@ -128,7 +127,7 @@ def test_a_server_restarted_before_what_was_brought_back_is_kept_is_brought_back
     driver.kill(0)
     driver.orders.clear()
     driver.new_chief()
-    while not any(isinstance(order, rev.KeepRecord) for order in driver.orders):
+    while not any(isinstance(order, messages.KeepRecord) for order in driver.orders):
         driver.do(driver.orders.pop(0))
     epoch = driver.coordinator.epoch
     driver.restart(1)
@@ -142,7 +141,7 @@ def test_a_late_answer_of_the_process_that_is_gone_takes_nobody_back() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     driver.train(0)
     driver.restart(0)
-    driver.send(ev.ShardSeen(shard=0, process_incarnation=7))
+    driver.send(messages.ShardSeen(shard=0, process_incarnation=7))
     assert driver.coordinator.epoch == 2
 
 
@@ -281,7 +280,7 @@ def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
     (worker,) = driver.train(0)
     driver.is_manual = True
     driver.restart(0)
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
     assert driver.coordinator.state is ClusterState.FINISHED
     worker.leave()
     assert [end.exit_code for end in driver.ended] == [0]

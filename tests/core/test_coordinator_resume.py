@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from chief import events as ev
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, ModelState, PushOutcome, TokenResult
-from ps_protocol.clipping import ClipSpec
+from chief.core import messages as ev
+from chief.options import CheckpointConfig
 from ps_protocol.errors import LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
 from tests.core.chief_driver import MODEL, Worker, model_of
 from tests.core.recovery_driver import RecoveryDriver
 

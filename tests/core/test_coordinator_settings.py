@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from chief.events import CallCancelled, FinishTraining, ShardFailed
-from ps_protocol.chief import ClusterState, HyperparameterChange, ModelState, PushOutcome, TokenReply, TokenResult
-from ps_protocol.clipping import ClipSpec
+from chief.core.messages import CallCancelled, FinishTraining, ShardFailed
 from ps_protocol.errors import InvalidSpec, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.chief import ClusterState, HyperparameterChange, ModelState, PushOutcome, TokenReply, TokenResult
 from tests.core.chief_driver import MODEL, Driver, Worker
 
 ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE

@@ -2,9 +2,9 @@
 
 import pytest
 
-from chief.explain import Situation
-from ps_protocol.chief import ClusterState, PushOutcome, TokenReply, TokenResult
-from ps_protocol.shard import PushId
+from chief.core.explain import Situation
+from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED, LATE, STALE = PushOutcome.ACCEPTED, PushOutcome.LATE, PushOutcome.STALE
@@ -216,7 +216,7 @@ def test_a_thousand_callers_whose_time_is_up_do_not_cost_a_thousand_explanations
         explained.append(now)
         return "worker 0"
 
-    monkeypatch.setattr("chief.cluster.explain", explain)
+    monkeypatch.setattr("chief.core.cluster.explain", explain)
     driver.pass_time(3.0)
     replies = [reply for reply in driver.answers.values() if isinstance(reply, TokenReply) and reply.result is TokenResult.WAIT]
     assert (len(replies), {reply.waiting_for for reply in replies}, len(explained)) == (999, {"worker 0"}, 1)

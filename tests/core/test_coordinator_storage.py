@@ -1,8 +1,7 @@
 """Storage of checkpoints that cannot be read when it is needed: it is said, and tried again until it can be."""
 
-from chief import events as ev
-from chief import recovery_events as rev
-from ps_protocol.chief import ClusterState
+from chief.core import messages
+from ps_protocol.roles.chief import ClusterState
 from tests.core.recovery_driver import RecoveryDriver
 
 BROKEN = "cannot list /ckpt: Input/output error"
@@ -12,7 +11,7 @@ def saved() -> RecoveryDriver:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(rev.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
     return driver
 
 
@@ -58,7 +57,7 @@ def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None
     driver = saved()
     driver.unreadable = BROKEN
     driver.restart(0)
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
     driver.unreadable = ""
     driver.pass_time(20.0)
     assert driver.coordinator.state is ClusterState.FINISHED

@@ -6,13 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from chief.coordination import CheckpointConfig
-from chief.data_leases import DataLeases
-from chief.data_order import nth_range
-from ps_protocol.chief import LeaseReply, LeaseResult
-from ps_protocol.data_ranges import DataSpec
+from chief.core.data import DataLeases, nth_range
+from chief.options import CheckpointConfig
 from ps_protocol.errors import DataMismatch
-from ps_protocol.shard import PushId
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.chief import LeaseReply, LeaseResult
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 
@@ -137,7 +136,7 @@ def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
 
 
 def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.data_leases.MAX_LEASED", 10)
+    monkeypatch.setattr("chief.core.data.MAX_LEASED", 10)
     leases, endless = DataLeases(), DataSpec(name="endless", num_samples=3, range_size=1, num_epochs=0)
     granted = [leases.lease(0, 1, endless, max_ranges=4, request_id=number) for number in range(5)]
     assert [len(ranges) for ranges in granted] == [4, 4, 2, 0, 0]
@@ -146,7 +145,7 @@ def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_worker_cannot_say_that_it_holds_ranges_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.data_leases.MAX_LEASED", 10)
+    monkeypatch.setattr("chief.core.data.MAX_LEASED", 10)
     leases, data = DataLeases(), DataSpec(name="train", num_samples=100, range_size=1)
     leases.lease(1, 1, data, max_ranges=2, request_id=1)
     leases.hold(0, 1, range(100))

@@ -1,4 +1,4 @@
-from chief.deadlines import Deadlines
+from chief.core.waiting import Deadlines
 
 
 def test_keys_come_due_in_order_of_time() -> None:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import InvalidSpec, PsError
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_protocol.variable_options import ConstraintKind, InitializerKind, Partition, SparseMean
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, Partition, SparseMean, VariableSpec
 from worker_client import Placement, State, Table, Variable
-from worker_client.declarations import Declared, declare
+from worker_client.model.declarations import Declared, declare
 
 SGD = worker_client.sgd(0.1)
 

@@ -1,8 +1,8 @@
 """What shards are told to drop: single contributions, and whole incarnations; bounded, and never what is still to be applied."""
 
-from chief.discards import Discards
-from chief.policy import Counted
-from ps_protocol.shard import PushId
+from chief.core.cluster import Discards
+from chief.policies.base import Counted
+from ps_protocol.roles.shard import PushId
 
 
 def push(worker: int, sequence: int = 1, incarnation: int = 1) -> PushId:

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol import encodings_halves
-from ps_protocol.encodings import FloatEncoding, encoded_nbytes, encoded_ranges, stretch
-from ps_protocol.encodings_frames import decoding_writer, encoded_frames
-from ps_protocol.encodings_halves import narrow, widen
-from ps_protocol.encodings_int8 import decode_int8, encode_int8
-from ps_protocol.encodings_top_k import top_k_of
+from ps_protocol.encodings import halves as encodings_halves
+from ps_protocol.encodings.arena import decoding_writer, encoded_frames
+from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, encoded_ranges, stretch
+from ps_protocol.encodings.halves import narrow, widen
+from ps_protocol.encodings.int8 import decode_int8, encode_int8
+from ps_protocol.encodings.top_k import top_k_of
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, TruncatedStream
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.tensors import Array, DataType, VariableSpec
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
 
 HALVES = {FloatEncoding.BFLOAT16: np.dtype(ml_dtypes.bfloat16), FloatEncoding.FLOAT16: np.dtype(np.float16)}
 EVERY_PATTERN = np.arange(1 << 16, dtype=np.uint16)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from worker_client.estimator_network import ACTIVATIONS, Network
-from worker_client.estimator_training import Examples, pass_losses
+from worker_client.estimator import Examples, pass_losses
+from worker_client.neural_network import ACTIVATIONS, Network
 
 
 def network(*sizes: int, activation: str = "relu") -> Network:

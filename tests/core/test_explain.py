@@ -1,8 +1,8 @@
 import re
 
-from chief import events as ev
-from ps_protocol.chief import ClusterState
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from chief.core import messages as ev
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.chief import ClusterState
 from tests.core.chief_driver import Driver, Worker
 
 

@@ -33,7 +33,7 @@ from worker_client import (
     TrainOp,
     get_variable,
 )
-from worker_client.event_file import EventFile, crc32c, masked_crc
+from worker_client.sync_replicas.event_file import EventFile, crc32c, masked_crc
 
 LOSS = quadratic()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from tests.core.facade_session import quadratic
 from worker_client import (
     AdadeltaOptimizer,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.chief import PushOutcome
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.roles.chief import PushOutcome
 from tests.core.facade_session import FakeCluster, Recording, quadratic
 from worker_client import (
     AdamOptimizer,

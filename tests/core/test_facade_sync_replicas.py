@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.policy_spec import PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicySpec, TokenMode
 from tests.core.facade_session import FakeCluster, quadratic
 from worker_client import (
     AdamOptimizer,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_protocol import failpoints
 from ps_protocol.errors import InvalidSpec, Unavailable
-from ps_protocol.failpoints import enable_failpoints, enable_worker_failpoints, failpoint
+from ps_protocol.process import failpoints
+from ps_protocol.process.failpoints import enable_failpoints, enable_worker_failpoints, failpoint
 from tests.support.repository import ROOT
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_understood_is_refused_and_changes_nothing(text: str) -> 
 
 def test_kill_ends_the_process_at_once() -> None:
     script = (
-        "from ps_protocol.failpoints import enable_failpoints, failpoint\n"
+        "from ps_protocol.process.failpoints import enable_failpoints, failpoint\n"
         "enable_failpoints({'LOCKSTEP_FAILPOINTS': 'chief.apply.after=kill@2'}, is_enabled=True)\n"
         "for number in range(5):\n"
         "    print(number, flush=True)\n"

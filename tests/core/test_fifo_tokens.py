@@ -2,10 +2,10 @@
 
 import pytest
 
-from chief.coordination import CoordinationConfig
-from ps_protocol.chief import PushOutcome, TokenResult
+from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, StepAhead
-from ps_protocol.policy_spec import PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.roles.chief import PushOutcome, TokenResult
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import NonFiniteGradient
-from ps_protocol.finite import are_finite, count_nonfinite, gradient_ranges, refuse_nonfinite
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
+from ps_protocol.model.layout import Layout, VariableSlice, are_finite, count_nonfinite, gradient_ranges, refuse_nonfinite
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
 
 BAD = np.array([np.nan, np.inf, -np.inf])
 DTYPES = (np.float16, np.float32, np.float64, np.uint16)

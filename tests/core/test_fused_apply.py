@@ -7,12 +7,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server.fused_apply import FusedApply
-from ps_server.step_memory import StepMemory
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_server.numbers.apply import FusedApply, StepMemory
+from ps_server.optimizers.rule import UpdateRule
 
 
 def _layout(*sizes: int, doubles: int = 0) -> Layout:

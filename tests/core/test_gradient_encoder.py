@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from ps_protocol.encodings import FloatEncoding, encoded_ranges
-from ps_protocol.encodings_frames import decoding_writer
-from ps_protocol.encodings_gradients import GradientEncoder
-from ps_protocol.encodings_top_k import decode_top_k
+from ps_protocol.encodings.arena import decoding_writer
+from ps_protocol.encodings.formats import FloatEncoding, encoded_ranges
+from ps_protocol.encodings.gradients import GradientEncoder
+from ps_protocol.encodings.top_k import decode_top_k
 from ps_protocol.errors import LimitExceeded
-from ps_protocol.layout import Layout, aligned_bytes
-from ps_protocol.segments import Segments
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Layout, Segments, aligned_bytes
+from ps_protocol.model.variables import Array
 from tests.core.test_encodings import MIXED, arena, variable
 
 LOSSY = {

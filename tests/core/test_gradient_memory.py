@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import TooManyPushes
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts, place
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from worker_client.gradient_memory import GradientMemory
-from worker_client.gradients import Staging
-from worker_client.model_memory import ModelMemory
+from ps_protocol.model.layout import aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from worker_client.model.gradients import Staging
+from worker_client.model.lending import GradientMemory
+from worker_client.model.memory import ModelMemory
 
 MODEL = ModelSpec(
     variables=(

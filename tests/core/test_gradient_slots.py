@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ps_protocol import shared_memory as at
 from ps_protocol.errors import ContributionMissing, InvalidSpec
-from ps_protocol.shard import PushHeader, PushResult
-from ps_protocol.shared_memory import PushMode, private_words
-from ps_protocol.worker_slots import WorkerSlots
-from ps_server.gradient_slots import GradientSlot
+from ps_protocol.roles.shard import PushHeader, PushResult
+from ps_protocol.shared_memory import words as at
+from ps_protocol.shared_memory.slots import WorkerSlots
+from ps_protocol.shared_memory.words import PushMode, private_words
+from ps_server.contributions.slots import GradientSlot
 from tests.core.staging_shard import LAYOUT, NBYTES, STEP, StagingShard, push_id
 
 EPOCH = 4

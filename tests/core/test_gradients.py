@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts, place
-from ps_protocol.shard import Metric, SparsePart
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Partition
-from worker_client.gradients import Staging
-from worker_client.model_memory import ModelMemory
-from worker_client.outgoing import Outgoing, as_metrics
-from worker_client.row_gradients import row_gradient
-from worker_client.variables import IndexedSlices
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
+from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
+from ps_protocol.roles.shard import Metric, SparsePart
+from worker_client.model.declarations import IndexedSlices
+from worker_client.model.gradients import Outgoing, Staging, as_metrics, row_gradient
+from worker_client.model.memory import ModelMemory
 
 SHAPES: dict[str, tuple[int, ...]] = {"layer1/weight": (3, 4), "b1": (4,), "loss_scale": (), "nothing": (0, 2)}
 

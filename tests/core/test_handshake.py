@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ps_protocol.errors import ProtocolMismatch, WrongCluster, WrongRole
-from ps_protocol.handshake import HandshakeRequest, Identity, Role, answer
-from ps_protocol.version import PROTOCOL_VERSION, ProtocolVersion
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeRequest, Identity, ProtocolVersion, Role, answer
 
 PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=0, process_incarnation=99)
 ANYBODY = HandshakeRequest(cluster="", expected_role=None, expected_index=None, version=PROTOCOL_VERSION)

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_protocol import history_events as events
-from ps_protocol.encodings import FloatEncoding
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.history import Chronicle, HistoryWriter, read_history
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.layout import Layout, Segments, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.process import history as events
+from ps_protocol.process.history import Chronicle, HistoryWriter, read_history
+from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
 
 _PUSH = PushId(worker=1, incarnation=3, sequence=9)
 

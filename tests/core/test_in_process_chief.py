@@ -6,9 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
-from chief.coordination import CoordinationConfig
-from chief.in_process_chief import InProcessChief
-from ps_protocol.chief import (
+from chief.options import CoordinationConfig
+from chief.serving.in_process import InProcessChief
+from ps_protocol.errors import ContributionMissing, TrainingFailed
+from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy, layouts
+from ps_protocol.roles.chief import (
     ClusterState,
     Participant,
     ParticipantKind,
@@ -19,15 +23,8 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.clipping import ClipSpec
-from ps_protocol.errors import ContributionMissing, TrainingFailed
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.placement import layouts
-from ps_protocol.policy_spec import PolicyName, PolicySpec
-from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
-from ps_server.in_process_shard import InProcessShard
+from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
+from ps_server.serving.local import InProcessShard
 from tests.core.chief_driver import MODEL
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.kept_directories import kept_directories
-from lockstep.recovery_options import Recovery
-from lockstep.supervision import LaunchFailed
+from lockstep.launcher.directories import kept_directories
+from lockstep.launcher.spec import Recovery
+from lockstep.launcher.supervisor import LaunchFailed
 
 
 def test_two_clusters_at_a_time_cannot_have_the_same_checkpoints(tmp_path: Path) -> None:

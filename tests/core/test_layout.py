@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.layout import ALIGNMENT, Layout, VariableSlice, aligned_bytes, check_disjoint
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.layout import ALIGNMENT, Layout, VariableSlice, aligned_bytes, check_disjoint
+from ps_protocol.model.variables import DataType, VariableSpec
 
 
 def piece(name: str, *shape: int, dtype: DataType = DataType.FLOAT32, rows: tuple[int, int] | None = None) -> VariableSlice:

@@ -1,6 +1,6 @@
-from chief.ledger import Ledger
-from ps_protocol.chief import PushOutcome
-from ps_protocol.shard import PushId
+from chief.core.ledger import Ledger
+from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.shard import PushId
 
 
 def push(worker: int) -> PushId:

@@ -1,9 +1,7 @@
 import pytest
 
-from chief.coordination import CoordinationConfig
-from chief.member import MemberState
-from chief.membership import Membership
-from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest
+from chief.core.members import Membership, MemberState
+from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     ClusterFull,
     EpochMismatch,
@@ -13,6 +11,7 @@ from ps_protocol.errors import (
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
+from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
 
 WORKER = ParticipantKind.WORKER
 

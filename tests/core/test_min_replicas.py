@@ -1,6 +1,6 @@
 """Fewer contributions a step when workers are gone: never fewer than was asked for, and never for one that may still come."""
 
-from ps_protocol.chief import PushOutcome
+from ps_protocol.roles.chief import PushOutcome
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED = PushOutcome.ACCEPTED

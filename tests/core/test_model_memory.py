@@ -5,14 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ps_protocol.layout import ALIGNMENT, Layout, aligned_bytes
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts, place
-from ps_protocol.segments import Segments
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Partition
-from worker_client.model_memory import ModelMemory
+from ps_protocol.model.layout import ALIGNMENT, Layout, Segments, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
+from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
+from worker_client.model.memory import ModelMemory
 
 SHAPES: dict[str, tuple[DataType, tuple[int, ...]]] = {
     "scalar": (DataType.FLOAT32, ()),

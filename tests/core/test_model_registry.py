@@ -1,8 +1,8 @@
 import pytest
 
-from chief.model_registry import ModelRegistry
-from ps_protocol.chief import ModelState
+from chief.core.model import ModelRegistry
 from ps_protocol.errors import ModelMismatch, NotInitializer
+from ps_protocol.roles.chief import ModelState
 from tests.core.chief_driver import MODEL, model_of
 
 

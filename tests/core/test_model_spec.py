@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.averages import AverageSpec
-from ps_protocol.clipping import ClipSpec
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_protocol.variable_options import Constraint, ConstraintKind, Partition
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Partition, VariableSpec
 
 SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ps_protocol.accumulators import AccumulatorSpec, GradientHeader, Taken, TakeRequest
 from ps_protocol.errors import Cancelled, LimitExceeded
-from ps_protocol.tensors import DataType
-from ps_server.conditional_accumulator import Gradient
-from ps_server.memory import MemoryBudget
-from ps_server.named_accumulator import MAX_KEPT_RESULTS, PLACE_S, NamedAccumulator
+from ps_protocol.model.variables import DataType
+from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, Taken, TakeRequest
+from ps_server.accumulators.registry import MAX_KEPT_RESULTS, PLACE_S, NamedAccumulator
+from ps_server.accumulators.rounds import Gradient
+from ps_server.numbers.memory import MemoryBudget
 
 
 class Bench:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ps_protocol.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
-from ps_protocol.shard import PushId
-from worker_client.open_commits import OpenCommits
+from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
+from ps_protocol.roles.shard import PushId
+from worker_client.session.membership import OpenCommits
 
 OWNER = Participant(epoch=1, kind=ParticipantKind.WORKER, index=0, incarnation=1)
 

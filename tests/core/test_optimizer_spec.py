@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec, Schedule, constant
+from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, Schedule, constant
 
 
 def optimizer(name: str, rate: Schedule | None = None, **hyperparameters: Any) -> OptimizerSpec:

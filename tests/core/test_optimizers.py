@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.optimizer_spec import OPTIMIZERS, OptimizerSpec, constant
-from ps_protocol.tensors import Array
-from ps_server.optimizers_formula import NUM_SCRATCH
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
+from ps_protocol.model.variables import Array
+from ps_server.optimizers.formulas import NUM_SCRATCH
+from ps_server.optimizers.rule import UpdateRule
 
 LEARNING_RATE = 0.0625
 State = dict[str, Any]

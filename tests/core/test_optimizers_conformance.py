@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server.fused_apply import FusedApply
-from ps_server.optimizers_formula import NUM_SCRATCH
-from ps_server.step_memory import StepMemory
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_server.numbers.apply import FusedApply, StepMemory
+from ps_server.optimizers.formulas import NUM_SCRATCH
+from ps_server.optimizers.rule import UpdateRule
+from tests.support.repository import RECORDED_CASES
 
 CASES = json.loads((RECORDED_CASES / "optimizer.json").read_text())["cases"]
 # The absolute part is for values that two of about 1 have almost cancelled to: a rounding of theirs (duplicate rows are summed first here).

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from ps_protocol.encodings import FloatEncoding, encoded_nbytes
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts, place
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from worker_client.gradients import Staging
-from worker_client.model_memory import ModelMemory
-from worker_client.outgoing import Outgoing, ShardPart
-from worker_client.wire_format import WireFormat, top_k
+from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from worker_client.model.gradients import Outgoing, ShardPart, Staging
+from worker_client.model.memory import ModelMemory
+from worker_client.model.wire_format import WireFormat, top_k
 
 MODEL = ModelSpec(
     variables=(

@@ -3,7 +3,7 @@
 import pytest
 
 from chief.config import parse_config
-from chief.own_address import reachable, towards
+from chief.serving.server import reachable, towards
 from ps_protocol.errors import InvalidSpec
 
 

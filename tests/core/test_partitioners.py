@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.partitioners import (
+from ps_protocol.model.variables import (
+    Partition,
     Partitioner,
     fixed_size_partitioner,
     min_max_variable_partitioner,
     partition_of,
     variable_axis_size_partitioner,
 )
-from ps_protocol.variable_options import Partition
 from tests.support.repository import RECORDED_CASES
 
 CASES = json.loads((RECORDED_CASES / "partitioner.json").read_text())["cases"]

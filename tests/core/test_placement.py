@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.layout import check_disjoint
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts, place, split_rows
-from ps_protocol.tensors import MAX_VARIABLES, DataType, VariableSpec
-from ps_protocol.variable_options import Constraint, ConstraintKind, Partition
+from ps_protocol.model.layout import check_disjoint
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place, split_rows
+from ps_protocol.model.variables import MAX_VARIABLES, Constraint, ConstraintKind, DataType, Partition, VariableSpec
 from tests.support.repository import RECORDED_CASES
 
 CASES = json.loads((RECORDED_CASES / "placement.json").read_text())["cases"]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from lockstep.latencies import Constant, LogNormal, Measured, WithStragglers
-from lockstep.plan_text import plan_text
-from lockstep.planning import Plan, Question, make_plan
-from lockstep.simulation import Costs
+from lockstep.cli.plan import plan_text
+from lockstep.planning.latencies import Constant, LogNormal, Measured, WithStragglers
+from lockstep.planning.plan import Plan, Question, make_plan
+from lockstep.planning.simulation import Costs
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
 
 ONE_IS_SLOW = Measured({**{worker: [1.0, 1.01, 0.99] for worker in range(9)}, 9: [5.0]})
 

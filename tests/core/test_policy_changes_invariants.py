@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ps_protocol.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
 from ps_protocol.errors import LeaseExpired, StepAhead, Superseded
-from ps_protocol.optimizer_spec import constant
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
-from ps_protocol.shard import PushId
+from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
 pick = st.integers(min_value=0, max_value=1 << 16)

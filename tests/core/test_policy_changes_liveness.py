@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from chief import events as ev
-from ps_protocol.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
-from ps_protocol.shard import PushId, PushResult
+from chief.core import messages as ev
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.roles.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
+from ps_protocol.roles.shard import PushId, PushResult
 from tests.core.chief_driver import Driver, Worker
 
 NUM_WORKERS, NUM_SHARDS = 3, 2

@@ -6,15 +6,15 @@ import dataclasses
 import pytest
 
 from chief.config import parse_config
-from lockstep.cluster import ClusterSpec
-from lockstep.needs import needs_of
-from lockstep.policy import change_of
-from lockstep.policy_options import POLICIES, add_policy_options, policy_flags, policy_of
-from lockstep.supervision import LaunchFailed
-from ps_protocol.chief import HyperparameterChange
+from lockstep.cli.change import change_of
+from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import POLICIES, add_policy_options, policy_flags, policy_of
+from lockstep.launcher.supervisor import LaunchFailed
+from lockstep.launcher.watch import needs_of
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.optimizer_spec import constant
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import HyperparameterChange
 from tests.core.chief_driver import Driver
 
 SSP = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=4, too_stale=TooStale.SCALE)

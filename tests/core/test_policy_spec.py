@@ -3,7 +3,7 @@
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import MAX_REPLICAS, PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.policy import MAX_REPLICAS, PolicyName, PolicySpec, TokenMode, TooStale
 
 SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
 

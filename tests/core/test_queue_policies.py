@@ -2,10 +2,10 @@
 
 import pytest
 
-from chief.events import FinishTraining
-from ps_protocol.chief import ClusterState, PushOutcome, TokenReply, TokenResult
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TooStale
-from ps_protocol.shard import PushId
+from chief.core.messages import FinishTraining
+from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
+from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, LATE, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE, PushOutcome.DUPLICATE

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ps_protocol.quick_condition import QuickCondition
+from ps_protocol.process.waiting import QuickCondition
 
 
 def test_who_waits_lets_others_in_however_often_it_has_entered() -> None:

@@ -7,11 +7,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import ClusterState, PushOutcome
+from chief.options import CheckpointConfig
 from ps_protocol.errors import PsError
-from ps_protocol.shard import PushId
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, PushOutcome
+from ps_protocol.roles.shard import PushId
 from tests.core.chief_driver import Worker
 from tests.core.recovery_driver import RecoveryDriver
 

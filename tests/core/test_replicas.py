@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from chief import recovery_events as rev
-from chief.coordination import CheckpointConfig
-from chief.replica import Replica, distrusted, judge
-from ps_protocol.checkpoint import Durability
-from ps_protocol.chief import TokenResult
+from chief.core import messages as rev
+from chief.options import CheckpointConfig
+from chief.shards.standby import Replica, distrusted, judge
 from ps_protocol.errors import Unavailable
-from ps_protocol.policy_spec import PolicyName, PolicySpec
-from ps_protocol.shard import ShardStatus
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import TokenResult
+from ps_protocol.roles.shard import ShardStatus
 from tests.core.recovery_driver import RecoveryDriver
 
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)

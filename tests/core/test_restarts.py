@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.recovery_options import DURABILITIES, Recovery, add_recovery_options, recovery_of
-from lockstep.restarts import SOUND_LIFE_S, RestartLimit
-from lockstep.supervision import LaunchFailed
-from ps_protocol.checkpoint import Durability
+from lockstep.launcher.failures import SOUND_LIFE_S, RestartLimit
+from lockstep.launcher.spec import DURABILITIES, Recovery, add_recovery_options, recovery_of
+from lockstep.launcher.supervisor import LaunchFailed
+from ps_protocol.roles.checkpoint import Durability
 
 
 def parsed(*words: str) -> Recovery:

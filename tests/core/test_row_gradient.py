@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import IndexOutOfRange
-from ps_protocol.tensors import Array, DataType
-from ps_server.row_gradient import RowGradient, check_indices, in_order, mean_of
+from ps_protocol.model.variables import Array, DataType
+from ps_server.numbers.tables import RowGradient, check_indices, in_order, mean_of_rows
 
 SUM = np.dtype(np.float32)
 
@@ -43,17 +43,17 @@ def test_half_precision_rows_are_summed_in_float32() -> None:
 
 def test_empty_gradient_stays_empty() -> None:
     empty = RowGradient(indices=np.empty(0, np.int64), rows=np.empty((0, 3), np.float32))
-    mean = mean_of([in_order(empty, sum_dtype=SUM)], weights=[1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(empty, sum_dtype=SUM)], weights=[1.0], num_contributors=None, sum_dtype=SUM)
     assert (mean.indices.size, mean.rows.shape[0]) == (0, 0)
 
 
 # Where the original gives 8 for row 1, since it pairs duplicates up.
 def test_unsorted_indices_with_repetitions_give_the_right_mean() -> None:
     first, second = _gradient([1, 1], [2.0, 4.0]), _gradient([1], [6.0])
-    mean = mean_of([in_order(g, sum_dtype=SUM) for g in (first, second)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (first, second)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
     assert mean.rows.tolist() == [[6.0]]
     third, fourth = _gradient([2, 1], [2.0, 1.0]), _gradient([1, 2], [10.0, 20.0])
-    mean = mean_of([in_order(g, sum_dtype=SUM) for g in (third, fourth)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (third, fourth)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
     assert (mean.indices.tolist(), mean.rows.tolist()) == ([1, 2], [[5.5], [11.0]])
 
 
@@ -69,7 +69,7 @@ def test_mean_equals_that_of_dense_sums(seed: int, num_contributors: int | None)
         counts[np.unique(gradient.indices)] += 1
     float64 = DataType.FLOAT64.sum_dtype
     ordered = [in_order(gradient, sum_dtype=float64) for gradient in gradients]
-    mean = mean_of(ordered, weights=weights, num_contributors=num_contributors, sum_dtype=float64)
+    mean = mean_of_rows(ordered, weights=weights, num_contributors=num_contributors, sum_dtype=float64)
     touched = np.flatnonzero(counts)
     divisor: Array = counts[touched, None] if num_contributors is None else np.full((touched.size, 1), float(num_contributors))
     np.testing.assert_array_equal(mean.indices, touched)
@@ -78,7 +78,7 @@ def test_mean_equals_that_of_dense_sums(seed: int, num_contributors: int | None)
 
 def test_mean_is_memory_of_its_own() -> None:
     gradient = _gradient([1], [2.0])
-    mean = mean_of([gradient], weights=[0.5], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([gradient], weights=[0.5], num_contributors=None, sum_dtype=SUM)
     assert (mean.rows.tolist(), gradient.rows.tolist()) == ([[1.0]], [[2.0]])
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from ps_protocol.optimizer_spec import SCHEDULES, Schedule, constant
-from ps_server.schedules import learning_rate
+from ps_protocol.model.optimizers import SCHEDULES, Schedule, constant
+from ps_server.optimizers.rule import learning_rate
 
 PIECES = Schedule(name="piecewise_constant", boundaries=(100.0, 200.0), values=(1.0, 0.5, 0.1))
 

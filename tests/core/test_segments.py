@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import FrameOutOfOrder, TruncatedStream
-from ps_protocol.segments import Segments
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
 
 
 def pieces(*sizes: int, fill: int | None = None) -> list[Array]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep.shared_link import SharedLink, Transfers
+from lockstep.planning.simulation import SharedLink, Transfers
 
 
 class NumberClock:

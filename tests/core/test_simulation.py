@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from lockstep.latencies import Constant, Latency, LogNormal, Measured, ShiftedExponential, WithStragglers, latency_of
-from lockstep.simulation import Costs, simulate
+from lockstep.planning.latencies import Constant, Latency, LogNormal, Measured, ShiftedExponential, WithStragglers, latency_of
+from lockstep.planning.simulation import Costs, simulate
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 
 SYNC = PolicySpec()
 ASYNC = PolicySpec(name=PolicyName.ASYNC)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, TruncatedStream
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.shard import SparsePart
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_server.memory import BufferPool, MemoryBudget
-from ps_server.staging import StagedGradients, StagingMemory
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.shard import SparsePart
+from ps_server.contributions.staging import StagedGradients, StagingMemory
+from ps_server.numbers.memory import BufferPool, MemoryBudget
 
 
 def _slice(name: str, shape: tuple[int, ...], data_type: DataType = DataType.FLOAT32, *, is_sparse: bool = False) -> VariableSlice:

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from lockstep.standstill import GRACE_S, Standstill, cannot_step
-from ps_protocol.chief import ClusterState, ClusterStatus, ParticipantStatus
+from lockstep.launcher.watch import GRACE_S, Standstill, cannot_step
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantStatus
 from tests.cluster_status import cluster_status, worker_status
 
 

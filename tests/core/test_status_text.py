@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from lockstep.status_text import as_json, as_text, bytes_text, duration_text, printable
-from ps_protocol.chief import ClusterState, ClusterStatus, LedgerEntry
-from ps_protocol.shard import PushId
+from lockstep.cli.text import as_json, as_text, bytes_text, duration_text, printable
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
+from ps_protocol.roles.shard import PushId
 from tests.cluster_status import cluster_status, shard_link, worker_status
 
 FAILED = worker_status(

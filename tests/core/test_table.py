@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import LimitExceeded, StepGone
-from ps_protocol.layout import VariableSlice
-from ps_protocol.optimizer_spec import OPTIMIZERS, UPDATE_RULES, OptimizerSpec, constant
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_server import table as table_module
-from ps_server.memory import MemoryBudget
-from ps_server.optimizers_formula import NUM_SCRATCH
-from ps_server.row_gradient import RowGradient
-from ps_server.table import Table
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.optimizers import OPTIMIZERS, UPDATE_RULES, OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_server.numbers import tables as table_module
+from ps_server.numbers.memory import MemoryBudget
+from ps_server.numbers.tables import RowGradient, Table
+from ps_server.optimizers.formulas import NUM_SCRATCH
+from ps_server.optimizers.rule import UpdateRule
 
 NUM_ROWS, WIDTH = 10, 3
 GRADIENT_OPTIMIZERS = sorted(OPTIMIZERS.keys() - UPDATE_RULES.keys())

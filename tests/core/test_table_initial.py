@@ -5,10 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ps_protocol.layout import VariableSlice
-from ps_protocol.tensors import Array, DataType, VariableSpec
-from ps_protocol.variable_options import Initializer, InitializerKind
-from ps_server.table_initial import fill_table
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, VariableSpec
+from ps_server.numbers.tables import fill_table
 
 NORMAL = Initializer(kind=InitializerKind.NORMAL, low=1.0, high=0.25, seed=5)
 UNIFORM = Initializer(kind=InitializerKind.UNIFORM, low=-0.5, high=1.5, seed=5)

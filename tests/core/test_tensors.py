@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.tensors import DataType, VariableSpec, data_type_of
+from ps_protocol.model.variables import DataType, VariableSpec, data_type_of
 
 
 def spec(name: str = "w", shape: tuple[Any, ...] = (3,)) -> VariableSpec:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.tf_config import TfConfig, parse_tf_config
+from ps_protocol.process.tf_config import TfConfig, parse_tf_config
 
 CLUSTER = {"chief": ["c:1"], "ps": ["p0:1", "p1:1"], "worker": ["w0:1", "w1:1", "w2:1"]}
 

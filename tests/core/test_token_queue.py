@@ -1,6 +1,6 @@
 import pytest
 
-from chief.token_queue import TokenQueue
+from chief.policies.sync import TokenQueue
 from ps_protocol.errors import StepAhead
 
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from lockstep.trace import HEADER, TraceRow, parse_trace, times_by_worker
-from lockstep.trace_recorder import TraceRecorder
+from lockstep.planning.trace import HEADER, TraceRecorder, TraceRow, parse_trace, times_by_worker
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from tests.core.chief_driver import Driver, Worker
 
 ROWS = [TraceRow(worker=0, step=0, seconds=1.5), TraceRow(worker=3, step=0, seconds=0.25), TraceRow(worker=0, step=1, seconds=2.0)]

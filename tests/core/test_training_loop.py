@@ -16,7 +16,7 @@ from ps_protocol.errors import (
     VariableNotFound,
     WorkerIndexTaken,
 )
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
 from worker_client import PushOutcome, Session
 
 RNG = np.random.default_rng(7)

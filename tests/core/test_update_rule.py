@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
-from ps_protocol.tensors import Array
-from ps_server.optimizers_formula import NUM_SCRATCH
-from ps_server.update_rule import UpdateRule
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.variables import Array
+from ps_server.optimizers.formulas import NUM_SCRATCH
+from ps_server.optimizers.rule import UpdateRule
 
 
 def _spec(name: str, rate: float | Schedule = 0.5, **hyperparameters: float) -> OptimizerSpec:

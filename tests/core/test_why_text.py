@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-from lockstep.recovery_text import loss_text
-from lockstep.status_text import as_text
-from lockstep.why_text import why_text
-from ps_protocol.chief import CheckpointStatus, ClusterState, DataStatus
+from lockstep.cli.text import as_text, loss_text, why_text
+from ps_protocol.roles.chief import CheckpointStatus, ClusterState, DataStatus
 from tests.cluster_status import cluster_status, shard_link, worker_status
 
 CHECKPOINT = CheckpointStatus(durability="interval", tag="step-000000030", step=30, age_s=12.4)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.encodings import FloatEncoding
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec
 from worker_client import WireFormat, top_k
-from worker_client.wire_format import wire_format
+from worker_client.model.wire_format import wire_format
 
 AS_IS, BFLOAT16, INT8, TOP_K = FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K
 

@@ -8,11 +8,11 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.optimizer_spec import OPTIMIZERS as SPECIFIED
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule
-from worker_client.opening_over_grpc import Target, resolve
-from worker_client.optimizers import slot_names
-from worker_client.patience import Patience
+from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from worker_client.cluster.waiting import Patience
+from worker_client.model.optimizers import slot_names
+from worker_client.opening import Target, resolve
 
 TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
 LOCKSTEP = {"LOCKSTEP_CHIEF": "l:1", "LOCKSTEP_WORKER_INDEX": "5", "LOCKSTEP_CLUSTER": "job-a"}

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol import framing
-from ps_protocol.checkpoint_files import TensorFileReader
-from ps_protocol.checkpoint_format import SavedTensor, encode_header
-from ps_protocol.checkpoint_manifest import decode_manifest, encode_manifest, manifest_end
+from ps_protocol.checkpoint.manifest import decode_manifest, encode_manifest, manifest_end
+from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorFileReader, encode_header
 from ps_protocol.errors import DataLoss, MalformedMessage
-from ps_protocol.shard_save_values import CheckpointFile
+from ps_protocol.roles.shard import CheckpointFile
 from ps_protocol.v1 import accumulator_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import frames as framing
 from tests.core.checkpoint_fixtures import checkpoint_of
 
 _STREAMS: tuple[Any, ...] = (

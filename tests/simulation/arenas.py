@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ps_protocol.layout import Layout
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.variables import Array
 
 
 def arena_of(layout: Layout, numbers: Callable[[int], Array]) -> Array:

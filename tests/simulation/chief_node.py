@@ -4,13 +4,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from chief import events as ev
-from chief import recovery_events as rec
-from chief.checkpoint_store import CheckpointStore
-from chief.coordination import CoordinationConfig
-from chief.coordinator import Coordinator
-from ps_protocol.chief import ClusterState, CommitResult, LeaseReply, LeaseResult, Registration, TokenReply, TokenResult
+from chief.core import messages
+from chief.core.coordinator import Coordinator
+from chief.options import CoordinationConfig
+from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import PsError, ShuttingDown
+from ps_protocol.roles.chief import ClusterState, CommitResult, LeaseReply, LeaseResult, Registration, TokenReply, TokenResult
 from tests.simulation.chief_shards import ChiefAtShards
 from tests.simulation.chief_storage import ChiefAtStorage
 from tests.simulation.epochs import era_of
@@ -59,18 +58,18 @@ class ChiefNode:
         try:
             self.report(_EVENTS[method](number, *arguments))
         except PsError as error:
-            self._answer(ev.Refuse(call=number, error=error))
+            self._answer(messages.Refuse(call=number, error=error))
 
     def overdue(self, limit_s: float) -> list[str]:
         """Returns the calls that have been blocked for longer than any may."""
         return [f"{method}{arguments}" for method, arguments, _, since in self._blocked.values() if self._world.now - since > limit_s]
 
-    def _answer(self, instruction: ev.Reply | ev.Refuse) -> None:
+    def _answer(self, instruction: messages.Reply | messages.Refuse) -> None:
         blocked = self._blocked.pop(instruction.call, None)
         if blocked is None:
             return
         method, arguments, answer, _ = blocked
-        if isinstance(instruction, ev.Refuse):
+        if isinstance(instruction, messages.Refuse):
             answer(instruction.error)
             return
         self._tell_oracle(method, arguments, instruction.value)
@@ -96,7 +95,7 @@ class ChiefNode:
 
     # -- the coordinator
 
-    def report(self, event: ev.Event) -> None:
+    def report(self, event: messages.Event) -> None:
         """Takes note of what has happened, and does what follows from it."""
         if self.is_ended:
             raise ShuttingDown("the chief is shutting down")
@@ -114,40 +113,40 @@ class ChiefNode:
 
         def fire() -> None:
             if number == self._timer and not self.is_ended:
-                self.report(ev.TimerFired())
+                self.report(messages.TimerFired())
 
         self._world.later(self._life, max(0.0, due - self._world.now), fire)
 
-    def _carry_out(self, instruction: ev.Instruction) -> None:
+    def _carry_out(self, instruction: messages.Instruction) -> None:
         match instruction:
-            case ev.Reply() | ev.Refuse():
+            case messages.Reply() | messages.Refuse():
                 self._answer(instruction)
-            case ev.Note():
+            case messages.Note():
                 self._world.note(f"{self._life.name}: {instruction.text}")
-            case ev.EndProcesses():
+            case messages.EndProcesses():
                 self.end(instruction.reason)
-            case rec.AdoptShards():
+            case messages.AdoptShards():
                 self._obey(instruction)
                 self._spawn(self._at_shards.adopt_all())
-            case ev.AdoptShard():
+            case messages.AdoptShard():
                 self._spawn(self._at_shards.adopt_again(instruction.shard))
-            case rec.RestoreShards():
+            case messages.RestoreShards():
                 self._obey(instruction)
                 self._spawn(self._at_shards.restore(instruction))
-            case rec.FindCheckpoint():
+            case messages.FindCheckpoint():
                 if instruction.fence is not None:
                     self._obey(instruction.fence)
                 self._world.spawn(self._life, self._at_storage.find(instruction))
-            case rec.SaveStep():
+            case messages.SaveStep():
                 self._spawn(self._at_storage.save(instruction))
-            case rec.CommitCheckpoint():
+            case messages.CommitCheckpoint():
                 self._world.spawn(self._life, self._at_storage.commit(instruction))
-            case rec.KeepRecord():
+            case messages.KeepRecord():
                 self._spawn(self._at_shards.keep(instruction))
             case _:
                 self._spawn(self._at_shards.work(instruction))
 
-    def _obey(self, wish: rec.AdoptShards | rec.RestoreShards) -> None:
+    def _obey(self, wish: messages.AdoptShards | messages.RestoreShards) -> None:
         """What is under way for an older epoch is given up without a report."""
         shards, epoch, incarnation = self._at_shards, wish.epoch, wish.chief_incarnation
         if (epoch, incarnation) != (shards.epoch, shards.incarnation):
@@ -173,20 +172,20 @@ class ChiefNode:
         self._on_end("killed")
 
 
-_EVENTS: dict[str, Callable[..., ev.Event]] = {
-    "register": lambda call, request: ev.RegisterWorker(call=call, request=request),
-    "heartbeat": lambda call, participant: ev.Heartbeat(call=call, participant=participant),
-    "deregister": lambda call, participant: ev.DeregisterWorker(call=call, participant=participant),
-    "model": lambda call, participant, model: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=5.0),
-    "model again": lambda call, participant, model: ev.RegisterModel(
+_EVENTS: dict[str, Callable[..., messages.Event]] = {
+    "register": lambda call, request: messages.RegisterWorker(call=call, request=request),
+    "heartbeat": lambda call, participant: messages.Heartbeat(call=call, participant=participant),
+    "deregister": lambda call, participant: messages.DeregisterWorker(call=call, participant=participant),
+    "model": lambda call, participant, model: messages.RegisterModel(call=call, participant=participant, model=model, max_wait_s=5.0),
+    "model again": lambda call, participant, model: messages.RegisterModel(
         call=call, participant=participant, model=model, max_wait_s=0.0, may_initialize=False
     ),
-    "complete": lambda call, participant, attempt: ev.CompleteInitialization(call=call, participant=participant, attempt=attempt),
-    "commit": lambda call, participant, commit: ev.CommitPush(call=call, participant=participant, commit=commit),
-    "lease": lambda call, participant, data, max_ranges, request_id: rec.LeaseRanges(
+    "complete": lambda call, participant, attempt: messages.CompleteInitialization(call=call, participant=participant, attempt=attempt),
+    "commit": lambda call, participant, commit: messages.CommitPush(call=call, participant=participant, commit=commit),
+    "lease": lambda call, participant, data, max_ranges, request_id: messages.LeaseRanges(
         call=call, participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=5.0
     ),
-    "token": lambda call, participant, local_step, request_id, commit: ev.DequeueToken(
+    "token": lambda call, participant, local_step, request_id, commit: messages.DequeueToken(
         call=call, participant=participant, local_step=local_step, request_id=request_id, max_wait_s=5.0, commit=commit
     ),
 }

@@ -2,13 +2,20 @@
 
 from typing import Any, Protocol
 
-from chief import events as ev
-from chief import recovery_events as rec
-from chief.found_record import record_found
-from chief.shard_requests import apply_requests, are_of_one_time, finding, prepare_request, restore_failure, restore_requests, settings_of
-from ps_protocol.codec_record import pack_record
+from chief.core import messages
+from chief.shards.requests import (
+    apply_requests,
+    are_of_one_time,
+    finding,
+    prepare_request,
+    record_found,
+    restore_failure,
+    restore_requests,
+    settings_of,
+)
 from ps_protocol.errors import EpochMismatch, PsError, ShuttingDown, Superseded, Unavailable
-from ps_protocol.shard import Adoption, RestoreProgress, RestoreRequest, ShardStatus
+from ps_protocol.roles.shard import Adoption, RestoreProgress, RestoreRequest, ShardStatus
+from ps_protocol.wire.codec import pack_record
 from tests.simulation.tasks import All, Call, Life, Sleep, Task
 from tests.simulation.world import World
 
@@ -25,7 +32,7 @@ class Host(Protocol):
     def is_ended(self) -> bool:
         """Whether it acts no more."""
 
-    def report(self, event: ev.Event) -> None:
+    def report(self, event: messages.Event) -> None:
         """Takes note of what has happened."""
 
     def end(self, reason: str) -> None:
@@ -63,7 +70,7 @@ class ChiefAtShards:
                 self._host.end("another chief is at work")
                 return
             yield Sleep(0.3)
-        self._host.report(rec.ShardsFound(findings=tuple(finding(status) for status in statuses)))
+        self._host.report(messages.ShardsFound(findings=tuple(finding(status) for status in statuses)))
         for index in range(len(self._shards)):
             self._world.spawn(self._life, self._watch(index))
 
@@ -77,7 +84,7 @@ class ChiefAtShards:
                 is_again = True
                 answer = yield self._call(index, method, arguments)
             except (Unavailable, ShuttingDown) as error:
-                self._host.report(ev.ShardUnreachable(shard=index, why=error.message))
+                self._host.report(messages.ShardUnreachable(shard=index, why=error.message))
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(1.0, pause_s * 2)
             else:
@@ -104,7 +111,7 @@ class ChiefAtShards:
         try:
             status: ShardStatus = yield Call(self._shards[index], "status")
         except PsError as error:
-            self._host.report(ev.ShardUnreachable(shard=index, why=error.message))
+            self._host.report(messages.ShardUnreachable(shard=index, why=error.message))
         else:
             self._note(index, status)
 
@@ -116,7 +123,7 @@ class ChiefAtShards:
         if status.chief_incarnation > self.incarnation and self.incarnation:
             self.superseded()
         else:
-            self._host.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
+            self._host.report(messages.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
 
     def superseded(self) -> None:
         """Another chief is at work."""
@@ -143,24 +150,24 @@ class ChiefAtShards:
         for index, error in refused:
             if not self._host.is_ended:
                 self._world.note(f"{self._life.name}: ps {index} refused {method}: {error}")
-                self._host.report(ev.ShardFailed(shard=index, why=error.message, epoch=epoch))
+                self._host.report(messages.ShardFailed(shard=index, why=error.message, epoch=epoch))
         return None if refused or self._host.is_ended else answers
 
-    def work(self, work: ev.Instruction) -> Task:
+    def work(self, work: messages.Instruction) -> Task:
         """Has all shards do one thing."""
         count, incarnation = len(self._shards), self.incarnation
-        if isinstance(work, ev.ApplyStep):
+        if isinstance(work, messages.ApplyStep):
             requests = apply_requests(work, chief_incarnation=incarnation, num_shards=count)
             if (yield from self._at_all("apply", [(request,) for request in requests])) is not None:
-                self._host.report(ev.StepApplied(step=work.step, epoch=work.epoch))
-        elif isinstance(work, ev.PrepareStep):
+                self._host.report(messages.StepApplied(step=work.step, epoch=work.epoch))
+        elif isinstance(work, messages.PrepareStep):
             sums = yield from self._at_all("prepare", [(prepare_request(work, chief_incarnation=incarnation),)] * count)
             if sums is not None:
-                self._host.report(ev.StepPrepared(step=work.step, sums=tuple(tuple(one) for one in sums), epoch=work.epoch))
-        elif isinstance(work, ev.ConfigureShards):
+                self._host.report(messages.StepPrepared(step=work.step, sums=tuple(tuple(one) for one in sums), epoch=work.epoch))
+        elif isinstance(work, messages.ConfigureShards):
             settings = settings_of(work, chief_incarnation=incarnation)
             if (yield from self._at_all("configure", [(settings,)] * count)) is not None:
-                self._host.report(ev.ShardsConfigured(version=work.version, epoch=work.epoch))
+                self._host.report(messages.ShardsConfigured(version=work.version, epoch=work.epoch))
 
     def _adopt(self, index: int) -> Task:
         # In this order: of a process that is started in between, it is then seen that it is another one.
@@ -178,14 +185,14 @@ class ChiefAtShards:
                 self.superseded()
                 return
             if isinstance(one, PsError):
-                self._host.report(ev.ShardFailed(shard=index, why=one.message, epoch=epoch))
+                self._host.report(messages.ShardFailed(shard=index, why=one.message, epoch=epoch))
                 return
         adoptions: list[Adoption] = [adoption for adoption, _ in found]
         self._count(adoptions)
         for event in record_found(adoptions):
             self._host.report(event)
         for index, (adoption, process_incarnation) in enumerate(found):
-            self._host.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+            self._host.report(messages.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
 
     def fence(self) -> Task:
         """Becomes the chief of all shards, whatever they hold; says whether it has."""
@@ -219,9 +226,9 @@ class ChiefAtShards:
         except Superseded:
             self.superseded()
         else:
-            self._host.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+            self._host.report(messages.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
 
-    def keep(self, work: rec.KeepRecord) -> Task:
+    def keep(self, work: messages.KeepRecord) -> Task:
         """Has shards keep what a successor must know."""
         record, num_shards = pack_record(work.record), len(self._shards) if work.is_for_all else 1
         kept = yield All(
@@ -233,9 +240,9 @@ class ChiefAtShards:
         elif failures:
             self._world.note(f"{self._life.name}: a record is not kept: {failures}")
         if not self._host.is_ended:
-            self._host.report(rec.RecordKept(epoch=work.epoch, version=work.version, failure="".join(failures[:1])))
+            self._host.report(messages.RecordKept(epoch=work.epoch, version=work.version, failure="".join(failures[:1])))
 
-    def restore(self, work: rec.RestoreShards) -> Task:
+    def restore(self, work: messages.RestoreShards) -> Task:
         """Has all shards brought back to a checkpoint."""
         requests = restore_requests(work)
         done = yield All([self._restore_one(index, requests[index]) for index in range(len(self._shards))])
@@ -248,7 +255,7 @@ class ChiefAtShards:
                 if not self._host.is_ended:
                     self._host.report(restore_failure(work, one, where=f"ps {index}"))
                 return
-        self._host.report(rec.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(done)))
+        self._host.report(messages.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(done)))
 
     def _restore_one(self, index: int, request: RestoreRequest) -> Task:
         _, process_incarnation = yield from self._adopt(index)

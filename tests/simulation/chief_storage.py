@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from chief import recovery_events as rec
-from chief.checkpoint_store import CheckpointStore
-from chief.shard_requests import save_failure
+from chief.core import messages as rec
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.requests import save_failure
 from ps_protocol.errors import InternalError, PsError
-from ps_protocol.shard import SaveProgress, SaveRequest, SaveState
+from ps_protocol.roles.shard import SaveProgress, SaveRequest, SaveState
 from tests.simulation.chief_shards import ChiefAtShards, Host
 from tests.simulation.disk import Crash
 from tests.simulation.tasks import All, Life, Sleep, Task

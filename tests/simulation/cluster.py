@@ -5,15 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chief.checkpoint_store import CheckpointStore
-from chief.coordination import CheckpointConfig, CoordinationConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.checkpoint_manifest import decode_json
-from ps_protocol.chief import ClusterState
-from ps_protocol.clipping import NO_CLIP, ClipSpec
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.tensors import DataType, VariableSpec
+from chief.options import CheckpointConfig, CoordinationConfig
+from chief.shards.checkpoint_store import CheckpointStore
+from ps_protocol.checkpoint.manifest import decode_json
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.nemesis import Nemesis

@@ -6,9 +6,9 @@ Only what has been closed in peace counts as written; a manifest that stands mak
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ps_protocol.checkpoint_storage import StoredCheckpoint, check_files, check_name
+from ps_protocol.checkpoint.storage import StoredCheckpoint, check_files, check_name
 from ps_protocol.errors import CheckpointNotFound, DataLoss, StorageFailed, StorageFull
-from ps_protocol.shard import CheckpointFile
+from ps_protocol.roles.shard import CheckpointFile
 
 # Of a shard's variable and its slot.
 _VALUE_BYTES = 32

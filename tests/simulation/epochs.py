@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from ps_protocol.chief import Participant
-from ps_protocol.shard import PushId
-from ps_protocol.tensors import Array
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import Participant
+from ps_protocol.roles.shard import PushId
 
 Contributors = tuple[PushId, ...]
 # Life of the cluster, and epoch.

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ps_protocol.checkpoint import Durability
-from ps_protocol.data_ranges import DataSpec
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.checkpoint import Durability
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.world import NetworkSpec
 

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from chief import assurance
-from chief.checkpointing import Checkpointing
-from chief.data_leases import DataLeases
-from chief.membership import Membership
-from chief.push_outcomes import PushOutcomes
-from chief.shard_sequence import ShardSequence
-from ps_protocol.checkpoint_files import TensorFileReader
-from ps_protocol.chief import Participant
-from ps_protocol.shard import PushId
-from ps_server import fused_apply, means, model_state, shard_restores
-from ps_server.fences import Fences
-from ps_server.shard_model import ShardModel
+from chief.core import replies
+from chief.core.checkpoints import Checkpointing
+from chief.core.data import DataLeases
+from chief.core.members import Membership, PushOutcomes
+from chief.core.training import ShardSequence
+from ps_protocol.checkpoint.tensor_file import TensorFileReader
+from ps_protocol.roles.chief import Participant
+from ps_protocol.roles.shard import PushId
+from ps_server.model import snapshot
+from ps_server.model.shard_model import ShardModel
+from ps_server.numbers import apply
+from ps_server.shard import checkpoints
+from ps_server.shard.gate import Fences
 from tests.simulation.chief_shards import ChiefAtShards
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.world import NetworkSpec
@@ -73,17 +74,17 @@ def _believes_rotten_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_slots(patch: pytest.MonkeyPatch) -> None:
-    real = model_state.tensors_of
-    patch.setattr(shard_restores, "tensors_of", lambda *given: (tensor for tensor in real(*given) if not tensor.part))
+    real = snapshot.tensors_of
+    patch.setattr(checkpoints, "tensors_of", lambda *given: (tensor for tensor in real(*given) if not tensor.part))
 
 
 def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    real = means.mean_of
+    real = apply.mean_of
 
     def mean_of(blocks: Any, **named: Any) -> Any:
         return real(blocks[:-1] if len(blocks) > 2 else blocks, **named)
 
-    patch.setattr(fused_apply, "mean_of", mean_of)
+    patch.setattr(apply, "mean_of", mean_of)
 
 
 def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,7 @@ def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(assurance, "_is_sure", lambda cluster, push_id, commit: True)
+    patch.setattr(replies, "_is_sure", lambda cluster, push_id, commit: True)
 
 
 def _counts_ranges_before_they_are_applied(patch: pytest.MonkeyPatch) -> None:

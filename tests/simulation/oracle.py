@@ -8,10 +8,10 @@ from collections.abc import Mapping, Set
 
 import numpy as np
 
-from ps_protocol.chief import CommitResult, PushOutcome
-from ps_protocol.data_ranges import DataSpec
-from ps_protocol.shard import ApplyRequest, PushId, RestoreRequest, ShardSpec
-from ps_protocol.tensors import Array
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import CommitResult, PushOutcome
+from ps_protocol.roles.shard import ApplyRequest, PushId, RestoreRequest, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25

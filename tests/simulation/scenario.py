@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from ps_protocol.checkpoint import Durability
-from ps_protocol.data_ranges import DataSpec
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.checkpoint import Durability
 from tests.simulation.world import NetworkSpec
 
 FAULTS_S = 5.0

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.checkpoint_storage import CheckpointStorage
+from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.segments import Segments
-from ps_protocol.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
-from ps_protocol.tensors import Array
-from ps_server.in_process_shard import InProcessShard
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
+from ps_server.serving.local import InProcessShard
 from tests.simulation.disk import Crash
 from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Answer, Life

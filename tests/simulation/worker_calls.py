@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ps_protocol.chief import Participant
 from ps_protocol.errors import EpochMismatch, LayoutMismatch, NotInitialized, PsError, ShuttingDown, StepAhead, StepNotReady, Unavailable
-from ps_protocol.shard import ShardStatus
+from ps_protocol.roles.chief import Participant
+from ps_protocol.roles.shard import ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 

@@ -4,8 +4,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from ps_protocol.chief import LeaseReply, LeaseResult
-from ps_protocol.data_ranges import DataRange, DataSpec
+from ps_protocol.model.data import DataRange, DataSpec
+from ps_protocol.roles.chief import LeaseReply, LeaseResult
 from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls

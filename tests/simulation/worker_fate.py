@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ps_protocol.chief import CommitResult, Participant, PushCommit, PushOutcome
+from ps_protocol.roles.chief import CommitResult, Participant, PushCommit, PushOutcome
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Task

@@ -8,7 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ps_protocol.chief import (
+from ps_protocol.errors import (
+    EpochMismatch,
+    LeaseExpired,
+    NotInitialized,
+    NotInitializer,
+    PsError,
+    StepGone,
+    Superseded,
+    WorkerIndexTaken,
+)
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ModelSpec, layouts
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import (
     CommitResult,
     ModelReply,
     ModelState,
@@ -21,22 +35,7 @@ from ps_protocol.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.data_ranges import DataSpec
-from ps_protocol.errors import (
-    EpochMismatch,
-    LeaseExpired,
-    NotInitialized,
-    NotInitializer,
-    PsError,
-    StepGone,
-    Superseded,
-    WorkerIndexTaken,
-)
-from ps_protocol.layout import Layout
-from ps_protocol.model import ModelSpec
-from ps_protocol.placement import layouts
-from ps_protocol.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
-from ps_protocol.tensors import Array
+from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of

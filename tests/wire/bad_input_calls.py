@@ -7,10 +7,10 @@ from collections.abc import Callable
 import grpc
 
 from chief.config import parse_config
-from ps_protocol import codec_chief, codec_shard, codec_variables
-from ps_protocol.layout import Layout, VariableSlice
+from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of
 from tests.waiting import wait_until
 from tests.wire import test_chief_bad_input as chief_cases
@@ -30,7 +30,7 @@ def usage(*words: str) -> Callable[[Scene], Outcome]:
 def model(*slices: VariableSlice) -> Callable[[Server], Outcome]:
     def act(server: Server) -> Outcome:
         trainer = Trainer(server.trainer.shard, layout_of(*slices))
-        spec = codec_shard.encode_shard_spec(trainer.spec())
+        spec = codec.encode_shard_spec(trainer.spec())
         return server.create(spec, frame(0, bytes(trainer.layout.nbytes)) if trainer.layout.nbytes < 1 << 20 else frame(0, b""))
 
     return act
@@ -44,7 +44,7 @@ def many(count: int) -> Callable[[Scene], Outcome]:
         del spec.slices[1:]
         spec.slices.extend([spec.slices[0]] * (count - 1))
         # The hash of what is sent: it shall be refused for what it is.
-        spec.layout_hash = Layout([codec_variables.decode_slice(spec.slices[0])] * count).hash
+        spec.layout_hash = Layout([codec.decode_slice(spec.slices[0])] * count).hash
         return scene.shard.create(spec)
 
     return act
@@ -179,7 +179,7 @@ def leave(scene: Scene, registered: Outcome) -> None:
 
 def wait(scene: Scene) -> Outcome:
     request = cpb.DequeueTokenRequest(participant=chief_cases.participant(1), local_step=1, request_id=8)
-    assert codec_chief.decode_max_wait(request) == 20.0, "who names no limit gets this one"
+    assert codec.decode_max_wait(request) == 20.0, "who names no limit gets this one"
     request.max_wait.FromMilliseconds(10)
     ended = scene.chief("DequeueToken", request)
     assert cpb.DequeueTokenResponse.FromString(ended.messages[0]).result == cpb.TOKEN_RESULT_WAIT
@@ -200,7 +200,7 @@ def save(tag: str) -> Callable[[Scene], Outcome]:
 
 def restore(tag: str) -> Callable[[Scene], Outcome]:
     def act(scene: Scene) -> Outcome:
-        spec = codec_shard.encode_shard_spec(scene.shard.trainer.spec())
+        spec = codec.encode_shard_spec(scene.shard.trainer.spec())
         settings = pb.ConfigureShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1)
         request = pb.RestoreShardRequest(chief_incarnation=CHIEF, spec=spec, tag=tag, manifest_sha256="0" * 64, settings=settings)
         request.max_wait.FromSeconds(10)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from ps_protocol.credentials import new_token
+from ps_protocol.security.tokens import new_token
 from ps_protocol.v1 import handshake_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from tests.contract.shards import variable

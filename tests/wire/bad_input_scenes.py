@@ -13,12 +13,12 @@ import grpc
 import psutil
 from google.protobuf.message import Message
 
-from ps_protocol.access import Access, Metadata
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import PsError
-from ps_protocol.security_options import Security
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.status import status_of
+from ps_protocol.rpc.channel import Access, Metadata
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.rpc.status import status_of
+from ps_protocol.security.options import Security
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from tests.contract.clusters import announced, end
 from tests.contract.shards import Trainer

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 
-from ps_protocol import codec_shard
-from ps_protocol.layout import Layout
-from ps_protocol.shard import PushReply
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.model.layout import Layout
+from ps_protocol.roles.shard import PushReply
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import MIXED, Trainer, open_server
 from tests.wire.raw_shard import Outcome, RawShard, create_stream, frame, push_stream
@@ -44,7 +44,7 @@ class Server:
         return self.raw.call("PushGradients", *push_stream(header, *frames))
 
     def push_header(self, **changes: object) -> Outcome:
-        header = codec_shard.encode_push_header(self.trainer.header(step=self.step))
+        header = codec.encode_push_header(self.trainer.header(step=self.step))
         header.MergeFrom(pb.PushHeader(**changes))  # type: ignore[arg-type]
         return self.raw.call("PushGradients", *push_stream(header, frame(0, bytes(MIXED.nbytes))))
 
@@ -65,7 +65,7 @@ class Server:
         return self.create(spec)
 
     def encoded_spec(self, **changes: int) -> pb.ShardSpec:
-        return codec_shard.encode_shard_spec(self.trainer.spec(**changes))
+        return codec.encode_shard_spec(self.trainer.spec(**changes))
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def _called_server(**fields: Any) -> Iterator[Server]:
 def push_reply(ended: Outcome) -> PushReply:
     """What a push that ended well was answered."""
     assert ended.code is grpc.StatusCode.OK, ended.text
-    return codec_shard.decode_push_reply(pb.PushGradientsResponse.FromString(ended.messages[0]))
+    return codec.decode_push_reply(pb.PushGradientsResponse.FromString(ended.messages[0]))
 
 
 def cut_push_off(server: Server, messages: list[bytes]) -> None:

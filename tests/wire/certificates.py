@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import certs
-from ps_protocol.access import Access
-from ps_protocol.authorization import CallerRole
-from ps_protocol.security_options import Security
+from ps_protocol.rpc.channel import Access
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
 
 
 @dataclass(frozen=True, slots=True)

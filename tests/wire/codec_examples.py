@@ -2,20 +2,22 @@
 
 import dataclasses
 
-from ps_protocol import (
-    chief,
-    handshake,
-    policy_spec,
-    shard,
+from ps_protocol.model import policy
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
+from ps_protocol.model.variables import (
+    Constraint,
+    ConstraintKind,
+    DataType,
+    Initializer,
+    InitializerKind,
+    Partition,
+    SparseMean,
+    VariableSpec,
 )
-from ps_protocol.averages import AverageSpec
-from ps_protocol.clipping import ClipSpec
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.model import ModelSpec, PlacedSlice, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, Schedule, constant
-from ps_protocol.tensors import DataType, VariableSpec
-from ps_protocol.variable_options import Constraint, ConstraintKind, Initializer, InitializerKind, Partition, SparseMean
-from ps_protocol.version import ProtocolVersion
+from ps_protocol.roles import chief, identity, shard
+from ps_protocol.roles.identity import ProtocolVersion
 
 W = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(10, 4))
 B = VariableSpec(name="ä", data_type=DataType.FLOAT64, shape=())
@@ -53,10 +55,10 @@ RICH_MODEL = dataclasses.replace(
     clip=CLIP,
 )
 POLICIES = (
-    policy_spec.PolicySpec(),
-    policy_spec.PolicySpec(tokens=policy_spec.TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2, total_num_replicas=3),
-    policy_spec.PolicySpec(name=policy_spec.PolicyName.SSP, staleness=4, max_staleness=0, too_stale=policy_spec.TooStale.SCALE),
-    policy_spec.PolicySpec(name=policy_spec.PolicyName.ASYNC, use_locking=False),
+    policy.PolicySpec(),
+    policy.PolicySpec(tokens=policy.TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2, total_num_replicas=3),
+    policy.PolicySpec(name=policy.PolicyName.SSP, staleness=4, max_staleness=0, too_stale=policy.TooStale.SCALE),
+    policy.PolicySpec(name=policy.PolicyName.ASYNC, use_locking=False),
 )
 PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
 SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
@@ -79,5 +81,5 @@ STATUS = chief.ClusterStatus(
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11,
 )  # fmt: skip
-IDENTITY = handshake.Identity(cluster="job", role=handshake.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
+IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
 VERSION = ProtocolVersion(major=1, minor=2)

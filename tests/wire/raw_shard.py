@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from ps_protocol import codec_shard
-from ps_protocol.shard import PushHeader, ShardSpec
+from ps_protocol.roles.shard import PushHeader, ShardSpec
 from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 
 SERVICE = "ps_protocol.v1.ParameterService"
 HANDSHAKE = "/ps_protocol.v1.HandshakeService/Handshake"
@@ -83,7 +83,7 @@ def frame(offset: int, data: bytes) -> tensor_pb2.ArenaFrame:
 
 def push_stream(header: PushHeader | pb.PushHeader, *frames: tensor_pb2.ArenaFrame) -> list[bytes]:
     """The messages of a push: the header alone, then each frame alone."""
-    message = header if isinstance(header, pb.PushHeader) else codec_shard.encode_push_header(header)
+    message = header if isinstance(header, pb.PushHeader) else codec.encode_push_header(header)
     return [
         pb.PushGradientsRequest(header=message).SerializeToString(),
         *(pb.PushGradientsRequest(frame=each).SerializeToString() for each in frames),
@@ -92,7 +92,7 @@ def push_stream(header: PushHeader | pb.PushHeader, *frames: tensor_pb2.ArenaFra
 
 def create_stream(spec: ShardSpec | pb.ShardSpec, *frames: tensor_pb2.ArenaFrame) -> list[bytes]:
     """The messages of a creation."""
-    message = spec if isinstance(spec, pb.ShardSpec) else codec_shard.encode_shard_spec(spec)
+    message = spec if isinstance(spec, pb.ShardSpec) else codec.encode_shard_spec(spec)
     return [
         pb.CreateVariablesRequest(spec=message).SerializeToString(),
         *(pb.CreateVariablesRequest(frame=each).SerializeToString() for each in frames),

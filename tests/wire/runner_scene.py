@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from chief import events as ev
-from chief.coordination import CoordinationConfig
-from chief.runner import Runner
-from ps_protocol.chief import (
+from chief.core import messages as ev
+from chief.options import CoordinationConfig
+from chief.serving.runner import Runner
+from ps_protocol.errors import PsError
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.chief import (
     ClusterState,
     ModelReply,
     Participant,
@@ -17,10 +19,8 @@ from ps_protocol.chief import (
     Registration,
     TokenReply,
 )
-from ps_protocol.errors import PsError
-from ps_protocol.handshake import HandshakeReply, Identity, Role
-from ps_protocol.model import ModelSpec
-from ps_protocol.shard import (
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
     ApplyRequest,
@@ -34,7 +34,6 @@ from ps_protocol.shard import (
     ShardSettings,
     ShardStatus,
 )
-from ps_protocol.version import PROTOCOL_VERSION
 from tests.wire.running_chief import MODEL
 
 

@@ -8,19 +8,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from chief.config import ChiefConfig, CoordinationConfig
-from chief.server import ChiefServer
-from ps_protocol.chief import CommitResult, ModelReply, ModelState, ParticipantKind, PushCommit, RegisterRequest, TokenReply, TokenResult
-from ps_protocol.chief_client import GrpcChief
+from chief.serving.server import ChiefServer
 from ps_protocol.errors import PsError
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.model import ModelSpec, PlacementPolicy
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.placement import layouts
-from ps_protocol.security_options import OPEN, Security
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushHeader, PushId, PushResult, ShardSpec
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import (
+    CommitResult,
+    ModelReply,
+    ModelState,
+    ParticipantKind,
+    PushCommit,
+    RegisterRequest,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import PushHeader, PushId, PushResult, ShardSpec
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ps_protocol.channel import server_options
+from ps_protocol.rpc.channel import server_options
 
 Method = Callable[..., Any]
 

@@ -5,31 +5,30 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from chief import events as ev
-from chief import recovery_events as rec
-from chief.checkpoint_store import CheckpointStore
-from chief.shard_side import ShardSide
-from ps_protocol.checkpoint import ChiefRecord
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.chief import DEFAULT_POLICY
+from chief.core import messages
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.work import ShardSide
+from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import PsError
-from ps_protocol.layout import Layout
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import PushId, ShardSettings, ShardSpec
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.chief import DEFAULT_POLICY
+from ps_protocol.roles.shard import PushId, ShardSettings, ShardSpec
 from tests.wire.runner_scene import FakeLink
 
-APPLY = ev.ApplyStep(epoch=1, step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
-SAVE = rec.SaveStep(epoch=1, step=3, tag="step-000000003")
+APPLY = messages.ApplyStep(epoch=1, step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+SAVE = messages.SaveStep(epoch=1, step=3, tag="step-000000003")
 RECORD = ChiefRecord(model=None, policy=DEFAULT_POLICY, num_rollbacks=4)
 SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
 
 
-def adopting(epoch: int = 1) -> rec.AdoptShards:
-    return rec.AdoptShards(epoch=epoch, chief_incarnation=5)
+def adopting(epoch: int = 1) -> messages.AdoptShards:
+    return messages.AdoptShards(epoch=epoch, chief_incarnation=5)
 
 
-def restoring(epoch: int = 2) -> rec.RestoreShards:
-    return rec.RestoreShards(
+def restoring(epoch: int = 2) -> messages.RestoreShards:
+    return messages.RestoreShards(
         epoch=epoch,
         chief_incarnation=5,
         tag="step-000000003",
@@ -44,7 +43,7 @@ class Scene:
 
     def __init__(self, place: Path | None = None) -> None:
         self.links = [FakeLink(index) for index in range(2)]
-        self.events: list[ev.Event] = []
+        self.events: list[messages.Event] = []
         self.defects: list[BaseException] = []
         self.superseded: list[str] = []
         self.failures: list[PsError] = []

@@ -10,14 +10,14 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from ps_protocol.accumulator_client import GrpcAccumulators
-from ps_protocol.accumulators import AccumulatorSpec, TakeRequest
-from ps_protocol.channel import open_channel
 from ps_protocol.errors import Cancelled, ShuttingDown, Unavailable
-from ps_protocol.tensors import DataType
+from ps_protocol.model.variables import DataType
+from ps_protocol.roles.accumulators import AccumulatorSpec, TakeRequest
+from ps_protocol.rpc.accumulators import GrpcAccumulators
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
-from ps_server.accumulator_registry import MAX_TAKERS
+from ps_server.accumulators.registry import MAX_TAKERS
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import open_server
 from tests.waiting import wait_until

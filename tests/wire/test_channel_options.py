@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.channel import CHANNEL_OPTIONS, server_options
+from ps_protocol.rpc.channel import CHANNEL_OPTIONS, server_options
 
 LIBRARY = Path(str(importlib.import_module("grpc._cython.cygrpc").__file__)).read_bytes()
 

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from chief.service import SERVICE
-from ps_protocol.channel import open_channel
+from chief.serving.service import SERVICE
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
 from tests.wire.running_chief import RunningChief, Worker, client_of, cluster

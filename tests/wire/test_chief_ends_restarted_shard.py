@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.chief import ClusterState
 from ps_protocol.errors import EpochMismatch
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.shard import GrpcShard
 from tests.waiting import wait_until
 from tests.wire.running_chief import RunningChief, Worker, client_of, parameter_server
 

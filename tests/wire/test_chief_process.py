@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.chief import ClusterState
-from ps_protocol.chief_client import GrpcChief
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.chief import GrpcChief
 from tests.waiting import wait_until
 from tests.wire.running_chief import Worker, parameter_server
 from tests.wire.servers import unused_address

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from chief.coordination import CheckpointConfig
-from ps_protocol.checkpoint import Durability
-from ps_protocol.checkpoint_local import LocalStorage
-from ps_protocol.checkpoint_search import list_checkpoints
-from ps_protocol.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
-from ps_protocol.chief_client import GrpcChief
+from chief.options import CheckpointConfig
+from ps_protocol.checkpoint.catalog import list_checkpoints
+from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, TrainingFailed, Unavailable
-from ps_protocol.shard import ApplyRequest
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc.chief import GrpcChief
 from tests.waiting import wait_until
 from tests.wire.running_chief import RunningChief, Worker, parameter_server
 
@@ -195,7 +195,7 @@ def test_a_superseded_chief_ends_and_leaves_the_servers_alone(open_scene: Callab
 
 
 def test_a_chief_does_not_take_servers_from_one_that_lives(open_scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.recovery_tasks._GIVE_UP_S", 0.5)
+    monkeypatch.setattr("chief.shards.work._GIVE_UP_S", 0.5)
     scene = open_scene()
     second, _ = scene.start_chief()
     outcome = second.ended()

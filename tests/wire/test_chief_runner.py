@@ -6,20 +6,13 @@ import time
 
 import pytest
 
-from chief import events as ev
-from chief.coordination import CoordinationConfig
-from chief.runner import Runner
-from ps_protocol.chief import (
-    ClusterState,
-    ParticipantKind,
-    RegisterRequest,
-    Registration,
-    SettingsReply,
-    TokenResult,
-)
-from ps_protocol.clipping import ClipSpec
+from chief.core import messages as ev
+from chief.options import CoordinationConfig
+from chief.serving.runner import Runner
 from ps_protocol.errors import ContributionMissing, InvalidSpec, PsError, TrainingFailed, Unavailable, WrongCluster
-from ps_protocol.policy_spec import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.chief import ClusterState, ParticipantKind, RegisterRequest, Registration, SettingsReply, TokenResult
 from tests.wire.runner_scene import FakeLink, Scene, play, until
 from tests.wire.running_chief import MODEL
 

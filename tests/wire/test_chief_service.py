@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from chief.service import SERVICE
-from ps_protocol.channel import open_channel
-from ps_protocol.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
-from ps_protocol.codec_chief import encode_participant
+from chief.serving.service import SERVICE
 from ps_protocol.errors import PsError, Superseded, TrainingFailed, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
+from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.wire.codec import encode_participant
 from tests.waiting import wait_until
 from tests.wire.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
 from tests.wire.servers import unused_address
@@ -160,7 +160,7 @@ def test_while_a_parameter_server_is_absent_the_chief_answers_and_says_which() -
 
 
 def test_a_chief_does_not_take_servers_from_one_that_lives_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.recovery_tasks._GIVE_UP_S", 0.5)
+    monkeypatch.setattr("chief.shards.work._GIVE_UP_S", 0.5)
     with parameter_server() as server, RunningChief(server.address) as first, client_of(first) as client, Worker(client) as worker:
         worker.join_model()
         worker.wait(worker.push())

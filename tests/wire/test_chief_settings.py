@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.chief import HyperparameterChange, ModelState, PushOutcome, SettingsReply, TokenResult
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.optimizer_spec import constant
-from ps_protocol.policy_spec import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import HyperparameterChange, ModelState, PushOutcome, SettingsReply, TokenResult
+from ps_protocol.rpc.chief import GrpcChief
 from tests.wire.running_chief import MODEL, Worker, client_of, cluster
 
 ASYNC = PolicySpec(name=PolicyName.ASYNC)

@@ -8,15 +8,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_protocol import codec_shard as codec
-from ps_protocol.shard import ApplyRequest, PushId
+from ps_protocol.roles.shard import ApplyRequest, PushId
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_server import server as server_module
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
 from ps_server.server import ParameterServer
-from ps_server.service import ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams
+from ps_server.shard.shard import ParameterStore
 from tests.wire.raw_shard import RawShard
 from tests.wire.servers import serving
 

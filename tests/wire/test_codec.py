@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import (
-    chief,
-    codec,
-    codec_chief,
-    codec_settings,
-    codec_shard,
-    errors,
-    handshake,
-    policy_spec,
-    shard,
-)
-from ps_protocol.layout import Layout, VariableSlice
-from ps_protocol.tensors import DataType, VariableSpec
+from ps_protocol import errors
+from ps_protocol.model import policy
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, SparseMean, VariableSpec
+from ps_protocol.roles import chief, identity, shard
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
-from ps_protocol.variable_options import ConstraintKind, InitializerKind, SparseMean
+from ps_protocol.wire import codec
 from tests.wire.codec_examples import (
     ADAM,
     SPEC,
@@ -38,8 +30,8 @@ def test_value_comes_back_as_it_was(value: Any, encode: Callable[[Any], Any], de
 
 
 def test_participant_comes_back_as_it_was() -> None:
-    request = chief_service_pb2.HeartbeatRequest(participant=codec_chief.encode_participant(WORKER))
-    assert codec_chief.decode_participant(request) == WORKER
+    request = chief_service_pb2.HeartbeatRequest(participant=codec.encode_participant(WORKER))
+    assert codec.decode_participant(request) == WORKER
 
 
 @pytest.mark.parametrize(
@@ -51,10 +43,10 @@ def test_participant_comes_back_as_it_was() -> None:
         (chief.PushOutcome, "PUSH_OUTCOME", chief_service_pb2.PushOutcome),
         (chief.TokenResult, "TOKEN_RESULT", chief_service_pb2.TokenResult),
         (chief.ClusterState, "CLUSTER_STATE", chief_service_pb2.ClusterState),
-        (handshake.Role, "ROLE", handshake_service_pb2.Role),
-        (policy_spec.PolicyName, "NAME", chief_service_pb2.PolicySpec.Name),
-        (policy_spec.TokenMode, "TOKENS", chief_service_pb2.PolicySpec.Tokens),
-        (policy_spec.TooStale, "TOO_STALE", chief_service_pb2.PolicySpec.TooStale),
+        (identity.Role, "ROLE", handshake_service_pb2.Role),
+        (policy.PolicyName, "NAME", chief_service_pb2.PolicySpec.Name),
+        (policy.TokenMode, "TOKENS", chief_service_pb2.PolicySpec.Tokens),
+        (policy.TooStale, "TOO_STALE", chief_service_pb2.PolicySpec.TooStale),
         (SparseMean, "SPARSE_MEAN", tensor_pb2.SparseMean),
         (ConstraintKind, "KIND", tensor_pb2.Constraint.Kind),
         (InitializerKind, "KIND", tensor_pb2.Initializer.Kind),
@@ -80,12 +72,12 @@ def test_negative_seconds_count_as_none() -> None:
 @pytest.mark.parametrize(("max_wait_s", "expected"), [(0.0, 0.0), (2.5, 2.5), (20.0, 20.0), (1e9, 20.0), (-1.0, 0.0)])
 def test_wait_is_bounded_by_20_s(max_wait_s: float, expected: float) -> None:
     request = chief_service_pb2.GetModelRequest(max_wait=codec.encode_duration(max_wait_s))
-    assert codec_chief.decode_max_wait(request) == expected
-    assert codec_chief.decode_max_wait(chief_service_pb2.GetModelRequest(max_wait=codec_chief.encode_max_wait(max_wait_s))) == expected
+    assert codec.decode_max_wait(request) == expected
+    assert codec.decode_max_wait(chief_service_pb2.GetModelRequest(max_wait=codec.encode_max_wait(max_wait_s))) == expected
 
 
 def test_wait_that_is_left_out_is_20_s() -> None:
-    assert codec_chief.decode_max_wait(chief_service_pb2.DequeueTokenRequest()) == 20.0
+    assert codec.decode_max_wait(chief_service_pb2.DequeueTokenRequest()) == 20.0
 
 
 def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:
@@ -96,19 +88,19 @@ def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:
 def test_contributors_are_sorted_whatever_their_order_on_the_wire() -> None:
     ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
     message = parameter_service_pb2.ApplyStepRequest(contributors=[codec.encode_push_id(each) for each in ids])
-    assert [each.worker for each in codec_shard.decode_apply_request(message).contributors] == [0, 1, 2]
+    assert [each.worker for each in codec.decode_apply_request(message).contributors] == [0, 1, 2]
 
 
 def test_weights_stay_with_their_contributors() -> None:
     ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
     message = parameter_service_pb2.ApplyStepRequest(contributors=[codec.encode_push_id(each) for each in ids], weights=[0.2, 0.0, 0.1])
-    assert codec_shard.decode_apply_request(message).weights == (0.0, 0.1, 0.2)
+    assert codec.decode_apply_request(message).weights == (0.0, 0.1, 0.2)
 
 
 def test_what_an_older_client_leaves_out_has_its_first_meaning() -> None:
-    assert codec_settings.decode_policy(chief_service_pb2.PolicySpec()) == policy_spec.PolicySpec()
+    assert codec.decode_policy(chief_service_pb2.PolicySpec()) == policy.PolicySpec()
     assert codec.decode_sparse_mean(0) is SparseMean.PER_INDEX
-    assert codec_chief.decode_commit_result(chief_service_pb2.CommitResult(outcome=1)).weight == 1.0  # type: ignore[arg-type]
+    assert codec.decode_commit_result(chief_service_pb2.CommitResult(outcome=1)).weight == 1.0  # type: ignore[arg-type]
 
 
 def test_a_shard_computes_the_senders_layout_however_tables_and_dense_variables_alternate() -> None:
@@ -119,5 +111,5 @@ def test_a_shard_computes_the_senders_layout_however_tables_and_dense_variables_
         spec = VariableSpec(name=f"v{number}", data_type=DataType.FLOAT32, shape=(2,), optimizer=optimizer, is_sparse=is_sparse)
         pieces.append(VariableSlice(variable=spec, start=0, stop=2))
     sent = dataclasses.replace(SPEC, layout=Layout(pieces))
-    received = codec_shard.decode_shard_spec(codec_shard.encode_shard_spec(sent)).layout
+    received = codec.decode_shard_spec(codec.encode_shard_spec(sent)).layout
     assert (received.offsets, received.tables, received.rules) == (sent.layout.offsets, sent.layout.tables, sent.layout.rules)

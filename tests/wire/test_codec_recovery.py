@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import chief, codec_chief, codec_data_ranges, codec_record, codec_status
-from ps_protocol.checkpoint import ChiefRecord
-from ps_protocol.data_ranges import DataProgress, DataSpec
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
+from ps_protocol.model.data import DataProgress, DataSpec
+from ps_protocol.roles import chief
+from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.v1 import chief_service_pb2
+from ps_protocol.wire import codec
 from tests.wire.codec_examples import ADAM, COMMIT, PIECEWISE, POLICIES, RICH_MODEL, STATUS, WORKER
 from tests.wire.codec_round_trips import registration
 
@@ -28,16 +29,13 @@ RECORD = ChiefRecord(
 OF_A_LIFE = dataclasses.replace(WORKER, life=2**64 - 1)
 
 ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    *((record, codec_record.pack_record, codec_record.unpack_record) for record in (RECORD, ChiefRecord(model=None, policy=POLICIES[0]))),
-    *(
-        (data, codec_data_ranges.encode_data, codec_data_ranges.decode_data)
-        for data in (DATA, dataclasses.replace(DATA, shuffle_seed=None))
-    ),
-    (DataProgress(data=DATA, epoch=1, done=(4, 6)), codec_data_ranges.encode_progress, codec_data_ranges.decode_progress),
+    *((record, codec.pack_record, codec.unpack_record) for record in (RECORD, ChiefRecord(model=None, policy=POLICIES[0]))),
+    *((data, codec.encode_data, codec.decode_data) for data in (DATA, dataclasses.replace(DATA, shuffle_seed=None))),
+    (DataProgress(data=DATA, epoch=1, done=(4, 6)), codec.encode_progress, codec.decode_progress),
     (
         chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=2, former=OF_A_LIFE),
-        codec_chief.encode_register_request,
-        codec_chief.decode_register_request,
+        codec.encode_register_request,
+        codec.decode_register_request,
     ),
     (
         chief.Registration(
@@ -51,10 +49,10 @@ ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
             shards_version=4,
             rejects_nonfinite=True,
         ),
-        codec_chief.encode_registration,
+        codec.encode_registration,
         registration,
     ),
-    (dataclasses.replace(COMMIT, ranges=(0, 7)), codec_chief.encode_commit, codec_chief.decode_commit),
+    (dataclasses.replace(COMMIT, ranges=(0, 7)), codec.encode_commit, codec.decode_commit),
     (
         dataclasses.replace(
             STATUS,
@@ -66,13 +64,13 @@ ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
             min_replicas=2,
             data=chief.DataStatus(name="train", epoch=1, num_done=2, num_leased=3, num_ranges=4),
         ),
-        codec_status.encode_cluster_status,
-        codec_status.decode_cluster_status,
+        codec.encode_cluster_status,
+        codec.decode_cluster_status,
     ),
     (
         dataclasses.replace(STATUS, checkpoint=chief.CheckpointStatus(durability="none")),
-        codec_status.encode_cluster_status,
-        codec_status.decode_cluster_status,
+        codec.encode_cluster_status,
+        codec.decode_cluster_status,
     ),
 ]
 
@@ -83,26 +81,26 @@ def test_value_comes_back_as_it_was(value: Any, encode: Callable[[Any], Any], de
 
 
 def test_a_record_of_the_same_values_is_the_same_bytes() -> None:
-    assert codec_record.pack_record(RECORD) == codec_record.pack_record(dataclasses.replace(RECORD))
+    assert codec.pack_record(RECORD) == codec.pack_record(dataclasses.replace(RECORD))
 
 
 def test_bytes_that_are_no_record_are_refused() -> None:
     with pytest.raises(MalformedMessage):
-        codec_record.unpack_record(b"\xff\xff\xff")
+        codec.unpack_record(b"\xff\xff\xff")
 
 
 def test_data_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="range_size"):
-        codec_data_ranges.decode_data(chief_service_pb2.DataSpec(name="train", num_samples=5))
+        codec.decode_data(chief_service_pb2.DataSpec(name="train", num_samples=5))
 
 
 def test_a_worker_that_says_it_has_too_many_ranges_is_refused() -> None:
-    message = chief_service_pb2.RegisterWorkerRequest(kind=1, held_ranges=range(codec_chief.MAX_RANGES_A_CALL + 1))  # type: ignore[arg-type]
+    message = chief_service_pb2.RegisterWorkerRequest(kind=1, held_ranges=range(codec.MAX_RANGES_A_CALL + 1))  # type: ignore[arg-type]
     with pytest.raises(LimitExceeded, match=r"^held_ranges: 10001 in one call, 10000 at most$"):
-        codec_chief.decode_register_request(message)
+        codec.decode_register_request(message)
 
 
 def test_a_commit_of_too_many_ranges_is_refused() -> None:
-    message = codec_chief.encode_commit(dataclasses.replace(COMMIT, ranges=tuple(range(codec_chief.MAX_RANGES_A_CALL + 1))))
+    message = codec.encode_commit(dataclasses.replace(COMMIT, ranges=tuple(range(codec.MAX_RANGES_A_CALL + 1))))
     with pytest.raises(LimitExceeded, match="ranges"):
-        codec_chief.decode_commit(message)
+        codec.decode_commit(message)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import codec, codec_chief, codec_handshake, codec_model, codec_settings, codec_shard, codec_variables, errors
-from ps_protocol.layout import Layout
+from ps_protocol import errors
+from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
+from ps_protocol.wire import codec
 from tests.wire.codec_examples import ADAM, COMMIT, ID, MODEL, SLICES, SPEC
 from tests.wire.codec_round_trips import ROUND_TRIPS
 
@@ -26,9 +27,7 @@ def changed(message: Any, **fields: Any) -> Any:
 
 
 def spec_with(variable: tensor_pb2.VariableSpec) -> Any:
-    return changed(
-        codec_shard.encode_shard_spec(SPEC), slices=[codec_variables.encode_slice(SLICES[0]), tensor_pb2.VariableSlice(variable=variable)]
-    )
+    return changed(codec.encode_shard_spec(SPEC), slices=[codec.encode_slice(SLICES[0]), tensor_pb2.VariableSlice(variable=variable)])
 
 
 def push_with(**fields: Any) -> Any:
@@ -50,48 +49,48 @@ def parts(*tables: int) -> list[parameter_service_pb2.SparsePart]:
 
 REFUSED: list[tuple[Callable[[Any], Any], Any, type[errors.PsError], str]] = [
     (
-        codec_variables.decode_variable,
+        codec.decode_variable,
         tensor_pb2.VariableSpec(name="w", shape=[3]),
         errors.InvalidSpec,
         "'w': dtype 0 unknown; want one of float32, float64, float16, bfloat16",
     ),
-    (codec_variables.decode_variable, tensor_pb2.VariableSpec.FromString(b"\x0a\x01w\x10\x63"), errors.InvalidSpec, "dtype 99 unknown"),
+    (codec.decode_variable, tensor_pb2.VariableSpec.FromString(b"\x0a\x01w\x10\x63"), errors.InvalidSpec, "dtype 99 unknown"),
     (
-        codec_shard.decode_shard_spec,
+        codec.decode_shard_spec,
         spec_with(tensor_pb2.VariableSpec(data_type="DATA_TYPE_FLOAT32")),
         errors.InvalidSpec,
         r"slices\[1\]: name is empty",
     ),
     (
-        codec_shard.decode_shard_spec,
+        codec.decode_shard_spec,
         spec_with(tensor_pb2.VariableSpec(name="x", data_type="DATA_TYPE_FLOAT32", shape=[2, -3])),
         errors.InvalidSpec,
         r"slices\[1\]: variable 'x': shape\[1\] = -3",
     ),
-    (codec_shard.decode_shard_spec, changed(codec_shard.encode_shard_spec(SPEC), layout_hash="other"), errors.LayoutMismatch, "'other'"),
+    (codec.decode_shard_spec, changed(codec.encode_shard_spec(SPEC), layout_hash="other"), errors.LayoutMismatch, "'other'"),
     (
-        codec_shard.decode_shard_spec,
-        changed(codec_shard.encode_shard_spec(SPEC), optimizer=None),
+        codec.decode_shard_spec,
+        changed(codec.encode_shard_spec(SPEC), optimizer=None),
         errors.MalformedMessage,
         "optimizer is missing",
     ),
     (
-        codec_shard.decode_shard_spec,
-        changed(codec_shard.encode_shard_spec(SPEC), max_staged_per_worker=0),
+        codec.decode_shard_spec,
+        changed(codec.encode_shard_spec(SPEC), max_staged_per_worker=0),
         errors.InvalidSpec,
         "max_staged",
     ),
     (
-        codec_shard.decode_shard_spec,
-        changed(codec_shard.encode_shard_spec(SPEC), initial_step=-1),
+        codec.decode_shard_spec,
+        changed(codec.encode_shard_spec(SPEC), initial_step=-1),
         errors.InvalidSpec,
         "initial_step: got -1",
     ),
     (
-        codec_shard.decode_shard_spec,
-        codec_shard.encode_shard_spec(SPEC).__class__(
-            slices=[codec_variables.encode_slice(SLICES[0])] * 2,
-            optimizer=codec_variables.encode_optimizer(ADAM),
+        codec.decode_shard_spec,
+        codec.encode_shard_spec(SPEC).__class__(
+            slices=[codec.encode_slice(SLICES[0])] * 2,
+            optimizer=codec.encode_optimizer(ADAM),
             layout_hash=Layout([SLICES[0]] * 2).hash,
             max_staged_per_worker=1,
         ),
@@ -99,150 +98,150 @@ REFUSED: list[tuple[Callable[[Any], Any], Any, type[errors.PsError], str]] = [
         "rows 2 to 10 occur twice",
     ),
     (
-        codec_variables.decode_optimizer,
+        codec.decode_optimizer,
         tensor_pb2.OptimizerSpec(name="sgd"),
         errors.MalformedMessage,
         "OptimizerSpec: learning_rate is missing",
     ),
-    (codec_variables.decode_slice, tensor_pb2.VariableSlice(), errors.MalformedMessage, "VariableSlice: variable is missing"),
+    (codec.decode_slice, tensor_pb2.VariableSlice(), errors.MalformedMessage, "VariableSlice: variable is missing"),
     (codec.decode_push_id, tensor_pb2.PushId(worker=1, sequence=1), errors.MalformedMessage, "incarnation 0"),
-    (codec_shard.decode_push_header, parameter_service_pb2.PushHeader(step=1), errors.MalformedMessage, "push_id is missing"),
+    (codec.decode_push_header, parameter_service_pb2.PushHeader(step=1), errors.MalformedMessage, "push_id is missing"),
     (
-        codec_shard.decode_push_header,
+        codec.decode_push_header,
         parameter_service_pb2.PushHeader(step=-1, push_id=codec.encode_push_id(ID)),
         errors.InvalidSpec,
         "local_step: got -1, want 0 to 2",
     ),
-    (codec_shard.decode_push_reply, parameter_service_pb2.PushGradientsResponse(), errors.MalformedMessage, "result: got 0, want one of 1"),
-    (codec_shard.decode_apply_request, parameter_service_pb2.ApplyStepRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
+    (codec.decode_push_reply, parameter_service_pb2.PushGradientsResponse(), errors.MalformedMessage, "result: got 0, want one of 1"),
+    (codec.decode_apply_request, parameter_service_pb2.ApplyStepRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
     (
-        codec_shard.decode_apply_request,
+        codec.decode_apply_request,
         parameter_service_pb2.ApplyStepRequest(step=4, contributors=[codec.encode_push_id(ID)] * 2),
         errors.MalformedMessage,
         "step 4: a contributor occurs twice",
     ),
-    (codec_shard.decode_push_header, push_with(sparse=parts(1, 1)), errors.MalformedMessage, "sparse: the tables 1 and 1 do not ascend"),
-    (codec_shard.decode_push_header, push_with(absent=[0, 3, 2]), errors.MalformedMessage, "absent: the positions 3 and 2 do not ascend"),
+    (codec.decode_push_header, push_with(sparse=parts(1, 1)), errors.MalformedMessage, "sparse: the tables 1 and 1 do not ascend"),
+    (codec.decode_push_header, push_with(absent=[0, 3, 2]), errors.MalformedMessage, "absent: the positions 3 and 2 do not ascend"),
     (
-        codec_shard.decode_push_header,
+        codec.decode_push_header,
         push_with(metrics={"": parameter_service_pb2.Metric()}),
         errors.InvalidSpec,
         "metrics: name is empty",
     ),
     (
-        codec_shard.decode_push_header,
+        codec.decode_push_header,
         push_with(metrics={"loss": parameter_service_pb2.Metric(weight=math.nan)}),
         errors.InvalidSpec,
         "metric 'loss': weight = nan, want a finite number >= 0",
     ),
     (
-        codec_shard.decode_push_header,
+        codec.decode_push_header,
         push_with(metrics={str(number): parameter_service_pb2.Metric() for number in range(1001)}),
         errors.LimitExceeded,
         "1001 in one contribution, 1000 at most",
     ),
-    (codec_shard.decode_apply_request, apply_with(weights=[1.0]), errors.MalformedMessage, "1 weights for 2 contributors"),
-    (codec_shard.decode_apply_request, apply_with(weights=[1.0, math.inf]), errors.MalformedMessage, "weight inf, want a finite number"),
+    (codec.decode_apply_request, apply_with(weights=[1.0]), errors.MalformedMessage, "1 weights for 2 contributors"),
+    (codec.decode_apply_request, apply_with(weights=[1.0, math.inf]), errors.MalformedMessage, "weight inf, want a finite number"),
     (
-        codec_shard.decode_apply_request,
+        codec.decode_apply_request,
         apply_with(discards=[tensor_pb2.PushId(worker=1)]),
         errors.MalformedMessage,
         r"discards\[0\]: push id: got incarnation 0",
     ),
     (
-        codec_shard.decode_settings,
+        codec.decode_settings,
         parameter_service_pb2.ConfigureShardRequest(optimizers=[parameter_service_pb2.OptimizerChange()]),
         errors.MalformedMessage,
         r"optimizers\[0\]: OptimizerChange: original is missing",
     ),
     (
-        codec_shard.decode_settings,
+        codec.decode_settings,
         parameter_service_pb2.ConfigureShardRequest(step=-1),
         errors.InvalidSpec,
         "step: got -1, want 0 to 2",
     ),
     (
-        codec_variables.decode_variable,
+        codec.decode_variable,
         variable_with(constraint=tensor_pb2.Constraint(high=1.0)),
         errors.MalformedMessage,
         "variable 'w': constraint.kind: got 0, want one of 1",
     ),
     (
-        codec_variables.decode_variable,
+        codec.decode_variable,
         variable_with(is_sparse=True, initializer=tensor_pb2.Initializer()),
         errors.MalformedMessage,
         "variable 'w': initializer.kind: got 0, want one of 1",
     ),
     (
-        codec_variables.decode_variable,
+        codec.decode_variable,
         variable_with(partition=tensor_pb2.Partition(axis=1, num_slices=2)),
         errors.InvalidSpec,
         r"variable 'w': shape \(4,\) has no axis 1",
     ),
     (
-        codec_variables.decode_variable,
+        codec.decode_variable,
         variable_with(initializer=tensor_pb2.Initializer(kind=1)),  # type: ignore[arg-type]
         errors.InvalidSpec,
         "only sparse variables are initialised by the server",
     ),
     (
-        codec_model.decode_model,
-        changed(codec_model.encode_model(MODEL), averages=tensor_pb2.AverageSpec(decay=math.nan)),
+        codec.decode_model,
+        changed(codec.encode_model(MODEL), averages=tensor_pb2.AverageSpec(decay=math.nan)),
         errors.InvalidSpec,
         "averages: decay = nan, want 0 to 1",
     ),
     (
-        codec_model.decode_model,
-        changed(codec_model.encode_model(MODEL), clip=tensor_pb2.ClipSpec(norm=-1.0)),
+        codec.decode_model,
+        changed(codec.encode_model(MODEL), clip=tensor_pb2.ClipSpec(norm=-1.0)),
         errors.InvalidSpec,
         "clip: norm = -1.0",
     ),
     (
-        codec_settings.decode_policy,
+        codec.decode_policy,
         chief_service_pb2.PolicySpec.FromString(b"\x08\x09"),
         errors.MalformedMessage,
         r"policy.name: got 9, want one of 1 \(SYNC\)",
     ),
     (
-        codec_settings.decode_policy,
+        codec.decode_policy,
         chief_service_pb2.PolicySpec(is_unlocked=True),
         errors.InvalidSpec,
         "only the policy async has updates without a lock",
     ),
     (
-        codec_settings.decode_hyperparameter_change,
+        codec.decode_hyperparameter_change,
         chief_service_pb2.SetHyperparametersRequest(learning_rate=tensor_pb2.LearningRateSchedule(name="constnt")),
         errors.InvalidSpec,
         "did you mean 'constant'",
     ),
     (
-        codec_chief.decode_participant,
+        codec.decode_participant,
         chief_service_pb2.HeartbeatRequest(),
         errors.MalformedMessage,
         "HeartbeatRequest: participant is missing",
     ),
     (
-        codec_chief.decode_participant,
+        codec.decode_participant,
         chief_service_pb2.HeartbeatRequest(participant=chief_service_pb2.Participant(index=1)),
         errors.MalformedMessage,
         r"participant.kind: got 0, want one of 1 \(WORKER\), 2 \(OBSERVER\)",
     ),
-    (codec_model.decode_model, changed(codec_model.encode_model(MODEL), placement=None), errors.MalformedMessage, "placement is missing"),
-    (codec_model.decode_model, changed(codec_model.encode_model(MODEL), variables=None), errors.InvalidSpec, "no variables"),
-    (codec_chief.decode_commit, chief_service_pb2.PushCommit(), errors.MalformedMessage, "push_id is missing"),
+    (codec.decode_model, changed(codec.encode_model(MODEL), placement=None), errors.MalformedMessage, "placement is missing"),
+    (codec.decode_model, changed(codec.encode_model(MODEL), variables=None), errors.InvalidSpec, "no variables"),
+    (codec.decode_commit, chief_service_pb2.PushCommit(), errors.MalformedMessage, "push_id is missing"),
     (
-        codec_chief.decode_commit,
-        changed(codec_chief.encode_commit(COMMIT), push_id=tensor_pb2.PushId()),
+        codec.decode_commit,
+        changed(codec.encode_commit(COMMIT), push_id=tensor_pb2.PushId()),
         errors.MalformedMessage,
         "sequence 0",
     ),
     (
-        codec_variables.decode_optimizer,
+        codec.decode_optimizer,
         tensor_pb2.OptimizerSpec(name="adamm"),
         errors.InvalidSpec,
         "optimizer 'adamm'; want .* did you mean 'adam'",
     ),
-    (codec_handshake.decode_handshake_request, handshake_service_pb2.HandshakeRequest(), errors.MalformedMessage, "version is missing"),
+    (codec.decode_handshake_request, handshake_service_pb2.HandshakeRequest(), errors.MalformedMessage, "version is missing"),
 ]
 
 

@@ -9,19 +9,18 @@ from typing import Any
 import grpc
 import pytest
 
-from chief.shard_links import GrpcShardLink
-from ps_protocol import codec_shard as codec
-from ps_protocol.channel import open_channel
+from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
-from ps_protocol.shard import ApplyRequest
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from ps_server.command_service import CommandService
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
 from ps_server.server import ParameterServer
-from ps_server.service import SERVICE, ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
+from ps_server.serving.calls import SERVICE, ParameterService, parameter_service_handler
+from ps_server.serving.streams import CommandService, IdleStreams
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.waiting import wait_until
 from tests.wire.raw_shard import RawShard

@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, open_channel
-from ps_protocol.connection import Connection
-from ps_protocol.grpc_failures import from_status
+from ps_protocol.rpc.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, open_channel
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.status import from_status
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from tests.waiting import wait_until
 from tests.wire.servers import downward, serving, unary, unused_address, upward

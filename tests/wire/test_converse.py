@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from chief.service import SERVICE
-from ps_protocol import codec_chief as codec
-from ps_protocol.channel import open_channel
-from ps_protocol.chief import Participant, PushCommit
+from chief.serving.service import SERVICE
+from ps_protocol.roles.chief import Participant, PushCommit
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.wire import codec
 from tests.waiting import wait_until
 from tests.wire.running_chief import RunningChief, Worker, client_of, cluster
 

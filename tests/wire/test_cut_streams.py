@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import StepGone
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.segments import Segments
-from ps_protocol.shard import PushResult
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.roles.shard import PushResult
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
-from ps_server.service import ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.waiting import wait_until
 from tests.wire.called_shard import HALF, Server, assert_moved, cut_push_off, push_reply, trained_shard

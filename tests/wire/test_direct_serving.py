@@ -10,11 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import direct_serving
-from ps_protocol.direct_serving import standing_method_handler
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.standing_peer import Peer
-from ps_protocol.threaded_handler import ThreadedHandler
+from ps_protocol.rpc import server_stream
+from ps_protocol.rpc.server_stream import Peer, ThreadedHandler, standing_method_handler
 from tests.waiting import wait_until
 from tests.wire.servers import serving
 
@@ -48,7 +46,7 @@ class Talk:
             case b"pause":
                 self.peer.pause()
             case b"flood":
-                for _ in range(direct_serving._MAX_UNSENT + 1_000):
+                for _ in range(server_stream._MAX_UNSENT + 1_000):
                     self.peer.send(bytes(16_384))
             case _:
                 self.peer.send(message)
@@ -96,7 +94,7 @@ class Scene:
 @pytest.fixture(params=["events", "threads"])
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     if request.param == "threads":
-        monkeypatch.setattr(direct_serving, "_EventPeer", _unavailable)
+        monkeypatch.setattr(server_stream, "_EventPeer", _unavailable)
     scene = Scene()
     with serving(_handler(scene.begin)) as address, grpc.insecure_channel(address) as scene.channel:
         yield scene
@@ -230,7 +228,7 @@ def _threaded(answers: Any) -> Any:
 @pytest.fixture(params=["events", "threads"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "threads":
-        monkeypatch.setattr(direct_serving, "_EventPeer", _unavailable)
+        monkeypatch.setattr(server_stream, "_EventPeer", _unavailable)
 
 
 @pytest.mark.usefixtures("way")

@@ -7,10 +7,10 @@ import grpc
 import numpy as np
 import pytest
 
-from ps_protocol import codec_shard
-from ps_protocol.encodings import FloatEncoding, encoded_nbytes
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import EPOCH, MIXED, Trainer, open_server
 from tests.wire.raw_shard import Outcome, RawShard, frame, push_stream
@@ -42,7 +42,7 @@ def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **
     """Pushes bytes under a header that says that."""
     step = trainer.shard.status().step
     assert step is not None and isinstance(trainer.shard, GrpcShard)
-    header = codec_shard.encode_push_header(trainer.header(step=step))
+    header = codec.encode_push_header(trainer.header(step=step))
     header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
         return raw.call("PushGradients", *push_stream(header, frame(0, content)))

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import FrameOutOfOrder, MalformedMessage, TruncatedStream
-from ps_protocol.framing import FRAME_BYTES, Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
-from ps_protocol.segments import Segments
+from ps_protocol.model.layout import Segments
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire.frames import FRAME_BYTES, Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
 
 PUSH = pb.PushGradientsRequest(
     header=pb.PushHeader(epoch=3, push_id=tensor_pb2.PushId(worker=1, incarnation=2, sequence=1 << 63), step=1 << 40, layout_hash="abc")

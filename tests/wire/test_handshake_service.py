@@ -8,13 +8,12 @@ import grpc
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.channel import open_channel
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.handshake import HandshakeReply, Identity, Role
-from ps_protocol.handshake_client import handshake
-from ps_protocol.handshake_servicer import handshake_handler, handshake_handler_aio
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.version import PROTOCOL_VERSION
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.client import handshake
+from ps_protocol.rpc.server import handshake_handler, handshake_handler_aio
+from ps_protocol.rpc.shard import GrpcShard
 from tests.wire.raw_shard import HANDSHAKE, RawShard
 from tests.wire.servers import serving, serving_aio, unary, unused_address
 

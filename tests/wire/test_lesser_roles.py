@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_protocol import guest_calls
-from ps_protocol.access import Access
-from ps_protocol.authorization import CallerRole
-from ps_protocol.chief import Participant, ParticipantKind, RegisterRequest
-from ps_protocol.chief_client import GrpcChief
-from ps_protocol.direct_stream import open_stream
 from ps_protocol.errors import LimitExceeded, PermissionDenied
-from ps_protocol.security_options import Security
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
+from ps_protocol.rpc import admission
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.client_stream import open_stream
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import open_server
 from tests.waiting import wait_until
@@ -79,7 +79,7 @@ def look(access: Access, address: str) -> None:
 
 
 def test_who_only_looks_takes_no_more_room_than_is_left_for_it(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest_calls, "MAX_GUEST_CALLS", 3)
+    monkeypatch.setattr(admission, "MAX_GUEST_CALLS", 3)
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
         access, address = files.caller("observer", tls=False), server.address

@@ -8,9 +8,8 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.access import DEFAULT_ACCESS
-from ps_protocol.channel import server_options
-from ps_protocol.never_waiting import never_waiting
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, server_options
+from ps_protocol.rpc.server_stream import never_waiting
 
 METHOD = "/test.Service/Answer"
 

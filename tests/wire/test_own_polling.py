@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol import own_polling
-from ps_protocol.own_polling import SWITCH, knows_switches, settings
+from ps_protocol.rpc import library as own_polling
+from ps_protocol.rpc.library import SWITCH, knows_switches, settings
 
 OFF = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq,-event_engine_for_all_other_endpoints"
 SAYS = {
@@ -47,7 +47,7 @@ def test_server_of_many_workers_has_many_connections(number: int | None, are_man
     assert own_polling._Finder.has_many_connections is are_many
 
 
-@pytest.mark.parametrize("module", ["chief.__main__", "ps_server.__main__", "lockstep.combined"])
+@pytest.mark.parametrize("module", ["chief.__main__", "ps_server.__main__", "lockstep.combined.__main__"])
 def test_server_reads_its_flags_before_grpc_is_loaded_so_that_it_can_choose(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys, {module}; sys.exit('grpc' in sys.modules)"], check=True)
 
@@ -70,7 +70,7 @@ def test_library_that_does_not_know_the_switches_is_told_nothing(tmp_path: Path)
     assert knows_switches(library)
 
 
-@pytest.mark.parametrize("first", ["worker_client", "chief.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
+@pytest.mark.parametrize("first", ["worker_client", "chief.serving.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
 def test_whatever_is_imported_first_has_it_and_leaves_nothing_behind(first: str) -> None:
     assert report(f"import {first}") == ("_Loader []", "")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from ps_protocol import codec_shard
 from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from ps_server.store import ParameterStore
+from ps_protocol.wire import codec
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, MIXED
 from tests.wire.called_shard import HALF, WHOLE, Server, trained_shard
 from tests.wire.raw_shard import Outcome, frame, push_stream
@@ -44,7 +44,7 @@ def _push_messages(server: Server, *messages: pb.PushGradientsRequest) -> Outcom
 
 
 def _header(server: Server) -> pb.PushHeader:
-    return codec_shard.encode_push_header(server.trainer.header(step=server.step))
+    return codec.encode_push_header(server.trainer.header(step=server.step))
 
 
 Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]

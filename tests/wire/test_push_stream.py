@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import codec_shard
 from ps_protocol.errors import PsError
-from ps_protocol.shard import PushHeader, PushReply
+from ps_protocol.roles.shard import PushHeader, PushReply
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
-from ps_server import transactions
-from ps_server.idle_streams import IdleStreams
-from ps_server.in_process_shard import InProcessShard
-from ps_server.push_streams import PushStream
-from ps_server.store import ParameterStore
-from ps_server.transactions import Push
+from ps_protocol.wire import codec
+from ps_server.serving.local import InProcessShard
+from ps_server.serving.streams import IdleStreams, PushStream
+from ps_server.shard import handles
+from ps_server.shard.handles import Push
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import MIXED, Trainer
 from tests.waiting import wait_until
 
@@ -57,7 +56,7 @@ class _Scene:
         self.stream = PushStream(self.store, self.peer, context, idle_streams=self.idle_streams, name="ps 0")
 
     def take_first_half(self) -> None:
-        header = codec_shard.encode_push_header(self.trainer.header(3, step=0))
+        header = codec.encode_push_header(self.trainer.header(3, step=0))
         header.content_bytes = MIXED.nbytes
         frame = tensor_pb2.ArenaFrame(data=bytes(HALF))
         self.stream.take(pb.StreamPushesRequest(header=header, frame=frame).SerializeToString())
@@ -99,7 +98,7 @@ def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken
     if large == "model":
         monkeypatch.setattr(ParameterStore, "is_quick", False)
     else:
-        monkeypatch.setattr(transactions, "SMALL_BYTES", MIXED.nbytes - 1)
+        monkeypatch.setattr(handles, "SMALL_BYTES", MIXED.nbytes - 1)
     scene, held = _Scene(), _Held(monkeypatch)
     scene.take_first_half()
     assert not scene.peer.is_paused and not held.threads
@@ -114,15 +113,15 @@ def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken
 
 
 def test_long_list_is_decoded_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, decode = list[threading.Thread](), codec_shard.decode_push_header
+    threads, decode = list[threading.Thread](), codec.decode_push_header
 
     def decoding(message: pb.PushHeader) -> PushHeader:
         threads.append(threading.current_thread())
         return decode(message)
 
-    monkeypatch.setattr(codec_shard, "decode_push_header", decoding)
+    monkeypatch.setattr(codec, "decode_push_header", decoding)
     scene = _Scene()
-    header = codec_shard.encode_push_header(scene.trainer.header(3, absent=tuple(range(20_000))))
+    header = codec.encode_push_header(scene.trainer.header(3, absent=tuple(range(20_000))))
     scene.stream.take(pb.StreamPushesRequest(header=header).SerializeToString())
     wait_until(lambda: bool(scene.peer.answers) and not scene.peer.is_paused, what="it is answered, and the stream takes messages again")
     assert scene.peer.answers[0].error.reason == "INVALID_SPEC"

@@ -12,7 +12,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import Trainer, open_server

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.framing import FRAME_BYTES, parse
-from ps_protocol.segments import Segments
-from ps_protocol.shard import RowsRequest
-from ps_protocol.shard_client import SERVICE, GrpcShard
-from ps_protocol.status import answering
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import RowsRequest
+from ps_protocol.rpc.shard import SERVICE, GrpcShard
+from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
-from ps_server.index_stream import index_blocks, row_messages
+from ps_protocol.wire.frames import FRAME_BYTES, parse
+from ps_server.serving.streams import index_blocks, row_messages
 from tests.wire.raw_shard import RawShard, frame
 from tests.wire.servers import serving
 

@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from ps_protocol import codec_checkpoints
-from ps_protocol.shard import RestoreRequest, SaveRequest, ShardSettings
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.shard import RestoreRequest, SaveRequest, ShardSettings
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import CHIEF, EPOCH, Trainer, open_server
 from tests.wire.raw_shard import RawShard
@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
 
 
 def _save(**changes: object) -> pb.SaveShardRequest:
-    request = codec_checkpoints.encode_save_request(SaveRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, tag="t"), max_wait_s=5.0)
+    request = codec.encode_save_request(SaveRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, tag="t"), max_wait_s=5.0)
     request.MergeFrom(pb.SaveShardRequest(**changes))  # type: ignore[arg-type]
     return request
 
@@ -38,7 +38,7 @@ def _save(**changes: object) -> pb.SaveShardRequest:
 def _restore(change: Callable[[pb.RestoreShardRequest], object] = lambda _: None) -> pb.RestoreShardRequest:
     settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=0, step=0)
     spec = Trainer(None).spec()  # type: ignore[arg-type]  # its shard is not called
-    request = codec_checkpoints.encode_restore_request(
+    request = codec.encode_restore_request(
         RestoreRequest(chief_incarnation=CHIEF, spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings), max_wait_s=5.0
     )
     change(request)

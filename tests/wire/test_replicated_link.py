@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from chief import recovery_events as rev
-from chief.replica_return import ReplicaReturn, trusted
-from chief.replicated_link import ReplicatedLink
-from chief.shard_links import GrpcShardLink
+from chief.core import messages as rev
+from chief.shards.link import GrpcShardLink
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, trusted
 from ps_protocol import errors
-from ps_protocol.shard import ApplyRequest, PushId, PushResult, ShardSettings
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
+from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, variable

@@ -10,8 +10,9 @@ from queue import Queue
 
 import pytest
 
-from ps_protocol import errors, retry
-from ps_protocol.connection import Connection
+from ps_protocol import errors
+from ps_protocol.process import waiting
+from ps_protocol.rpc.client import Connection
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from tests.wire.servers import serving, unary
 
@@ -40,14 +41,14 @@ def always_refused(left_s: float) -> str:
 
 def test_answer_needs_one_attempt() -> None:
     attempt = Flaky()
-    assert retry.call(attempt, what="ps 0", timeout_s=5) == "answer"
+    assert waiting.call(attempt, what="ps 0", timeout_s=5) == "answer"
     assert len(attempt.given_s) == 1
     assert attempt.given_s[0] == pytest.approx(5, abs=0.5)
 
 
 def test_unavailable_is_repeated_with_the_time_that_is_left() -> None:
     attempt = Flaky(refused(), refused(), refused())
-    assert retry.call(attempt, what="ps 0", timeout_s=5) == "answer"
+    assert waiting.call(attempt, what="ps 0", timeout_s=5) == "answer"
     assert len(attempt.given_s) == 4
     assert attempt.given_s == sorted(attempt.given_s, reverse=True)
     assert all(0 < left_s <= 5 for left_s in attempt.given_s)
@@ -57,7 +58,7 @@ def test_unavailable_is_repeated_with_the_time_that_is_left() -> None:
 def test_other_errors_pass_at_once(error: Exception) -> None:
     attempt = Flaky(error)
     with pytest.raises(type(error)) as caught:
-        retry.call(attempt, what="ps 0", timeout_s=5)
+        waiting.call(attempt, what="ps 0", timeout_s=5)
     assert caught.value is error
     assert len(attempt.given_s) == 1
 
@@ -65,7 +66,7 @@ def test_other_errors_pass_at_once(error: Exception) -> None:
 def test_end_of_patience_is_the_last_failure_and_comes_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(errors.Unavailable, match=r"cannot reach ps 0: connection refused \(tried for \d\.\d s\)") as caught:
-        retry.call(always_refused, what="ps 0", timeout_s=0.4)
+        waiting.call(always_refused, what="ps 0", timeout_s=0.4)
     assert time.monotonic() - started < 3.0  # a busy machine; without the bound it would be for ever
     assert caught.value.facts == {"a": "b"}
 
@@ -73,14 +74,14 @@ def test_end_of_patience_is_the_last_failure_and_comes_in_time() -> None:
 def test_deadline_after_failures_tells_of_both() -> None:
     attempt = Flaky(refused(), errors.DeadlineExceeded("waited for x"))
     with pytest.raises(errors.DeadlineExceeded, match=r"waited for x \(before that: cannot reach ps 0: connection refused\)"):
-        retry.call(attempt, what="ps 0", timeout_s=5)
+        waiting.call(attempt, what="ps 0", timeout_s=5)
 
 
 def test_warning_comes_before_anyone_has_waited_too_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    assert retry.FIRST_NOTICE_S == 2.0
-    monkeypatch.setattr(retry, "FIRST_NOTICE_S", 0.2)
+    assert waiting.FIRST_NOTICE_S == 2.0
+    monkeypatch.setattr(waiting, "FIRST_NOTICE_S", 0.2)
     with caplog.at_level(logging.WARNING), pytest.raises(errors.Unavailable):
-        retry.call(always_refused, what="ps 0 at h:1", timeout_s=0.9)
+        waiting.call(always_refused, what="ps 0 at h:1", timeout_s=0.9)
     assert len(caplog.records) == 1, "once, and then every 10 s"
     assert caplog.records[0].levelno == logging.WARNING
     text = caplog.records[0].getMessage()
@@ -90,7 +91,7 @@ def test_warning_comes_before_anyone_has_waited_too_long(monkeypatch: pytest.Mon
 
 def test_short_trouble_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        retry.call(Flaky(refused()), what="ps 0", timeout_s=5)
+        waiting.call(Flaky(refused()), what="ps 0", timeout_s=5)
     assert not caplog.records
 
 
@@ -104,7 +105,7 @@ def test_closing_ends_the_wait() -> None:
 
     def wait() -> None:
         try:
-            retry.call(attempt, what="ps 0", timeout_s=30, stop=stop)
+            waiting.call(attempt, what="ps 0", timeout_s=30, stop=stop)
         except errors.PsError as error:
             outcome.append(error)
 
@@ -137,7 +138,7 @@ def test_server_that_starts_late_or_again_is_found_soon(socket_dir: Path) -> Non
             raise
 
     for _ in range(2):
-        thread = threading.Thread(target=lambda: results.put(retry.call(attempt, what="ps 0", timeout_s=20)))
+        thread = threading.Thread(target=lambda: results.put(waiting.call(attempt, what="ps 0", timeout_s=20)))
         thread.start()
         assert failures.acquire(timeout=10)
         with echo_at(address):

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import credentials
-from ps_protocol.access import DEFAULT_ACCESS, Access, Metadata
-from ps_protocol.accumulator_client import GrpcAccumulators
-from ps_protocol.authorization import ALLOWED, CallerRole
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated, Unavailable
-from ps_protocol.security_options import Security
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.status import REASON_KEY
+from ps_protocol.rpc.accumulators import GrpcAccumulators
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access, Metadata
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.rpc.status import REASON_KEY
+from ps_protocol.security import tokens
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import ALLOWED, CallerRole
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import open_server
 from tests.wire.certificates import Files, make
@@ -77,7 +77,7 @@ def test_caller_without_a_token_is_told_how_to_give_one(tokens_only: str) -> Non
 
 def test_wrong_token_is_refused(tokens_only: str) -> None:
     with pytest.raises(Unauthenticated, match=r"^invalid token$"):
-        greet(tokens_only, Access(Security(token=credentials.new_token())))
+        greet(tokens_only, Access(Security(token=tokens.new_token())))
 
 
 def adopt(access: Access, address: str) -> None:
@@ -147,14 +147,14 @@ def test_unknown_method_says_nothing_to_strangers(tokens_only: str, files: Files
 
 
 def test_tokens_are_replaced_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 0.0)
-    path, old, new = tmp_path / "tokens", credentials.new_token(), credentials.new_token()
-    credentials.write_secret(path, f"worker {old}\n")
+    monkeypatch.setattr(tokens, "LOOK_INTERVAL_S", 0.0)
+    path, old, new = tmp_path / "tokens", tokens.new_token(), tokens.new_token()
+    tokens.write_secret(path, f"worker {old}\n")
     with serving(Security(token_file=path)) as address:
         assert greet(address, Access(Security(token=old))) == "ps 0"
         with pytest.raises(Unauthenticated):
             greet(address, Access(Security(token=new)))
-        credentials.write_secret(path, f"worker {new}\n")
+        tokens.write_secret(path, f"worker {new}\n")
         assert greet(address, Access(Security(token=new))) == "ps 0"
         with pytest.raises(Unauthenticated):
             greet(address, Access(Security(token=old)))
@@ -162,8 +162,8 @@ def test_tokens_are_replaced_without_a_restart(tmp_path: Path, monkeypatch: pyte
 
 def test_token_beside_a_unix_socket_is_found(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/ps.sock"
-    credentials.write_secret(tmp_path / credentials.BESIDE_SOCKET, credentials.new_token_lines())
-    with serving(Security(token_file=tmp_path / credentials.BESIDE_SOCKET), address=address) as address:
+    tokens.write_secret(tmp_path / tokens.BESIDE_SOCKET, tokens.new_token_lines())
+    with serving(Security(token_file=tmp_path / tokens.BESIDE_SOCKET), address=address) as address:
         assert greet(address, DEFAULT_ACCESS) == "ps 0"
         with contextlib.closing(GrpcAccumulators(address)) as accumulators:
             assert accumulators.handshake().identity.name == "ps 0"
@@ -199,7 +199,7 @@ def test_server_of_another_name_is_not_trusted(with_tls: str, files: Files) -> N
 
 @pytest.mark.parametrize("host", ["10.0.0.5:5000", "ps0.example:5000"])
 def test_token_does_not_leave_the_machine_in_the_clear(files: Files, host: str) -> None:
-    for access in (files.caller(tls=False), Access(Security(token=credentials.new_token()))):
+    for access in (files.caller(tls=False), Access(Security(token=tokens.new_token()))):
         for client in (GrpcShard, GrpcChief, GrpcAccumulators):
             with pytest.raises(InvalidSpec, match=rf"^refusing to send a token without TLS to {host.partition(':')[0]}"):
                 client(host, access=access)
@@ -235,7 +235,7 @@ def test_token_does_not_widen_what_a_certificate_gives(files: Files) -> None:
 
 
 def test_certificates_are_replaced_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_protocol.tls._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("ps_protocol.security.certificates._LOOK_INTERVAL_S", 0.0)
     old, new = make(tmp_path / "old"), make(tmp_path / "new")
     with serving(old.server(tokens=False)) as address:
         assert greet(address, old.caller(has_token=False)) == "ps 0"
@@ -291,5 +291,5 @@ def test_file_that_is_not_there_is_named_before_anything_listens(files: Files, t
 
 
 def test_token_is_not_shown_where_settings_are() -> None:
-    token = credentials.new_token()
+    token = tokens.new_token()
     assert token not in repr(Security(token=token))

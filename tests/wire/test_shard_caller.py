@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from chief import shard_caller
-from chief.shard_caller import GrpcShardCaller
-from ps_protocol import direct_stream
-from ps_protocol.shard import ApplyRequest
+from chief.shards import link
+from chief.shards.link import GrpcShardCaller
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc import client_stream
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from ps_server.service import SERVICE
+from ps_server.serving.calls import SERVICE
 from tests.wire.servers import serving
 
 Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
-@pytest.fixture(params=[direct_stream._DirectStream, direct_stream._FedStream], autouse=True)
+@pytest.fixture(params=[client_stream._DirectStream, client_stream._FedStream], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_caller, "open_stream", request.param)
+    monkeypatch.setattr(link, "open_stream", request.param)
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def test_stream_that_ends_gives_up_its_steps_and_the_next_one_opens_another() ->
 
 
 def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_caller, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(link, "_TIMEOUT_S", 0.05)
 
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for data in requests:
@@ -92,7 +92,7 @@ def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.Mon
         is_silent.put(None)
         assert reported(caller, 0) == [False]
         is_silent.get()
-        monkeypatch.setattr(shard_caller, "_TIMEOUT_S", 20.0)
+        monkeypatch.setattr(link, "_TIMEOUT_S", 20.0)
         assert reported(caller, 1) == [True]
 
 

@@ -9,12 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
-from ps_protocol import codec_shard, errors
-from ps_protocol.framing import encode_frame, encode_stream, parse, write_frames
-from ps_protocol.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.segments import Segments
-from ps_protocol.shard import (
+from ps_protocol import errors
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_protocol.roles.shard import (
     ApplyReply,
     ApplyRequest,
     MetricCell,
@@ -25,10 +24,11 @@ from ps_protocol.shard import (
     ShardSettings,
     ShardSpec,
 )
-from ps_protocol.shard_client import SERVICE, GrpcShard
-from ps_protocol.status import answering
-from ps_protocol.tensors import Array, DataType, VariableSpec
+from ps_protocol.rpc.shard import SERVICE, GrpcShard
+from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_protocol.wire.frames import encode_frame, encode_stream, parse, write_frames
 from tests.wire.servers import downward, serving, unary, upward
 
 MIB = 1 << 20
@@ -228,7 +228,7 @@ def test_specification_and_initial_values_travel_together() -> None:
     def create(messages: Messages, context: grpc.ServicerContext) -> bytes:
         parsed = [parse(message, pb.CreateVariablesRequest) for message in messages]
         assert parsed[0][0] is not None
-        received.append(codec_shard.decode_shard_spec(parsed[0][0].spec))
+        received.append(codec.decode_shard_spec(parsed[0][0].spec))
         received.append(b"".join(bytes(frame.data) for _, frame in parsed if frame))
         return pb.CreateVariablesResponse(created=True).SerializeToString()
 

@@ -6,13 +6,12 @@ import threading
 
 import pytest
 
-from chief.coordination import CoordinationConfig
-from chief.runner import Runner
-from chief.shard_caller import BlockingCaller
-from chief.shard_lanes import ShardLanes
-from ps_protocol.chief import ClusterState, TokenResult
+from chief.options import CoordinationConfig
+from chief.serving.runner import Runner
+from chief.shards.link import BlockingCaller, ShardLanes
 from ps_protocol.errors import ContributionMissing, PsError, Unavailable
-from ps_protocol.shard import ApplyRequest
+from ps_protocol.roles.chief import ClusterState, TokenResult
+from ps_protocol.roles.shard import ApplyRequest
 from tests.wire.runner_scene import FakeLink, Scene
 
 REQUEST = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=())

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chief.shard_links import GrpcShardLink
+from chief.shards.link import GrpcShardLink
 from ps_protocol import errors
-from ps_protocol.optimizer_spec import OptimizerSpec, constant
-from ps_protocol.shard import ApplyRequest, PushId, PushResult, ShardSettings
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
+from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
 

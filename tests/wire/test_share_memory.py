@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_protocol import memory_segments
-from ps_protocol import shared_memory as at
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
-from ps_protocol.memory_link import MemoryNotShared
-from ps_protocol.memory_segments import NAME_PREFIX, SegmentMaker
-from ps_protocol.segments import Segments
-from ps_protocol.shard import Metric, PushResult
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.shared_memory_shard import SharedMemoryShard, share_memory
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import Metric, PushResult
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.shared_memory import segment as memory_segments
+from ps_protocol.shared_memory import words
+from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker
+from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -224,7 +223,7 @@ def test_contribution_that_a_worker_withdraws_harms_no_other(server: ParameterSe
     with sharing(server) as bad:
         header, other = trainer.header(0), trainer.header(1)
         bad.push_gradients(header, Segments([trainer.arena(1.0)]))
-        bad._slots._slots[0].words[at.SEQUENCE] = 0
+        bad._slots._slots[0].words[words.SEQUENCE] = 0
         trainer.push(other)
         with pytest.raises(ContributionMissing) as caught:
             trainer.apply(header.push_id, other.push_id)
@@ -281,9 +280,15 @@ def test_other_host_is_told_so(server: ParameterServer, trainer: Trainer, monkey
 def test_segment_of_another_kind_is_not_believed() -> None:
     segment = SegmentMaker(cluster="odd / name", index=0, process_incarnation=1).gradients(100, worker=0)
     assert segment.descriptor is not None
-    kind = at.SegmentKind.GRADIENTS
+    kind = words.SegmentKind.GRADIENTS
     good = {"pid": os.getpid(), "descriptor": segment.descriptor, "num_bytes": segment.num_bytes, "kind": kind, "arena_bytes": 100}
     assert memory_segments.map_segment(**good).nonce == segment.nonce  # type: ignore[arg-type]
-    for changes in ({"num_bytes": 4096}, {"arena_bytes": 101}, {"kind": at.SegmentKind.VARIABLES}, {"descriptor": 0}, {"pid": 0}):
+    for changes in (
+        {"num_bytes": 4096},
+        {"arena_bytes": 101},
+        {"kind": words.SegmentKind.VARIABLES},
+        {"descriptor": 0},
+        {"pid": 0},
+    ):
         with pytest.raises(OSError, match=r"/proc|No such"):
             memory_segments.map_segment(**{**good, **changes})  # type: ignore[arg-type]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol import silence
-from ps_protocol.chief_client import GrpcChief
 from ps_protocol.errors import DeadlineExceeded, Unavailable
-from ps_protocol.silence import SilenceWatch
+from ps_protocol.process import waiting
+from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.rpc.chief import GrpcChief
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilenceWatch]:
-    monkeypatch.setattr(silence, "FIRST_NOTICE_S", 0.1)
-    monkeypatch.setattr(silence, "_LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(waiting, "FIRST_NOTICE_S", 0.1)
+    monkeypatch.setattr(waiting, "_LOOK_INTERVAL_S", 0.02)
     watch = SilenceWatch()
     yield watch
     watch.close()
@@ -54,8 +54,8 @@ def test_the_notice_is_repeated_only_after_a_while(watch: SilenceWatch, caplog: 
 def test_the_alarm_sounds_while_a_call_hangs_longer_than_it_may(
     watch: SilenceWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(silence, "_GRACE_S", 0.05)
-    monkeypatch.setattr(silence, "_ALARM_INTERVAL_S", 0.05)
+    monkeypatch.setattr(waiting, "_GRACE_S", 0.05)
+    monkeypatch.setattr(waiting, "_ALARM_INTERVAL_S", 0.05)
     late: list[str] = []
     early: list[str] = []
     with watch.expecting("long", expected_s=60.0, alarm=lambda: early.append("long")):

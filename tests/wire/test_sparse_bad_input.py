@@ -10,17 +10,17 @@ import grpc
 import numpy as np
 import pytest
 
-from ps_protocol import codec_shard
-from ps_protocol.segments import Segments
-from ps_protocol.shard import RowsRequest
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.tensors import Array
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import RowsRequest
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
-from ps_server.service import ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
 from tests.waiting import wait_until
 from tests.wire.raw_shard import Outcome, RawShard, frame, push_stream
@@ -57,7 +57,7 @@ class Server:
 
     def push(self, content: bytes, *, num_rows: int = 0, table: int = 0, absent: tuple[int, ...] = (), **fields: Any) -> Outcome:
         """A contribution of the bytes, with a header that speaks of `num_rows` rows of the table."""
-        header = codec_shard.encode_push_header(self.trainer.header(step=self.step))
+        header = codec.encode_push_header(self.trainer.header(step=self.step))
         header.sparse.add(table=table, num_rows=num_rows)
         header.absent.extend(absent)
         header.MergeFrom(pb.PushHeader(**fields))

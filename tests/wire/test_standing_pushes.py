@@ -8,15 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import codec_shard
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
-from ps_server.service import ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
-from ps_server.stream_service import StreamService
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import MIXED, Trainer, open_server
 from tests.waiting import wait_until
 from tests.wire import called_shard
@@ -31,12 +30,12 @@ class Server(called_shard.Server):
     """The same, with headers of contributions that tests send piece by piece, and apply."""
 
     def header(self, **changes: Any) -> pb.PushHeader:
-        header = codec_shard.encode_push_header(self.trainer.header(3, step=self.step))
+        header = codec.encode_push_header(self.trainer.header(3, step=self.step))
         header.MergeFrom(pb.PushHeader(**changes))
         return header
 
     def apply(self, header: pb.PushHeader) -> None:
-        assert self.trainer.apply(codec_shard.decode_push_header(header).push_id, step=self.step).repeated_request is False
+        assert self.trainer.apply(codec.decode_push_header(header).push_id, step=self.step).repeated_request is False
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +153,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
             is_over = threading.Event()
 
             def silent() -> Iterator[bytes]:
-                yield _message(codec_shard.encode_push_header(trainer.header(5, step=1)))
+                yield _message(codec.encode_push_header(trainer.header(5, step=1)))
                 is_over.wait(20)
 
             call = raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(silent(), timeout=TIMEOUT_S)

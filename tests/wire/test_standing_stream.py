@@ -7,24 +7,26 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from ps_protocol import direct_stream, standing_stream
-from ps_protocol.allocator import is_allowed, keep_freed_memory
-from ps_protocol.call_deadlines import CallDeadlines
-from ps_protocol.connection import Connection
-from ps_protocol.direct_stream import Stream
 from ps_protocol.errors import Cancelled, DeadlineExceeded, StepGone, Unavailable
-from ps_protocol.standing_stream import StandingStream
-from ps_protocol.status import answering
+from ps_protocol.process.allocator import is_allowed, keep_freed_memory
+from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.rpc import client_stream
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client_stream import StandingStream, Stream
+from ps_protocol.rpc.status import answering
 from tests.waiting import wait_until
 from tests.wire.servers import serving
+
+# What the product takes, whatever a test puts in its place.
+_OPEN_STREAM = client_stream.open_stream
 
 MIB = 1 << 20
 Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
-@pytest.fixture(params=[direct_stream._DirectStream, direct_stream._FedStream], autouse=True)
+@pytest.fixture(params=[client_stream._DirectStream, client_stream._FedStream], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing_stream, "open_stream", request.param)
+    monkeypatch.setattr(client_stream, "open_stream", request.param)
 
 
 @contextlib.contextmanager
@@ -196,8 +198,8 @@ def test_close_ends_the_use_under_way_with_cancelled() -> None:
 
 def test_grpcio_has_what_the_direct_stream_needs() -> None:
     with stream_to(echo) as standing:
-        stream: Stream = direct_stream.open_stream(standing._connection.channel, "/S/M")
-        assert isinstance(stream, direct_stream._DirectStream)
+        stream: Stream = _OPEN_STREAM(standing._connection.channel, "/S/M")
+        assert isinstance(stream, client_stream._DirectStream)
         stream.end()
 
 

@@ -8,17 +8,15 @@ import grpc
 import numpy as np
 import pytest
 
-from ps_protocol.codec import encode_duration
-from ps_protocol.encodings import FloatEncoding
-from ps_protocol.layout import aligned_bytes
-from ps_protocol.segments import Segments
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire.codec import encode_duration
 from ps_server.config import ParameterServerConfig
-from ps_server.idle_streams import IdleStreams
-from ps_server.service import ParameterService, parameter_service_handler
-from ps_server.store import ParameterStore
-from ps_server.stream_service import StreamService
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.shard.shard import ParameterStore
 from tests.contract.shards import EPOCH, MIXED, Trainer, open_server
 from tests.waiting import wait_until
 from tests.wire.raw_shard import SERVICE, TIMEOUT_S, Outcome, RawShard

@@ -14,13 +14,12 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol import open_calls
-from ps_protocol.access import DEFAULT_ACCESS, Access
-from ps_protocol.channel import MAX_CALLS_A_CONNECTION, server_options
-from ps_protocol.direct_stream import Stream, StreamEnded, open_stream
-from ps_protocol.never_waiting import never_waiting
-from ps_protocol.security_options import Security
-from ps_protocol.shard_client import GrpcShard
+from ps_protocol.rpc import admission
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION, Access, server_options
+from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
+from ps_protocol.rpc.server_stream import never_waiting
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security.options import Security
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -62,7 +61,7 @@ def num_rpc_threads() -> int:
 def test_question_without_end_holds_no_thread(server: ParameterServer) -> None:
     with stranger(server) as channel, contextlib.ExitStack() as stack:
         before = num_rpc_threads()
-        streams = [open_stream(channel, f"{HEALTH}/Check") for _ in range(open_calls.MAX_OPEN_CALLS)]
+        streams = [open_stream(channel, f"{HEALTH}/Check") for _ in range(admission.MAX_OPEN_CALLS)]
         for stream in streams:
             stack.callback(stream.end)
         assert ask(streams[-1]) == b"\x08\x01"
@@ -185,7 +184,7 @@ def test_strangers_keep_no_stranger_out() -> None:
     """The oldest of too many questions is ended, and the newest is answered."""
     method = grpc.unary_unary_rpc_method_handler(lambda request, context: request, bytes, bytes)
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    handlers = {"Ask": open_calls.OpenCalls(limit=2).handler_of(method)}
+    handlers = {"Ask": admission.OpenCalls(limit=2).handler_of(method)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

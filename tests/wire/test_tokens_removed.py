@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol import credentials
-from ps_protocol.access import Access
-from ps_protocol.authorization import CallerRole
-from ps_protocol.memory_link import MemoryLink
-from ps_protocol.security_options import Security
-from ps_protocol.shard_client import GrpcShard
-from ps_protocol.standing_calls import StandingCalls
+from ps_protocol.rpc.admission import StandingCalls
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security import tokens as credentials
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
+from ps_protocol.shared_memory.worker import MemoryLink
 from ps_server.config import ParameterServerConfig
 from tests.contract.shards import open_server
 from tests.waiting import wait_until

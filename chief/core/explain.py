@@ -1,0 +1,219 @@
+"""Says in words what the cluster waits for, and what to do about it. Reads the core's state; changes nothing; `now` is an argument."""
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+from chief.core.ledger import Ledger
+from chief.core.members import Member, Membership, MemberState
+from chief.core.model import ModelRegistry
+from chief.core.parameter_servers import ShardTable
+from chief.core.wording import lease_end, listed, seconds
+from chief.policies.base import Policy
+from chief.policies.queue import QueuePolicy
+from ps_protocol.model.policy import TokenMode
+from ps_protocol.roles.chief import ClusterState, ParticipantKind
+
+# A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
+_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The parts of the core that an explanation looks at."""
+
+    state: ClusterState
+    reason: str
+    membership: Membership
+    policy: Policy
+    registry: ModelRegistry
+    shards: ShardTable
+    ledger: Ledger
+    total_num_replicas: int | None
+    waiting: Container[int]  # workers that block on a token
+    is_configuring: bool = False  # the shards are being told of new settings
+    saving: str = ""  # what holds up steps while one is being saved
+    recovering: str = ""  # why shards are being brought back, and what comes of it
+    plan: str = ""
+    is_lost_for_good: bool = True  # what a shard that is restarted has held
+
+
+def explain(situation: Situation, *, now: float) -> str:
+    """Returns what the cluster waits for."""
+    match situation.state:
+        case ClusterState.RECOVERING:
+            return _explain_recovery(situation, now)
+        case ClusterState.CONNECTING:
+            return situation.shards.explain_missing(now)
+        case ClusterState.WAITING_FOR_MODEL:
+            return _explain_model(situation, now)
+        case ClusterState.TRAINING:
+            return _explain_step(situation, now)
+    return _explain_end(situation, now)
+
+
+def is_waiting(situation: Situation, *, now: float) -> bool:
+    """Whether the cluster waits for something that it may not get by simply working on."""
+    if situation.state in (ClusterState.FINISHED, ClusterState.FAILED):
+        return situation.membership.num_live > 0
+    if situation.state is not ClusterState.TRAINING:
+        return True
+    if situation.ledger.step_age_s(now) >= _PATIENCE_S or situation.shards.unreachable_since is not None:
+        return True
+    policy = situation.policy
+    if policy.spec.reads_latest:
+        # Any worker may contribute at any time, and again; there is one that will, unless all wait or are gone.
+        return not policy.is_complete and not any(
+            member.is_live and _owes(policy, member.index) for member in situation.membership.workers()
+        )
+    able = policy.num_free_tokens + sum(1 for member in situation.membership.workers() if member.is_live and _owes(policy, member.index))
+    return not policy.is_complete and policy.num_contributions + able < policy.num_required
+
+
+def _explain_end(situation: Situation, now: float) -> str:
+    live = [f"{member.name} ({_sign_of_life(member, now)})" for member in situation.membership.all() if member.is_live]
+    return f"{situation.reason}; waiting for {listed(live)} to leave" if live else situation.reason
+
+
+def _explain_outage(situation: Situation, now: float) -> str:
+    """Names the parameter servers that do not answer, as the beginning of a text; empty if all do."""
+    unreachable = situation.shards.explain_unreachable(now)
+    if not unreachable:
+        return ""
+    which = "it" if len(unreachable) == 1 else "one of them"
+    what_then = "start it again"
+    if situation.registry.model is not None:
+        what_then += ", and all go back to the newest checkpoint"
+        if situation.is_lost_for_good:
+            what_then = "its variables are lost and the cluster must be started again"
+    return f"{listed(unreachable)}; if {which} is gone {what_then}; "
+
+
+def _explain_recovery(situation: Situation, now: float) -> str:
+    unreachable = situation.shards.explain_unreachable(now)
+    waiting = f"waiting for {listed(unreachable)}; " if unreachable else ""
+    return f"recovering: {situation.recovering}; {waiting}{situation.plan}"
+
+
+def _explain_model(situation: Situation, now: float) -> str:
+    registry, membership = situation.registry, situation.membership
+    outage = _explain_outage(situation, now)
+    if registry.initializer is not None:
+        member = membership.find(ParticipantKind.WORKER, registry.initializer[0])
+        who = f"{member.name} ({_sign_of_life(member, now)})" if member else f"worker {registry.initializer[0]}"
+        return f"{outage}{who} is initialising the model (attempt {registry.attempt})"
+    if registry.model is not None:
+        return f"{outage}the worker that was initialising the model is gone; the next worker that asks takes over"
+    if not membership.num_live_workers:
+        return f"{outage}no worker has joined yet; start one"
+    return f"{outage}none of the {membership.num_live_workers} live workers has registered a model yet"
+
+
+def _explain_step(situation: Situation, now: float) -> str:
+    policy, outage = situation.policy, _explain_outage(situation, now)
+    if situation.saving:
+        return outage + situation.saving
+    if situation.is_configuring:
+        return f"{outage}the parameter servers are being told of new settings"
+    if policy.is_complete:
+        return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
+    if policy.spec.accepts_stale:
+        return outage + _explain_free_step(situation, now)
+    missing = list(_missing(situation, now))
+    parts = [
+        f"{outage}step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions",
+        "" if outage else _explain_idle(situation),
+        f"missing: {listed(missing)}" if missing else "",
+        "" if outage else _advice(situation),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _explain_free_step(situation: Situation, now: float) -> str:
+    """Of a policy under which each contribution is a step: who is being waited for, and by whom."""
+    policy, live = situation.policy, [member for member in situation.membership.workers() if member.is_live]
+    if not live:
+        return f"step {policy.step} has no contribution, and no worker is live; start one"
+    waiting = [member for member in live if member.index in situation.waiting]
+    if waiting and isinstance(policy, QueuePolicy):
+        slowest = set(policy.slowest())
+        behind = [f"{member.name} ({_sign_of_life(member, now)})" for member in live if member.index in slowest and member not in waiting]
+        ahead = listed([f"{member.name} ({policy.lead(member.index)} ahead)" for member in waiting])
+        return (
+            f"{ahead} {'waits' if len(waiting) == 1 else 'wait'}: at most {policy.spec.staleness} ahead of the slowest is allowed;"
+            f" slowest: {listed(behind) or 'nobody'}; they go on when it contributes or leaves, or its lease ends"
+        )
+    computing = sorted(live, key=lambda member: member.last_seen)
+    return f"step {policy.step} has no contribution; computing: {listed([f'{m.name} ({_sign_of_life(m, now)})' for m in computing])}"
+
+
+def _explain_idle(situation: Situation) -> str:
+    """Names the workers that wait for a token that they get only once they have pushed; empty if there are none."""
+    idle = [f"worker {member.index}" for member in situation.membership.workers() if _is_idle(situation, member)]
+    if not idle:
+        return ""
+    step = situation.policy.step
+    if len(idle) == 1:
+        return f"{idle[0]} waits for a token but has not pushed for step {step}; it must push first"
+    return f"{listed(idle)} wait for a token but have not pushed for step {step}; they must push first"
+
+
+def _is_idle(situation: Situation, member: Member) -> bool:
+    return member.is_live and member.index in situation.waiting and not situation.policy.has_contributed(member.index)
+
+
+def _owes(policy: Policy, worker: int) -> bool:
+    return not policy.has_contributed(worker) or policy.holds_token(worker)
+
+
+def _missing(situation: Situation, now: float) -> Iterator[str]:
+    """Those that the step could still use: who is gone, who never came, then the living, the most silent first.
+
+    While a parameter server does not answer, the living cannot contribute, and who has gone since has perhaps given up because of it.
+    """
+    policy, workers = situation.policy, {member.index: member for member in situation.membership.workers()}
+    places, outage_since = situation.total_num_replicas or 0, situation.shards.unreachable_since
+    owing = sorted((member for member in workers.values() if _owes(policy, member.index)), key=lambda member: member.last_seen)
+    for member in owing:
+        # With any number of workers allowed, one that left in peace need not come back.
+        is_missed = not member.is_live and (places or member.state is MemberState.LAPSED or member.failure)
+        if is_missed and (outage_since is None or member.last_seen < outage_since):
+            yield f"worker {member.index} ({_sign_of_life(member, now)})"
+    yield from (f"worker {index} (never joined)" for index in range(places) if index not in workers)
+    for member in owing:
+        if member.is_live and outage_since is None and not _is_idle(situation, member):
+            token = ", has a token for one more contribution" if policy.holds_token(member.index) else ""
+            yield f"worker {member.index} ({_sign_of_life(member, now)}{token})"
+
+
+def _sign_of_life(member: Member, now: float) -> str:
+    seen = f"last seen {seconds(now - member.last_seen)} ago {member.where}"
+    if member.is_live:
+        return seen + lease_end(member.last_seen + member.lease_s - now)
+    if member.state is MemberState.LAPSED:
+        return f"{seen}, lease ended {seconds(now - member.ended_at)} ago"
+    how = (
+        f"failed {seconds(now - member.ended_at)} ago: {member.failure};"
+        if member.failure
+        else f"left {seconds(now - member.ended_at)} ago"
+    )
+    return f"{how} {member.where}"
+
+
+def _advice(situation: Situation) -> str:
+    policy, total = situation.policy, situation.total_num_replicas
+    workers = {member.index: member for member in situation.membership.workers()}
+    owing = [member for member in workers.values() if member.is_live and _owes(policy, member.index)]
+    lacking = policy.num_required - policy.num_contributions - len(owing) - policy.num_free_tokens
+    if policy.spec.tokens is TokenMode.FIFO and not owing and any(member.is_live for member in workers.values()):
+        return "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
+    if lacking <= 0:
+        if not owing:
+            return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"
+        num_busy = sum(1 for member in owing if not _is_idle(situation, member))
+        if num_busy > 1:
+            return "those that do not come back need replacements with the same index"
+        return "if it does not come back start a replacement with the same index" if num_busy else ""
+    if total is None:
+        return f"{lacking} more worker(s) needed than are live: start them"
+    is_replaceable = any(not member.is_live and _owes(policy, member.index) for member in workers.values())
+    return "start a replacement with the same index" if is_replaceable else "start the missing workers"

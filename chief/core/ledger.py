@@ -1,0 +1,97 @@
+"""What the latest steps were made of and how long they took, and counters. Knows no worker's state; `now` is an argument."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ps_protocol.roles.chief import LedgerEntry, PushOutcome
+from ps_protocol.roles.shard import PushId
+
+
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    step: int
+    opened_at: float
+    completed_at: float = 0.0
+    applied_at: float = 0.0
+    last_worker: int = 0
+    contributors: tuple[PushId, ...] = ()
+    num_stale: int = 0
+    num_late: int = 0
+
+
+class Ledger:
+    """The open step and the `size` steps before it."""
+
+    def __init__(self, *, size: int, now: float) -> None:
+        self.num_accepted = 0
+        self.num_stale = 0
+        self.num_late = 0
+        self.max_staleness = 0  # of what was accepted
+        self._size = size
+        self._open = _Record(step=0, opened_at=now)
+        self._applied: dict[int, _Record] = {}
+
+    def open_step(self, step: int, *, now: float) -> None:
+        """Begins the record of a step."""
+        self._open = _Record(step=step, opened_at=now)
+
+    def step_age_s(self, now: float) -> float:
+        """Time that the open step has taken so far."""
+        return max(0.0, now - self._open.opened_at)
+
+    def count(self, outcome: PushOutcome, *, step: int, staleness: int = 0) -> None:
+        """Counts a contribution that was computed from the variables of `step`."""
+        record = self._open if step == self._open.step else self._applied.get(step)
+        if outcome is PushOutcome.ACCEPTED:
+            self.num_accepted += 1
+            self.max_staleness = max(self.max_staleness, staleness)
+        elif outcome is PushOutcome.STALE:
+            self.num_stale += 1
+            if record is not None:
+                record.num_stale += 1
+        elif outcome is PushOutcome.LATE:
+            self.num_late += 1
+            if record is not None:
+                record.num_late += 1
+
+    def complete_step(self, contributors: tuple[PushId, ...], *, last_worker: int, now: float) -> None:
+        """The contributors of the open step are fixed; `last_worker` completed it."""
+        self._open.contributors, self._open.last_worker, self._open.completed_at = contributors, last_worker, now
+
+    def close_step(self, *, now: float) -> None:
+        """The open step is applied everywhere; the next one is open from now on."""
+        self._open.applied_at = now
+        self._applied[self._open.step] = self._open
+        if len(self._applied) > self._size:
+            del self._applied[next(iter(self._applied))]
+        self.open_step(self._open.step + 1, now=now)
+
+    def roll_back(self, step: int, *, now: float) -> None:
+        """Forgets this step and all after it, which are done again."""
+        self._applied = {number: record for number, record in self._applied.items() if number < step}
+        self.open_step(step, now=now)
+
+    def contributors(self, limit: int) -> Iterator[tuple[int, tuple[PushId, ...]]]:
+        """The latest steps with what they were made of, newest first, until `limit` contributions have been named."""
+        for record in reversed(self._applied.values()):
+            if limit <= 0:
+                return
+            limit -= len(record.contributors)
+            yield record.step, record.contributors
+
+    def entries(self, limit: int) -> tuple[LedgerEntry, ...]:
+        """Returns the latest `limit` steps, newest first."""
+        return tuple(_entry(record) for record in itertools.islice(reversed(self._applied.values()), max(0, limit)))
+
+
+def _entry(record: _Record) -> LedgerEntry:
+    return LedgerEntry(
+        step=record.step,
+        contributors=record.contributors,
+        num_stale=record.num_stale,
+        num_late=record.num_late,
+        duration_s=record.applied_at - record.opened_at,
+        apply_duration_s=record.applied_at - record.completed_at,
+        last_worker=record.last_worker,
+    )

@@ -1,0 +1,545 @@
+"""Who takes part: indices, incarnations, leases, what each participant has contributed, and the quorum that follows.
+
+Knows no step, call or address; `now` is an argument.
+"""
+
+import enum
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from chief.core.wording import lease_end, name_of, printable, seconds
+from chief.options import MAX_PARTICIPANTS, CoordinationConfig
+from chief.policies.base import Policy
+from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, PushIdReused, Superseded, WorkerIndexOutOfRange, WorkerIndexTaken
+from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
+from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
+
+# What became of one incarnation's latest pushes, so that a repeated commit has its effect once. Bounded; knows no step state.
+
+
+_WINDOW = 16
+
+
+class PushOutcomes:
+    """Outcomes by sequence. Sequences grow; what fell out of the window is known to be old, but not what became of it."""
+
+    def __init__(self, *, window: int = _WINDOW) -> None:
+        self._window = max(window, _WINDOW)
+        self._last_sequence = 0
+        # By sequence: the step that it was computed from (None: unknown), and what became of it.
+        self._recent: dict[int, tuple[int | None, CommitResult]] = {}
+
+    def is_repeated(self, push_id: PushId, *, step: int) -> bool:
+        """Whether this push was counted before. Raises PushIdReused if it was for another step."""
+        if push_id.sequence > self._last_sequence:
+            return False
+        known = self._recent.get(push_id.sequence)
+        if known is not None and known[0] not in (None, step):
+            raise PushIdReused(
+                f"push {push_id.worker}/{push_id.incarnation}/{push_id.sequence} was for step {known[0]}, now for step {step};"
+                " use a new sequence number for each contribution"
+            )
+        return True
+
+    def first_result(self, push_id: PushId) -> CommitResult | None:
+        """Returns what became of a repeated push at first; None if that is forgotten or it was skipped."""
+        known = self._recent.get(push_id.sequence)
+        return known[1] if known is not None else None
+
+    def revise(self, push_id: PushId, result: CommitResult) -> None:
+        """Has whoever repeats this push told something else than the first time; forgotten ones stay so."""
+        if push_id.sequence in self._recent:
+            self._recent[push_id.sequence] = (self._recent[push_id.sequence][0], result)
+
+    def restart(self, applied: Sequence[AppliedPush]) -> None:
+        """Knows only of these from now on, all accepted; sequences that were used stay used."""
+        self._last_sequence = max([self._last_sequence, *(push.sequence for push in applied)])
+        self._recent = {
+            push.sequence: (None, CommitResult(outcome=PushOutcome.ACCEPTED, global_step=push.step, applied_step=push.step))
+            for push in applied[-self._window :]
+        }
+
+    def record(self, push_id: PushId, *, step: int, result: CommitResult) -> None:
+        """Remembers what became of a push that is not repeated."""
+        self._last_sequence = push_id.sequence
+        self._recent[push_id.sequence] = (step, result)
+        if len(self._recent) > self._window:
+            del self._recent[next(iter(self._recent))]
+
+
+# One participant as the chief knows it, and the errors about it. Knows no other participant, step or call; `now` is an argument.
+
+
+class MemberState(enum.Enum):
+    """Where a participant is: its lease runs, has ended, or it said goodbye."""
+
+    LIVE = "live"
+    LAPSED = "lapsed"
+    LEFT = "left"
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """The latest incarnation of one participant. Counters cover all incarnations of the index."""
+
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    host: str
+    pid: int
+    request_id: int
+    last_seen: float
+    lease_s: float
+    state: MemberState = MemberState.LIVE
+    ended_at: float = 0.0
+    failure: str = ""
+    outcomes: PushOutcomes = field(default_factory=PushOutcomes)
+    num_accepted: int = 0
+    num_stale: int = 0
+    num_late: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the lease runs."""
+        return self.state is MemberState.LIVE
+
+    @property
+    def name(self) -> str:
+        """For example "worker 3"."""
+        return name_of(self.kind, self.index)
+
+    @property
+    def where(self) -> str:
+        """For example "on host-b pid 912"."""
+        return f"on {self.host or 'an unnamed host'} pid {self.pid}"
+
+    def count(self, outcome: PushOutcome) -> None:
+        """Counts one of its contributions."""
+        self.num_accepted += outcome is PushOutcome.ACCEPTED
+        self.num_stale += outcome is PushOutcome.STALE
+        self.num_late += outcome is PushOutcome.LATE
+
+
+def superseded_error(incarnation: int, *, by: Member) -> Superseded:
+    """Returns the error that an older incarnation gets."""
+    text = f"{by.name} (incarnation {incarnation}) was replaced by incarnation {by.incarnation} {by.where}. End this process"
+    return Superseded(text, facts={"worker": str(by.index), "host": by.host, "pid": str(by.pid)})
+
+
+def gone_error(member: Member, *, now: float) -> LeaseExpired:
+    """Returns the error that a participant gets whose lease has ended or that has left."""
+    how = "it left" if member.state is MemberState.LEFT else "lease ended"
+    return LeaseExpired(f"{member.name}: {how} {seconds(now - member.ended_at)} ago. Register again", facts={"worker": str(member.index)})
+
+
+def is_free(member: Member, now: float) -> bool:
+    """Whether another may have its index."""
+    return not member.is_live or now >= member.last_seen + member.lease_s
+
+
+def taken_error(holder: Member, now: float) -> WorkerIndexTaken:
+    """Returns the error that who wants its index gets."""
+    seen_ago_s, lease_left_s = now - holder.last_seen, holder.last_seen + holder.lease_s - now
+    return WorkerIndexTaken(
+        f"{holder.name} is already running {holder.where} (seen {seconds(seen_ago_s)} ago{lease_end(lease_left_s)});"
+        " use another index, or connect(takeover=True)",
+        facts={
+            "worker": str(holder.index),
+            "host": holder.host,
+            "pid": str(holder.pid),
+            "seen_ago_s": f"{seen_ago_s:.3f}",
+            "lease_left_s": f"{lease_left_s:.3f}",
+        },
+    )
+
+
+def status_of(member: Member, now: float, waiting: frozenset[int]) -> ParticipantStatus:
+    """Returns it as it is reported; `waiting` are the workers that block on a token."""
+    return ParticipantStatus(
+        kind=member.kind,
+        index=member.index,
+        incarnation=member.incarnation,
+        host=member.host,
+        pid=member.pid,
+        state=member.state.value,
+        seen_ago_s=max(0.0, now - member.last_seen),
+        num_accepted=member.num_accepted,
+        num_stale=member.num_stale,
+        num_late=member.num_late,
+        is_waiting=member.kind is ParticipantKind.WORKER and member.index in waiting,
+        failure=member.failure,
+    )
+
+
+# Which index a newcomer is given. Knows who is in, and where; changes nothing. `now` is an argument.
+
+
+def wanted_index(request: RegisterRequest, members: Mapping[int, Member], *, num_places: int, now: float) -> int:
+    """Returns the index that was asked for, or the former one, or the lowest free one; `members` are those of the kind, by index.
+
+    Raises WorkerIndexTaken, WorkerIndexOutOfRange or ClusterFull.
+    """
+    if request.index is None:
+        former = request.former
+        if former is not None and former.index < num_places and _is_free(members.get(former.index), now):
+            return former.index
+        return _free_index(request.kind, members, num_places, now)
+    if request.index >= num_places:
+        is_chosen = request.kind is ParticipantKind.WORKER and num_places < MAX_PARTICIPANTS
+        why = f" (total_num_replicas is {num_places})" if is_chosen else ""
+        raise WorkerIndexOutOfRange(f"{request.kind.name.lower()} index {request.index}: want 0..{num_places - 1}{why}")
+    holder = members.get(request.index)
+    if holder is not None and not is_free(holder, now) and not request.takeover:
+        raise taken_error(holder, now)
+    return request.index
+
+
+def _is_free(holder: Member | None, now: float) -> bool:
+    return holder is None or is_free(holder, now)
+
+
+def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places: int, now: float) -> int:
+    for index in itertools.islice(itertools.count(), num_places):
+        if _is_free(members.get(index), now):
+            return index
+    left_s = min(member.last_seen + member.lease_s for member in members.values()) - now
+    text = f"{num_places} of {num_places} {kind.name.lower()} places taken"
+    if lease_end(left_s):
+        text += f"; the next lease ends in {seconds(left_s)} if its holder is gone. Wait for that, or name an index and take it over"
+    else:
+        text += ". Close one of them first, or name an index and take it over"
+    raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
+
+
+# Who takes part: indices, incarnations, leases, and what each participant did. Knows no step, call or address; `now` is an argument.
+
+
+_MAX_HOST = 255
+# Incarnations of one index that one chief may give, as a power of two.
+_BITS_OF_A_CHIEF = 20
+
+
+class Membership:
+    """All participants there ever were, each as its latest incarnation. `config` may be replaced; who is in stays in.
+
+    New incarnations that the chief of incarnation k gives are numbered from (k - 1) << 20 | 1, above all that earlier ones gave.
+    """
+
+    def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
+        self.config = config
+        # The life of the cluster that numbers are given in; and the one, with its chief, that made the checkpoint which this one has begun
+        # with: who was numbered there by that chief, or one before it, is in what was brought back. 0: none is known.
+        self.life = 0
+        self.earlier = (0, 0)
+        # Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before.
+        self.knows_predecessors = False
+        self._epoch = epoch
+        self._why_epoch = ""
+        self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
+        self._chief_incarnation = 1
+        # What earlier chiefs' workers have had applied lately, by worker.
+        self._pushes: dict[int, WorkerPushes] = {}
+        self._chosen: Mapping[PushId, int] = {}
+        self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
+        self._by_request: dict[tuple[ParticipantKind, int], int] = {}
+        self._num_live = dict.fromkeys(ParticipantKind, 0)
+
+    @property
+    def num_live(self) -> int:
+        """Participants whose lease runs."""
+        return sum(self._num_live.values())
+
+    @property
+    def num_live_workers(self) -> int:
+        """Workers whose lease runs."""
+        return self._num_live[ParticipantKind.WORKER]
+
+    @property
+    def num_known_workers(self) -> int:
+        """Indices that some worker has had."""
+        return len(self._members[ParticipantKind.WORKER])
+
+    def all(self) -> Iterator[Member]:
+        """All participants: workers, then observers, by index."""
+        for kind in ParticipantKind:
+            yield from sorted(self._members[kind].values(), key=lambda member: member.index)
+
+    def workers(self) -> Iterator[Member]:
+        """All workers in order of their first joining."""
+        return iter(self._members[ParticipantKind.WORKER].values())
+
+    def find(self, kind: ParticipantKind, index: int) -> Member | None:
+        """Returns the latest incarnation, if there ever was one."""
+        return self._members[kind].get(index)
+
+    def knows(self, participant: Participant) -> bool:
+        """Whether somebody has had this place here."""
+        return participant.index in self._members[participant.kind]
+
+    def participant(self, member: Member) -> Participant:
+        """Returns the identity that a member calls with."""
+        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation, life=self.life)
+
+    def check(self, participant: Participant, *, now: float) -> Member:
+        """Returns the live member that calls. Raises EpochMismatch, Superseded or LeaseExpired."""
+        member = self.look_up(participant)
+        if not member.is_live:
+            raise gone_error(member, now=now)
+        return member
+
+    def look_up(self, participant: Participant) -> Member:
+        """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
+        if participant.life != self.life and self.knows_predecessors and not self._may_be_of_this_life(participant):
+            raise self._other_life()
+        if participant.epoch != self._epoch and self.knows_predecessors:
+            raise self.other_epoch(participant.epoch)
+        member = self._members[participant.kind].get(participant.index)
+        if member is None or participant.incarnation > member.incarnation:
+            name = f"{name_of(participant.kind, participant.index)} (incarnation {participant.incarnation})"
+            raise LeaseExpired(f"{name} is not registered here. Register again")
+        if participant.incarnation < member.incarnation:
+            raise superseded_error(participant.incarnation, by=member)
+        return member
+
+    def look_up_leaver(self, participant: Participant) -> Member:
+        """As `look_up`, but whoever stems from an earlier epoch may say goodbye too."""
+        return self.look_up(replace(participant, epoch=self._epoch) if participant.epoch < self._epoch else participant)
+
+    def other_epoch(self, epoch: int) -> EpochMismatch:
+        """Returns the error that a caller of another epoch gets."""
+        return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{self._why_epoch}. Connect again", facts=self._epoch_facts)
+
+    def _other_life(self) -> EpochMismatch:
+        what = f"it has begun again in epoch {self._epoch}{self._why_epoch}"
+        return EpochMismatch(f"the cluster that you have joined was lost as a whole; {what}. Connect again", facts=self._epoch_facts)
+
+    def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
+        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told."""
+        self._epoch, self._why_epoch = epoch, f" ({why})" if why else ""
+        self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
+
+    def succeed(self, *, chief_incarnation: int, life: int) -> None:
+        """Numbers from now on as this chief, in this life; whoever was taken in before registers again, and is given a new number."""
+        self.life = life
+        for member in self.all():
+            self._end(member)
+        for members in self._members.values():
+            members.clear()
+        self._chief_incarnation = chief_incarnation
+
+    def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
+        """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay.
+
+        `chosen`: what is counted besides, with the step that it will be a part of.
+        """
+        self._pushes = {pushed.worker: pushed for pushed in pushes}
+        self._chosen = chosen or {}
+        for member in self.workers():
+            member.outcomes.restart(self._applied_of(member.index, member.incarnation))
+
+    @property
+    def remembered(self) -> Mapping[int, WorkerPushes]:
+        """What `remember` was told, by worker."""
+        return self._pushes
+
+    def touch(self, member: Member, *, now: float) -> float:
+        """Renews the lease; returns when it ends."""
+        member.last_seen = now
+        return now + member.lease_s
+
+    def repeated(self, request: RegisterRequest) -> Member | None:
+        """Returns the live member that this very request made, if it did."""
+        index = self._by_request.get((request.kind, request.request_id))
+        return None if index is None else self._members[request.kind][index]
+
+    def returned(self, request: RegisterRequest, *, now: float) -> Member | None:
+        """Returns the member that registers again after the epoch rose or another chief took over: it stays the same incarnation.
+
+        None: it is to be admitted as a new one. Raises Superseded if another has taken its place.
+        """
+        former = request.former
+        if former is None or former.kind is not request.kind or not (self._is_plausible(former) and self._is_known(former)):
+            return None
+        where = (printable(request.host[:_MAX_HOST]), request.pid)
+        member = self._members[former.kind].get(former.index)
+        if member is None and _chief_of(former) == self._chief_incarnation:
+            return None  # this chief has given it to nobody
+        if member is None:
+            member = self._recognised(request, former, now=now)
+        elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
+            raise superseded_error(former.incarnation, by=member)
+        elif member.incarnation != former.incarnation or not member.is_live or (member.host, member.pid) != where:
+            return None
+        self._by_request.pop((member.kind, member.request_id), None)
+        member.request_id = request.request_id
+        self._by_request[member.kind, member.request_id] = member.index
+        return member
+
+    def admit(self, request: RegisterRequest, *, now: float) -> tuple[Member, Member | None]:
+        """Makes a new incarnation, live from now on; returns it and the one that it replaces.
+
+        Raises WorkerIndexTaken, WorkerIndexOutOfRange or ClusterFull.
+        """
+        members = self._members[request.kind]
+        index = wanted_index(request, members, num_places=self._places(request.kind), now=now)
+        former = members.get(index)
+        if former is not None:
+            self._end(former)
+        least = (self._chief_incarnation - 1) << _BITS_OF_A_CHIEF
+        if request.former is not None and request.former.index == index and self._is_plausible(request.former):
+            least = max(least, request.former.incarnation)  # or it would seem to be the same one
+        member = self._made(request, index, incarnation=max(former.incarnation if former else 0, least) + 1, former=former, now=now)
+        return member, former
+
+    def _is_plausible(self, former: Participant) -> bool:
+        return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self._chief_incarnation
+
+    def _may_be_of_this_life(self, participant: Participant) -> bool:
+        return participant.life == self.life or not participant.life or not self.life
+
+    def _is_known(self, former: Participant) -> bool:
+        """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
+        life, chief_incarnation = self.earlier
+        return self._may_be_of_this_life(former) or (former.life == life and _chief_of(former) <= chief_incarnation)
+
+    def _places(self, kind: ParticipantKind) -> int:
+        return (self.config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
+
+    def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
+        member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
+        if member.kind is ParticipantKind.WORKER:
+            member.outcomes.restart(self._applied_of(member.index, member.incarnation))
+        return member
+
+    def _applied_of(self, worker: int, incarnation: int) -> Sequence[AppliedPush]:
+        pushed = self._pushes.get(worker)
+        applied = pushed.applied if pushed is not None and pushed.incarnation == incarnation else ()
+        mine = [one for one in self._chosen if (one.worker, one.incarnation) == (worker, incarnation)]
+        return (*applied, *(AppliedPush(sequence=one.sequence, step=self._chosen[one]) for one in sorted(mine)))
+
+    def _made(self, request: RegisterRequest, index: int, *, incarnation: int, former: Member | None, now: float) -> Member:
+        member = Member(
+            kind=request.kind,
+            index=index,
+            incarnation=incarnation,
+            host=printable(request.host[:_MAX_HOST]),
+            pid=request.pid,
+            request_id=request.request_id,
+            last_seen=now,
+            lease_s=self.config.lease_s,
+            outcomes=PushOutcomes(window=self.config.max_staged_per_worker),
+            num_accepted=former.num_accepted if former else 0,
+            num_stale=former.num_stale if former else 0,
+            num_late=former.num_late if former else 0,
+        )
+        self._members[request.kind][index] = member
+        self._by_request[request.kind, request.request_id] = index
+        self._num_live[request.kind] += 1
+        return member
+
+    def lapse(self, member: Member, *, now: float) -> None:
+        """The lease has ended."""
+        self._end(member)
+        member.state, member.ended_at = MemberState.LAPSED, now
+
+    def leave(self, member: Member, *, failure: str, now: float) -> None:
+        """The participant says goodbye, perhaps after its lease has ended."""
+        self._end(member)
+        member.state, member.ended_at, member.last_seen, member.failure = MemberState.LEFT, now, now, printable(failure)
+
+    def last_left_in_peace(self) -> bool:
+        """Whether no worker lives, and the one that was seen last said goodbye without a failure.
+
+        By last sign of life, not by when leases ended: a worker that was killed long before the others were done must not keep the cluster
+        waiting for it, and one that died last must.
+        """
+        if self.num_live_workers:
+            return False
+        last = max(self.workers(), key=lambda member: (member.last_seen, member.state is not MemberState.LEFT), default=None)
+        return last is not None and last.state is MemberState.LEFT and not last.failure
+
+    def statuses(self, *, now: float, waiting: frozenset[int]) -> tuple[ParticipantStatus, ...]:
+        """Returns all participants; `waiting` are the workers that block on a token."""
+        return tuple(status_of(member, now, waiting) for member in self.all())
+
+    def _end(self, member: Member) -> None:
+        self._num_live[member.kind] -= member.is_live
+        member.state = MemberState.LAPSED if member.is_live else member.state
+        self._by_request.pop((member.kind, member.request_id), None)
+
+
+def _chief_of(participant: Participant) -> int:
+    """Returns the incarnation of the chief that gave this number."""
+    return 1 + (participant.incarnation >> _BITS_OF_A_CHIEF)
+
+
+# What has been applied of each worker lately, put together from the latest steps. Knows push ids and steps.
+
+
+# Contributions remembered of each worker.
+MAX_PUSHES = 16
+
+
+def merged_pushes(steps: Iterable[tuple[int, tuple[PushId, ...]]], *, earlier: Mapping[int, WorkerPushes]) -> tuple[WorkerPushes, ...]:
+    """Returns the newest contributions of each worker's newest incarnation; `steps` with what they were made of, the newest step first.
+
+    `earlier`: what is known of the time before those steps.
+    """
+    found: dict[int, tuple[int, dict[int, int]]] = {
+        worker: (pushed.incarnation, {push.sequence: push.step for push in pushed.applied}) for worker, pushed in earlier.items()
+    }
+    for step, contributors in steps:
+        for push_id in contributors:
+            incarnation, applied = found.get(push_id.worker, (0, {}))
+            if push_id.incarnation > incarnation:
+                found[push_id.worker] = push_id.incarnation, {push_id.sequence: step}
+            elif push_id.incarnation == incarnation:
+                applied[push_id.sequence] = step
+    return tuple(
+        WorkerPushes(
+            worker=worker,
+            incarnation=incarnation,
+            applied=tuple(AppliedPush(sequence=sequence, step=applied[sequence]) for sequence in sorted(applied)[-MAX_PUSHES:]),
+        )
+        for worker, (incarnation, applied) in sorted(found.items())
+    )
+
+
+def newest_pushes(reports: Iterable[Iterable[WorkerPushes]]) -> tuple[WorkerPushes, ...]:
+    """Returns what several shards report in one: all of them apply the same, but one may be a step behind."""
+    merged: dict[int, WorkerPushes] = {}
+    for report in reports:
+        for pushed in report:
+            known = merged.get(pushed.worker)
+            if known is None or (pushed.incarnation, _last(pushed)) > (known.incarnation, _last(known)):
+                merged[pushed.worker] = pushed
+    return tuple(merged[worker] for worker in sorted(merged))
+
+
+def _last(pushed: WorkerPushes) -> int:
+    return pushed.applied[-1].sequence if pushed.applied else 0
+
+
+# How many contributions a strictly synchronous step needs when workers are gone, or have no training data left. Knows numbers only.
+
+
+def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy, starved: Collection[int] = ()) -> int:
+    """Returns R, or fewer: what the living workers can still give, and those that are expected and never came; at least `min_replicas`.
+
+    `starved`: workers that live and have nothing to contribute, since all training data is done or leased to others. Where there are
+    some, whoever is gone or never came would have none either, so the step takes what it can get, and one contribution at least.
+    """
+    required = config.num_required
+    counted = policy.num_contributions
+    able = sum(1 for member in membership.workers() if member.is_live and member.index not in starved and _may_give(policy, member.index))
+    if starved:
+        return max(1, min(required, counted + able))
+    if config.min_replicas is None or membership.num_known_workers == membership.num_live_workers:
+        return required
+    expected = max(0, (config.num_workers or required) - membership.num_known_workers)
+    return max(min(config.min_replicas, required), min(required, counted + able + expected))
+
+
+def _may_give(policy: Policy, worker: int) -> bool:
+    return not policy.has_contributed(worker) or policy.holds_token(worker)

@@ -1,0 +1,584 @@
+"""Events, which the coordinator is told, and instructions, which it wants carried out. Plain values: no behaviour, no transport.
+
+`call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
+"""
+
+from dataclasses import dataclass
+
+from ps_protocol.errors import PsError
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.chief import (
+    AgreedModel,
+    CommitResult,
+    HyperparameterChange,
+    LeaseReply,
+    ModelReply,
+    Participant,
+    PushCommit,
+    RegisterRequest,
+    Registration,
+    SavedCheckpoint,
+    SettingsReply,
+    TokenReply,
+)
+from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardSettings, ShardSpec
+
+# What the coordinator is told of checkpoints, restored shards and training data, and what it wants done about them. Plain values.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFinding:
+    """What a shard says of itself before a chief has it; `step` None: it holds nothing."""
+
+    process_incarnation: int
+    epoch: int
+    chief_incarnation: int
+    step: int | None
+    settings_version: int = 0
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsFound:
+    """All shards have been looked at, by index; nothing has been done to them."""
+
+    findings: tuple[ShardFinding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFound:
+    """What an earlier chief had kept at the shards that this one adopts now; reported before the last ShardAdopted, if there is any."""
+
+    record: ChiefRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordKept:
+    """Shards keep the record of this version, or why they do not."""
+
+    epoch: int
+    version: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFound:
+    """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with what is wrong with them.
+
+    `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
+    `failure`: why nobody knows, since storage cannot be read now.
+    """
+
+    checkpoint: Checkpoint | None
+    manifest_sha256: str = ""
+    skipped: tuple[tuple[str, str], ...] = ()
+    highest_epoch: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsRestored:
+    """All shards hold a checkpoint's values under this epoch, and obey this chief."""
+
+    epoch: int
+    tag: str
+    process_incarnations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFailed:
+    """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do.
+
+    `is_passing`: since storage cannot be read now, so that the same may do later.
+    """
+
+    epoch: int
+    tag: str
+    why: str
+    is_damaged: bool
+    is_passing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCopied:
+    """All shards have copied the step that is to be saved: the next one may be applied."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSaved:
+    """All shards have written their files, by index."""
+
+    tag: str
+    files: tuple[CheckpointFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """The manifest stands: the checkpoint is whole."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    """A checkpoint has come to nothing; what there was of it is removed."""
+
+    tag: str
+    why: str
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCheckpoint:
+    """Somebody wants a checkpoint; `call` None: nobody wants the answer."""
+
+    call: int | None
+    request_id: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRanges:
+    """A worker wants ranges of the training data; `returned` are those that it holds and will not use."""
+
+    call: int
+    participant: Participant
+    data: DataSpec
+    max_ranges: int
+    request_id: int
+    max_wait_s: float
+    returned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasChanged:
+    """Who holds a shard that has a standby: the process that is asked, and the one that goes along (empty: none, for that reason)."""
+
+    shard: int
+    address: str
+    standby: str
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReady:
+    """An empty process is at the place of a lost replica of a shard: it can be brought back."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasBack:
+    """BringReplicasBack is over in this epoch; `failures`: why replicas are not back, with the shard."""
+
+    epoch: int
+    failures: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptShards:
+    """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
+
+    epoch: int
+    chief_incarnation: int
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRecord:
+    """Have shards keep this for the chief's successor, and report RecordKept; a later one takes its place.
+
+    `is_for_all` False: the first shard is enough.
+    """
+
+    epoch: int
+    version: int
+    record: ChiefRecord
+    is_for_all: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindCheckpoint:
+    """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound.
+
+    `fence`: put all shards under this chief first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
+    """
+
+    excluded: tuple[str, ...] = ()
+    only: str = ""
+    fence: "AdoptShards | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreShards:
+    """Put all shards under this chief and epoch, give them a checkpoint's values, and report ShardsRestored or RestoreFailed.
+
+    What is still under way at shards for an older epoch is to be given up without a report.
+    """
+
+    epoch: int
+    chief_incarnation: int
+    tag: str
+    manifest_sha256: str
+    specs: tuple[ShardSpec, ...]
+    settings: ShardSettings
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStep:
+    """Have all shards save the step: report StepCopied as soon as all have copied it, then StepSaved, or SaveFailed."""
+
+    epoch: int
+    step: int
+    tag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCheckpoint:
+    """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed.
+
+    `is_awaited`: a step is told once it is whole. Then a shard must still obey this chief after it has become so: one that comes later
+    puts the shards under it and looks for checkpoints then, so that it finds this one.
+    """
+
+    checkpoint: Checkpoint
+    keep: int
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringReplicasBack:
+    """Give the lost replicas of these shards the values of a checkpoint, which the others have now, and report ReplicasBack.
+
+    `specs` and `settings` are as in RestoreShards, `specs` one for each of `shards`. No step is applied meanwhile.
+    """
+
+    epoch: int
+    tag: str
+    shards: tuple[int, ...]
+    specs: tuple[ShardSpec, ...]
+    settings: ShardSettings
+
+
+RecoveryEvent = (
+    ShardsFound
+    | RecordFound
+    | RecordKept
+    | CheckpointFound
+    | ShardsRestored
+    | RestoreFailed
+    | StepCopied
+    | StepSaved
+    | CheckpointCommitted
+    | SaveFailed
+    | SaveCheckpoint
+    | LeaseRanges
+    | ReplicasChanged
+    | ReplicaReady
+    | ReplicasBack
+)
+RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack
+
+
+# What the coordinator wants done. Plain values: no behaviour, no transport.
+#
+# `call` numbers a caller that wants an answer, as in `events`.
+
+
+Answer = (
+    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer a caller."""
+
+    call: int
+    value: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Answer a blocked caller with an error."""
+
+    call: int
+    error: PsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyStep:
+    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted.
+
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`: see
+    ApplyRequest.
+    """
+
+    epoch: int
+    step: int
+    contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+    scales: tuple[tuple[float, ...], ...] = ()
+    discards: tuple[PushId, ...] = ()
+    ranges: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareStep:
+    """Have all shards say how large the mean of a step is, and report StepPrepared when all have."""
+
+    epoch: int
+    step: int
+    contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigureShards:
+    """Have all shards work otherwise from now on, and report ShardsConfigured when all do; the fields are those of ShardSettings."""
+
+    epoch: int
+    version: int
+    step: int
+    accepts_stale: bool
+    applies_on_arrival: bool
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...]
+    rejects_nonfinite: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptShard:
+    """Adopt a shard that was restarted before it held anything, and report ShardAdopted."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndProcesses:
+    """Nobody needs the cluster any more: shut down the shards, then end with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something happened that belongs in the log, in words; `is_detail`: only where somebody looks closely."""
+
+    text: str
+    is_warning: bool = False
+    is_detail: bool = False
+
+
+ShardWork = PrepareStep | ApplyStep | ConfigureShards
+Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction
+
+
+# What the coordinator is told; what it then wants done is in `instructions`. Plain values: no behaviour, no transport.
+#
+# `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterWorker:
+    """Somebody wants to take part."""
+
+    call: int
+    request: RegisterRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A participant is alive."""
+
+    call: int
+    participant: Participant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeregisterWorker:
+    """A participant leaves; `failure` is empty if it does so of its own accord."""
+
+    call: int
+    participant: Participant
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterModel:
+    """A worker presents the model that it wants to train; it may be told to initialise it only if `may_initialize`."""
+
+    call: int
+    participant: Participant
+    model: ModelSpec
+    max_wait_s: float
+    may_initialize: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteInitialization:
+    """A worker says that the shards hold their initial values."""
+
+    call: int
+    participant: Participant
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetModel:
+    """Somebody wants to know the agreed model."""
+
+    call: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPush:
+    """A contribution is staged on all shards (or was found stale by one)."""
+
+    call: int
+    participant: Participant
+    commit: PushCommit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequeueToken:
+    """A worker waits for a token; `commit` is counted first."""
+
+    call: int
+    participant: Participant
+    local_step: int
+    request_id: int
+    max_wait_s: float
+    commit: PushCommit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPolicy:
+    """Somebody wants workers to be coordinated otherwise."""
+
+    call: int
+    policy: PolicySpec
+    request_id: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetHyperparameters:
+    """Somebody wants an optimizer to have other numbers."""
+
+    call: int
+    change: HyperparameterChange
+    request_id: int
+    max_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTraining:
+    """Somebody ends training; `call` None: nobody wants the answer."""
+
+    call: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCancelled:
+    """A blocked caller has gone away."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """Time has passed: at the latest at `Coordinator.next_deadline()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAdopted:
+    """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
+
+    shard: int
+    process_incarnation: int
+    adoption: Adoption | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSeen:
+    """A shard answered."""
+
+    shard: int
+    process_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnreachable:
+    """A shard did not answer; the shell keeps trying."""
+
+    shard: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFailed:
+    """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
+
+    shard: int
+    why: str
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrepared:
+    """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
+
+    step: int
+    sums: tuple[tuple[float, ...], ...]
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsConfigured:
+    """All shards work by these settings, in this epoch (None: whichever it is now)."""
+
+    version: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepApplied:
+    """All shards have applied a step, in this epoch (None: whichever it is now)."""
+
+    step: int
+    epoch: int | None = None
+
+
+Event = (
+    RegisterWorker
+    | Heartbeat
+    | DeregisterWorker
+    | RegisterModel
+    | CompleteInitialization
+    | GetModel
+    | CommitPush
+    | DequeueToken
+    | SetPolicy
+    | SetHyperparameters
+    | FinishTraining
+    | CallCancelled
+    | TimerFired
+    | ShardAdopted
+    | ShardSeen
+    | ShardUnreachable
+    | ShardFailed
+    | StepPrepared
+    | ShardsConfigured
+    | StepApplied
+    | RecoveryEvent
+)

@@ -1,0 +1,153 @@
+"""The parameter servers as the chief knows them: adopted, reachable, restarted. Knows no connection; `now` is an argument."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chief.core.wording import listed, printable, seconds
+from ps_protocol.model.layout import Layout
+from ps_protocol.roles.chief import ShardLink
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardRecord:
+    """One parameter server."""
+
+    index: int
+    address: str
+    process_incarnation: int = 0
+    is_adopted: bool = False
+    is_reachable: bool = False
+    unreachable_since: float = 0.0
+    why: str = ""
+    # Where its standby is that goes along, or why there is none; both empty: it was given none.
+    standby: str = ""
+    standby_missing: str = ""
+    # Processes that were there before this one, and will not come back; a late answer may still speak of them.
+    gone: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """For example "ps 1 at 10.0.0.4:5000"."""
+        return f"ps {self.index} at {self.address}"
+
+
+class ShardTable:
+    """All parameter servers, by index."""
+
+    def __init__(self, addresses: Sequence[str], *, now: float) -> None:
+        self.version = 0
+        self._records = [ShardRecord(index=index, address=address, unreachable_since=now) for index, address in enumerate(addresses)]
+        self._num_adopted = 0
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the shards are, by index."""
+        return tuple(record.address for record in self._records)
+
+    @property
+    def standby_addresses(self) -> tuple[str, ...]:
+        """Where the standbys are that go along, by index; empty: there is none. Nothing at all if the cluster was given none."""
+        return tuple(record.standby for record in self._records) if self.version else ()
+
+    def held_by(self, index: int, *, address: str, standby: str, missing: str) -> None:
+        """Says who holds a shard that was given a standby. `version` grows if that is somebody else than before; it begins with 0."""
+        record = self._records[index]
+        if (address, standby) != (record.address, record.standby) or not self.version:
+            self.version += 1
+        record.address, record.standby, record.standby_missing = address, standby, missing
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> ShardRecord:
+        return self._records[index]
+
+    @property
+    def are_adopted(self) -> bool:
+        """Whether all obey this chief."""
+        return self._num_adopted == len(self._records)
+
+    def adopted(self, index: int, *, process_incarnation: int) -> None:
+        """A shard obeys this chief."""
+        record = self._records[index]
+        self._num_adopted += not record.is_adopted
+        record.is_adopted, record.is_reachable, record.process_incarnation, record.why = True, True, process_incarnation, ""
+
+    def release_all(self) -> None:
+        """No shard is adopted any more: all are to be adopted anew."""
+        self._num_adopted = 0
+        for record in self._records:
+            record.is_adopted = False
+
+    def seen(self, index: int, *, process_incarnation: int) -> bool:
+        """A shard answered; True if it is not the process that it was: then it is not adopted any more."""
+        record = self._records[index]
+        record.is_reachable, record.why = True, ""
+        known = record.process_incarnation
+        if not known or known == process_incarnation or process_incarnation in record.gone:
+            return False
+        record.gone.add(known)
+        record.process_incarnation = process_incarnation
+        self._num_adopted -= record.is_adopted
+        record.is_adopted = False
+        return True
+
+    def unreachable(self, index: int, *, why: str, now: float) -> None:
+        """A shard did not answer."""
+        record = self._records[index]
+        if record.is_reachable:
+            record.is_reachable, record.unreachable_since = False, now
+        record.why = printable(why)
+
+    def explain_missing(self, now: float) -> str:
+        """Says which shards are not adopted yet."""
+        missing = [_words(record, now) for record in self._records if not record.is_adopted]
+        count = f"{len(missing)} of {len(self._records)}"
+        return f"{count} parameter servers not reached yet: {listed(missing)}; start them or check their addresses"
+
+    def explain_unreachable(self, now: float) -> list[str]:
+        """Says of each shard that does not answer that it does not."""
+        return [_silence(record, now) for record in self._records if not record.is_reachable]
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """Since when some shard has not answered; None if all do."""
+        return min((record.unreachable_since for record in self._records if not record.is_reachable), default=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For example ("ps 0 at 10.0.0.4:5000", …)."""
+        return tuple(record.name for record in self._records)
+
+    def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ShardLink, ...]:
+        """Returns all shards; `step` is the step that all have applied, None before there are variables."""
+        return tuple(
+            ShardLink(
+                index=record.index,
+                address=record.address,
+                is_reachable=record.is_reachable,
+                step=step,
+                arena_bytes=held_bytes(layouts[record.index]) if layouts else 0,
+                num_slices=len(layouts[record.index].slices) + len(layouts[record.index].tables) if layouts else 0,
+                standby=record.standby,
+                standby_missing=record.standby_missing,
+            )
+            for record in self._records
+        )
+
+
+def held_bytes(layout: Layout) -> int:
+    """Returns the bytes of one copy of what a shard holds, its tables included."""
+    return layout.nbytes + sum(table.nbytes for table in layout.tables)
+
+
+def _words(record: ShardRecord, now: float) -> str:
+    return f"{record.name} unreachable for {seconds(now - record.unreachable_since)}{_cause(record)}"
+
+
+def _silence(record: ShardRecord, now: float) -> str:
+    return f"{record.name} has not answered for {seconds(now - record.unreachable_since)}{_cause(record)}"
+
+
+def _cause(record: ShardRecord) -> str:
+    return f" ({record.why})" if record.why else ""

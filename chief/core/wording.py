@@ -1,0 +1,55 @@
+"""Words and numbers for messages, one way everywhere. Knows no state."""
+
+from collections.abc import Mapping, Sequence
+
+from ps_protocol.errors import printable as printable
+from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.chief import ParticipantKind
+
+# A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
+_MAX_LEASE_S = 86_400.0
+
+
+def name_of(kind: ParticipantKind, index: int) -> str:
+    """Returns for example "worker 3"."""
+    return f"{kind.name.lower()} {index}"
+
+
+def seconds(value: float) -> str:
+    """Returns a duration as a person would say it: one decimal, and none from a minute on."""
+    return f"{value:.0f} s" if value >= 60 else f"{max(0.0, value):.1f} s"
+
+
+def lease_end(left_s: float) -> str:
+    """Returns for example ", lease ends in 6.9 s"; empty if that is more than a day away."""
+    return f", lease ends in {seconds(left_s)}" if left_s <= _MAX_LEASE_S else ""
+
+
+def listed(items: Sequence[str], *, limit: int = 5, separator: str = ", ") -> str:
+    """Joins the first `limit` items and says how many more there are."""
+    rest = len(items) - limit
+    return separator.join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> str:
+    """Returns the model's optimizer, and those that variables have of their own; `changed`: by the key of what the model has."""
+    own: dict[str, list[str]] = {}
+    for variable in model.variables:
+        if variable.optimizer is not None and not variable.optimizer.is_update_rule:
+            spec = variable.optimizer
+            own.setdefault(optimizer_words(changed.get(spec.key, spec)), []).append(variable.name)
+    of_model = optimizer_words(changed.get(model.optimizer.key, model.optimizer))
+    return listed([of_model, *(f"{printable(listed(names))}: {words}" for words, names in own.items())], separator="; ")
+
+
+def optimizer_words(optimizer: OptimizerSpec) -> str:
+    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; what is 0 and is so by default is left out."""
+    rate = optimizer.learning_rate
+    if rate.name == "constant":
+        learning_rate = f"learning_rate {rate.arguments['value']:g}"
+    else:
+        learning_rate = f"learning_rate {rate.name}({', '.join(f'{name} {value:g}' for name, value in rate.arguments.items())})"
+    defaults = OPTIMIZERS[optimizer.name]
+    numbers = (f"{name} {value:g}" for name, value in sorted(optimizer.hyperparameters.items()) if value or defaults[name][0])
+    return f"{optimizer.name} ({', '.join([learning_rate, *numbers])})"

@@ -1,0 +1,6 @@
+"""Coordination policies: who contributes to a step, when it is complete, and who may go on.
+
+Pure, and the lowest of the chief's layers: no leases, calls, clocks, threads or wire.
+`base` is the seam that all of them implement, `factory` makes the one that is asked for;
+`sync` and `fifo` are synchronous steps, `queue` is ssp and async, `free` is async without a lock.
+"""

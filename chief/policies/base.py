@@ -1,0 +1,110 @@
+"""The seam for coordination policies: the coordinator tells what happened, and asks what follows. Knows worker numbers and steps.
+
+A policy decides when a contribution counts, when there is something to apply, and when a worker may go on. It knows no leases, calls or
+clocks. Its contributions are applied by somebody else, one step at a time: `contributors` as long as it `is_complete`, then `advance`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.shard import PushId
+
+
+class Grant(NamedTuple):
+    """A worker that waits gets a token of `step`."""
+
+    worker: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A contribution that is counted and not applied; `step` is that of the variables it was computed from."""
+
+    push_id: PushId
+    step: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of."""
+
+    outcome: PushOutcome
+    applied_step: int | None = None
+    staleness: int = 0
+    weight: float = 1.0
+
+
+class Policy(Protocol):
+    """Decides; the coordinator acts."""
+
+    spec: PolicySpec
+    num_required: int
+
+    @property
+    def step(self) -> int:
+        """The open step: the number of steps applied."""
+
+    @property
+    def contributors(self) -> tuple[PushId, ...]:
+        """What the next step is made of so far, sorted."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """One factor for each of `contributors`; empty: all 1."""
+
+    @property
+    def last_worker(self) -> int:
+        """The worker that was the last to contribute to the next step."""
+
+    @property
+    def num_contributions(self) -> int:
+        """Contributions that are counted and not applied."""
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that any worker may still take to contribute to the open step once more."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the next step has all its contributions, and shall be applied."""
+
+    def may_contribute(self, worker: int) -> bool:
+        """Whether a worker that just joined may contribute to the open step without asking for a token."""
+
+    def has_contributed(self, worker: int) -> bool:
+        """Whether a worker (as any incarnation) has given its share for now."""
+
+    def holds_token(self, worker: int) -> bool:
+        """Whether a worker has leave to contribute once more to the open step."""
+
+    def join(self, worker: int) -> None:
+        """A worker takes part from now on."""
+
+    def commit(self, push_id: PushId, *, step: int) -> Verdict:
+        """Counts a new contribution: ACCEPTED, STALE or LATE. Raises StepAhead, and then has changed nothing."""
+
+    def after_commit(self, worker: int) -> list[Grant]:
+        """Returns the tokens that are due because `worker` has contributed, or tried to."""
+
+    def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
+        """Returns the step of a token, or None: the worker waits. Raises StepAhead, and then has changed nothing."""
+
+    def forget_wish(self, worker: int) -> None:
+        """The worker waits no more; it keeps what it was given."""
+
+    def drop(self, worker: int) -> list[Grant]:
+        """The worker is gone: what it was given and did not use goes to others. What it contributed stays counted."""
+
+    def advance(self) -> list[Grant]:
+        """The next step is applied everywhere."""
+
+    def close(self) -> None:
+        """Takes no more contributions: another policy is about to follow, which can take none over."""
+
+    def counted(self) -> Sequence[Counted]:
+        """Returns what is counted and not applied, in order of counting: for the policy that follows."""

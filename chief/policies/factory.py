@@ -1,0 +1,37 @@
+"""Makes the policy that a configuration asks for. Knows all of them; no leases, calls or clocks."""
+
+from collections.abc import Iterable, Sequence
+
+from chief.options import CoordinationConfig
+from chief.policies.base import Counted, Policy
+from chief.policies.fifo import FifoPolicy
+from chief.policies.free import FreePolicy
+from chief.policies.queue import QueuePolicy
+from chief.policies.sync import SyncPolicy
+from ps_protocol.model.policy import PolicyName, TokenMode
+
+
+def new_policy(
+    config: CoordinationConfig, *, step: int = 0, counted: Sequence[Counted] = (), workers: Iterable[int] = (), is_start: bool = True
+) -> Policy:
+    """Returns a policy that goes on from `step`, with what is `counted` and not applied, and the workers that live.
+
+    Without a lock nothing can be taken over: `counted` must be empty. Not `is_start`: workers are at work already, perhaps with variables
+    of steps gone by, and what they push now may be dropped; so a queue of tokens begins with at least one for each.
+    """
+    spec = config.policy
+    if spec.applies_on_arrival:
+        assert not counted
+        return FreePolicy(spec=spec, step=step)
+    if spec.name is not PolicyName.SYNC:
+        return QueuePolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
+    if spec.tokens is TokenMode.FIFO:
+        return FifoPolicy(
+            spec=spec,
+            num_required=config.num_required,
+            tokens_per_step=config.tokens_per_step,
+            num_tokens=config.num_initial_tokens if is_start else max(config.num_initial_tokens, config.tokens_per_step),
+            step=step,
+            counted=counted,
+        )
+    return SyncPolicy(num_required=config.num_required, num_extras=config.num_extras, step=step, spec=spec, counted=counted)

@@ -1,0 +1,78 @@
+"""Asynchronous training without a lock: servers apply on arrival, and what is told here is only counted. Knows no leases or clocks."""
+
+from collections.abc import Sequence
+
+from chief.policies.base import Counted, Grant, Verdict
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.shard import PushId
+
+
+class FreePolicy:
+    """Nobody waits and nothing is refused; the step is the number of contributions told of."""
+
+    num_required = 1
+    num_free_tokens = 0
+    num_contributions = 0
+    is_complete = False
+    contributors: tuple[PushId, ...] = ()
+    weights: tuple[float, ...] = ()
+    last_worker = 0
+
+    def __init__(self, *, spec: PolicySpec, step: int = 0) -> None:
+        self.spec = spec
+        self._step = step
+        self._is_closed = False
+
+    @property
+    def step(self) -> int:
+        """The open step: the number of contributions told of."""
+        return self._step
+
+    def may_contribute(self, worker: int) -> bool:
+        """Always."""
+        return True
+
+    def has_contributed(self, worker: int) -> bool:
+        """Never: nobody's share is ever given."""
+        return False
+
+    def holds_token(self, worker: int) -> bool:
+        """Never: tokens are not counted."""
+        return False
+
+    def join(self, worker: int) -> None:
+        """Changes nothing: nobody waits for anybody."""
+
+    def commit(self, push_id: PushId, *, step: int) -> Verdict:
+        """Counts what the servers have applied, as the step that is open now; once closed it is not counted any more."""
+        applied_step = max(0, self._step - self._is_closed)
+        self._step += not self._is_closed
+        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=max(0, applied_step - step))
+
+    def after_commit(self, worker: int) -> list[Grant]:
+        """Nobody waits."""
+        return []
+
+    def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
+        """Gives the open step."""
+        return self._step
+
+    def forget_wish(self, worker: int) -> None:
+        """Nobody waits."""
+
+    def drop(self, worker: int) -> list[Grant]:
+        """Nobody waits."""
+        return []
+
+    def advance(self) -> list[Grant]:
+        """Never called: nothing is left to apply."""
+        return []
+
+    def close(self) -> None:
+        """The step rises no more: servers are told to go on from it under another policy."""
+        self._is_closed = True
+
+    def counted(self) -> Sequence[Counted]:
+        """Returns nothing: all is applied."""
+        return ()

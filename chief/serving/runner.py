@@ -1,0 +1,272 @@
+"""Runs a coordinator: tells it what happens, and hands out its answers. Owns its lock, timer and blocked callers; decides nothing.
+
+What happens may be told by any thread, one at a time; that thread also gives the answers. What is to be done at shards is the shard side's.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from chief.core import messages as ev
+from chief.core.coordinator import Coordinator
+from chief.options import CoordinationConfig
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.link import ShardLink
+from chief.shards.work import ShardSide
+from ps_protocol.errors import PsError
+from ps_protocol.process.failpoints import failpoint
+from ps_protocol.roles.chief import ClusterState, ClusterStatus
+from ps_protocol.rpc.status import defect
+
+log = logging.getLogger("lockstep.chief")
+
+# How long participants may take to leave once the process was told to end, and the shards to be told so; together less than 2 s.
+_LEAVE_GRACE_S = 1.5
+_HASTY_SHUTDOWN_S = 0.4
+# What is being saved when the process is told to end may still become whole.
+_SAVE_GRACE_S = 7.0
+_LOOK_AGAIN_S = 0.05
+# How long shards may take to be told at the orderly end.
+_SHUTDOWN_S = 5.0
+# A timer this late means that the process itself stood still; what its callers sent meanwhile is heard first.
+_LATE_S = 0.5
+_HEARING_S = 1.0
+
+Kind = TypeVar("Kind")
+
+
+class Runner:
+    """The chief without its server. To be made in the event loop; `begin`, `cancel` and `status` are for all threads and never wait."""
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        *,
+        config: CoordinationConfig,
+        on_state: Callable[[ClusterState], None],
+        store: CheckpointStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        # Guards the coordinator. Taken again by a thread whose answer ends a call.
+        self._lock = threading.RLock()
+        addresses = [link.address for link in links]
+        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=_new_life)
+        self._shards = ShardSide(
+            links, store=store, report=self._report, on_defect=self._broken_off, on_superseded=self._superseded, clock=clock
+        )
+        self._on_state = on_state
+        self._state = self._coordinator.state
+        self._calls = itertools.count(1)
+        self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
+        self._listens_until = -math.inf
+        self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
+        self._is_hasty = self._is_superseded = False
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the cluster."""
+        return self._coordinator.epoch
+
+    async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
+        """Takes the shards, and returns the exit code once nobody needs the cluster any more and the shards have been told to end.
+
+        `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
+        PsError if the shards are not to be had.
+        """
+        self._shards.begin(chief_address=chief_address, is_takeover=is_takeover, on_failure=self._cannot_begin)
+        try:
+            end = await self._end
+        finally:
+            await self._shards.cancel_all()
+        log.info("ending reason=%s", end.reason)
+        if not self._is_superseded:
+            await self._shards.shut_down_all(reason=end.reason, within_s=_HASTY_SHUTDOWN_S if self._is_hasty else _SHUTDOWN_S)
+        return end.exit_code
+
+    async def close(self) -> None:
+        """Closes the connections to the shards, and stops the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._shards.close()
+
+    def stop(self, reason: str) -> None:
+        """Finishes training, gives participants time to leave and a checkpoint to become whole, and ends. A second call ends at once."""
+        if self._is_hasty:
+            self._end_now(reason)
+            return
+        self._is_hasty = True
+        self._shards.expect_end()
+        self._report(ev.FinishTraining(call=None, reason=reason))
+        self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
+
+    async def call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
+        """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError. For the event loop."""
+        future: asyncio.Future[ev.Reply | ev.Refuse] = self._loop.create_future()
+
+        def answer(given: ev.Reply | ev.Refuse) -> None:
+            if not future.done():
+                future.set_result(given)
+
+        number = self.begin(make_event, partial(self._in_loop, answer))
+        try:
+            given = await future
+        except asyncio.CancelledError:
+            self.cancel(number)
+            raise
+        if isinstance(given, ev.Refuse):
+            raise given.error
+        assert isinstance(given.value, kind)
+        return given.value
+
+    def begin(self, make_event: Callable[[int], ev.Event], answer: Callable[[ev.Reply | ev.Refuse], None]) -> int:
+        """Tells the coordinator of a call and returns its number; `answer` is called once, perhaps before this returns, or much later.
+
+        It is called by the thread that brings the answer about, which may be any; it must not wait.
+        """
+        number = next(self._calls)
+        self._blocked[number] = answer
+        try:
+            self._report(make_event(number))
+        except PsError as error:
+            self._answer(ev.Refuse(call=number, error=error))
+        except Exception:
+            self._answer(ev.Refuse(call=number, error=defect("the chief")))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """The caller has gone away: its call is not answered any more."""
+        if self._blocked.pop(number, None) is not None:
+            self._report(ev.CallCancelled(call=number))
+
+    def status(self, *, max_ledger_entries: int) -> ClusterStatus:
+        """Reports the cluster."""
+        with self._lock:
+            return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+
+    def _report(self, event: ev.Event) -> None:
+        with self._lock:
+            instructions = self._coordinator.handle(event, self._clock())
+            if type(event) is ev.StepApplied:
+                self._carry_out_failing(instructions)
+            else:
+                for instruction in instructions:
+                    self._carry_out(instruction)
+            if self._coordinator.state is not self._state:
+                self._state = self._coordinator.state
+                log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
+                self._on_state(self._state)
+            self._set_timer()
+        if self._shards.own_work:
+            self._shards.do_own_work()
+
+    def _carry_out_failing(self, instructions: Sequence[ev.Instruction]) -> None:
+        """Carries out what follows from a step; half of it, if a failpoint says so."""
+        half = len(instructions) // 2
+        for instruction in instructions[:half]:
+            self._carry_out(instruction)
+        failpoint("chief.tokens.half")
+        for instruction in instructions[half:]:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.Reply() | ev.Refuse():
+                self._answer(instruction)
+            case ev.EndProcesses():
+                self._in_loop(self._finish, instruction)
+            case ev.Note():
+                log.log(_level(instruction), "%s", instruction.text)
+            case _:
+                self._shards.carry_out(instruction)
+
+    def _answer(self, instruction: ev.Reply | ev.Refuse) -> None:
+        answer = self._blocked.pop(instruction.call, None)
+        if answer is not None:
+            answer(instruction)
+
+    def _set_timer(self) -> None:
+        due = self._coordinator.next_deadline()
+        if due is None:
+            return
+        # While it listens after a sleep, what is overdue must not wake it again, or it would listen for ever.
+        due = max(due, self._listens_until)
+        # Most events move deadlines later, if at all; the timer then stays as it is.
+        if self._timer_due is None or due < self._timer_due:
+            self._timer_due = due
+            self._in_loop(self._start_timer)
+
+    def _start_timer(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if (due := self._timer_due) is not None:
+                self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._fire, due)
+
+    def _fire(self, due: float) -> None:
+        with self._lock:
+            now = self._clock()
+            if now - due > _LATE_S:
+                self._timer_due = self._listens_until = now + _HEARING_S
+                self._start_timer()
+                return
+            self._timer = self._timer_due = None
+            self._report(ev.TimerFired())
+
+    def _end_when_saved(self, reason: str, until: float) -> None:
+        if self._shards.is_saving and self._clock() < until:
+            self._loop.call_later(_LOOK_AGAIN_S, self._end_when_saved, reason, until)
+        else:
+            self._end_now(reason)
+
+    def _end_now(self, reason: str) -> None:
+        self._finish(ev.EndProcesses(exit_code=1 if self._state is ClusterState.FAILED else 0, reason=reason))
+
+    def _finish(self, end: ev.EndProcesses) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
+        """Does something in the loop's thread: at once if this is it."""
+        if threading.get_ident() == self._loop_thread:
+            do(*arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
+            self._loop.call_soon_threadsafe(do, *arguments)
+
+    def _cannot_begin(self, error: PsError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    def _superseded(self, why: str) -> None:
+        """Another chief has the shards: this one ends, and leaves them alone."""
+        if not self._is_superseded:
+            self._is_superseded = True
+            log.error("superseded: this chief ends, and leaves the cluster to the other one cause=%s", why)
+            self._in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
+
+    def _broken_off(self, error: BaseException) -> None:
+        log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
+        self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
+
+
+def _new_life() -> int:
+    return secrets.randbits(63) | 1
+
+
+def _level(note: ev.Note) -> int:
+    if note.is_warning:
+        return logging.WARNING
+    return logging.DEBUG if note.is_detail else logging.INFO

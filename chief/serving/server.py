@@ -1,0 +1,184 @@
+"""The chief's server: what it listens on, which name others reach it by, and its lifetime. Knows no event."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from chief.config import ChiefConfig
+from chief.serving.runner import Runner
+from chief.serving.service import SERVICE, ChiefService, chief_service_handler
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.link import GrpcShardLink, ShardLink
+from chief.shards.standby import ReplicatedLink
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.listening import announce, check_address_is_free
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.identity import Address, Identity, Role, parse_address
+from ps_protocol.rpc.admission import interceptors
+from ps_protocol.rpc.channel import Access, add_port, server_options
+from ps_protocol.rpc.server import handshake_handler
+from ps_protocol.security.permissions import CallerRole
+
+# Where others reach this chief: what it is told to say, where it listens, or, if that is everywhere, as its servers see it.
+
+
+_ANY_HOST = ("0.0.0.0", "::", "")
+
+
+def reachable(address: str) -> str:
+    """Returns an address as others may call it; empty if it is that of every network interface, which is nobody's name."""
+    parsed = parse_address(address)
+    return "" if _is_everywhere(parsed) else address
+
+
+def towards(address: str, servers: tuple[str, ...]) -> str:
+    """Returns an address that listens everywhere with the host that this machine has towards a server; empty if there is no way to one."""
+    listening = parse_address(address)
+    for server in servers:
+        peer = parse_address(server)
+        host = "127.0.0.1" if peer.is_unix else _host_towards(peer)
+        if host:
+            return str(dataclasses.replace(listening, host=host))
+    return ""
+
+
+def _is_everywhere(address: Address) -> bool:
+    return not address.is_unix and address.host.strip("[]") in _ANY_HOST
+
+
+def _host_towards(peer: Address) -> str:
+    """Asks the system which of its addresses it would use; sends nothing."""
+    try:
+        found = socket.getaddrinfo(peer.host.strip("[]"), peer.port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(where)
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
+
+
+# One chief as a gRPC server beside an event loop: listening, health, and an orderly end. Decides nothing.
+
+
+log = logging.getLogger("lockstep.chief")
+
+_READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
+# Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.
+_MAX_THREADS = 4_096
+# How long answers under way may still take when the process ends.
+_GRACE_S = 0.5
+
+
+class ChiefServer:
+    """A chief. To be made and used in one event loop; `start`, `wait` and `stop` are called once each.
+
+    `links`: its parameter servers, by index, where they are reached otherwise than by the addresses of the configuration.
+    """
+
+    def __init__(self, config: ChiefConfig, *, links: Sequence[ShardLink] | None = None) -> None:
+        self._config = config
+        self._address = ""
+        cluster = config.coordination.cluster
+        access = Access(config.security, role=CallerRole.CHIEF)
+        if links is None:
+            links = shard_links(config, access)
+        store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
+        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store)
+        guards = interceptors(config.security, cluster=cluster, address=config.address)
+        self._service = ChiefService(
+            self._runner, may_work=lambda context: all(guard.may_act_as(CallerRole.WORKER, context) for guard in guards)
+        )
+        self._health = health.HealthServicer()
+        self._executor = futures.ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(self._executor, options=server_options(), interceptors=[*guards])
+
+    @property
+    def address(self) -> str:
+        """Where it listens; empty before `start`."""
+        return self._address
+
+    async def start(self) -> None:
+        """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
+        cluster = self._config.coordination.cluster
+        identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
+        self._server.add_generic_rpc_handlers(
+            (chief_service_handler(self._service), handshake_handler(identity, epoch=lambda: self._runner.epoch))
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._address = self._listen(self._config.address)
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._server.start()
+        if self._config.announce is not None:
+            announce(self._config.announce, address=self._address)
+        log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
+
+    async def wait(self) -> int:
+        """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""
+        own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
+        if not own:
+            log.warning("listening everywhere, and under no name that participants could be told: give --advertise HOST:PORT")
+        return await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
+
+    def request_stop(self, reason: str) -> None:
+        """Finishes training and makes `wait` return within 2 s. To be called in the event loop."""
+        self._runner.stop(reason)
+
+    async def stop(self) -> None:
+        """Lets calls under way finish for a moment, then ends the server."""
+        self._health.enter_graceful_shutdown()
+        # They would last as long as their callers like.
+        self._service.end_conversations()
+        await asyncio.to_thread(self._server.stop(_GRACE_S).wait)
+        await self._runner.close()
+        await asyncio.to_thread(self._executor.shutdown)
+        log.info("chief ended")
+
+    def _own_address(self) -> str:
+        advertised = self._config.advertise
+        if not advertised:
+            return reachable(self._address)
+        told = parse_address(advertised, is_bind=True)
+        return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self._address).port))
+
+    def _listen(self, address: str) -> str:
+        check_address_is_free(address)
+        parsed = parse_address(address, is_bind=True)
+        try:
+            port = add_port(self._server, parsed, security=self._config.security)
+        except RuntimeError as error:
+            raise InvalidSpec(f"cannot listen at {address}: {error}") from None
+        return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))
+
+    def _announce_state(self, state: ClusterState) -> None:
+        answers = health_pb2.HealthCheckResponse
+        status = answers.SERVING if state in _READY_STATES else answers.NOT_SERVING
+        self._health.set(SERVICE, status)
+
+
+def shard_links(config: ChiefConfig, access: Access) -> list[ShardLink]:
+    """Returns the ways to the parameter servers, and to their standbys."""
+    cluster = config.coordination.cluster
+    links: list[ShardLink] = []
+    for index, address in enumerate(config.ps):
+        link = GrpcShardLink(address, index=index, cluster=cluster, access=access)
+        standby = config.standbys[index] if index < len(config.standbys) else ""
+        if standby:
+            other = GrpcShardLink(standby, index=index, cluster=cluster, access=access)
+            links.append(ReplicatedLink([link, other], index=index))
+        else:
+            links.append(link)
+    return links

@@ -1,0 +1,112 @@
+"""Calls to parameter servers that are repeated, with jittered pauses, until there is an answer. Knows who was heard when; decides nothing.
+
+Each call made this way may be sent twice. Who does not answer is reported, and said: after a second, and then every 10 s.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+from chief.core import messages as ev
+from chief.core.wording import seconds
+from chief.shards.link import ShardLink
+from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
+from ps_protocol.process.waiting import delays_s
+from ps_protocol.roles.shard import ShardStatus
+
+log = logging.getLogger("lockstep.chief")
+
+TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
+# Short, so that the first thing said about an absent shard is said within 2 s.
+CONTROL_TIMEOUT_S = 1.5
+_FIRST_NOTICE_S = 1.0
+_NOTICE_INTERVAL_S = 10.0
+# Whoever was restarted is found within this.
+_MAX_PAUSE_S = 0.5
+
+Result = TypeVar("Result")
+
+
+class ShardCalls:
+    """The links of one chief. Belongs to one event loop; `report` takes the events, `clock` is monotonic."""
+
+    def __init__(self, links: Sequence[ShardLink], *, report: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+        self.links = tuple(links)
+        self.report = report
+        self.clock = clock
+        self._rng = random.Random()
+        self._heard_at = [0.0] * len(self.links)
+        self._processes: dict[int, int] = {}  # that have been adopted
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def heard(self, index: int) -> None:
+        """A shard has answered. Thread-safe."""
+        self._heard_at[index] = self.clock()
+
+    def heard_all(self) -> None:
+        """All shards have just answered to somebody else, so that nobody need look at them. Thread-safe."""
+        self._heard_at[:] = [self.clock()] * len(self.links)
+
+    def silence_s(self, index: int) -> float:
+        """For how long a shard was not heard."""
+        return self.clock() - self._heard_at[index]
+
+    def adopted(self, index: int, *, process_incarnation: int) -> None:
+        """From now on this process is the one that is called again."""
+        self._processes[index] = process_incarnation
+
+    async def check_process(self, index: int) -> None:
+        """Raises EpochMismatch if another process is at the place of the one that was adopted."""
+        status = await self.links[index].status(timeout_s=CONTROL_TIMEOUT_S)
+        if status.process_incarnation != self._processes.get(index, status.process_incarnation):
+            raise EpochMismatch(f"{self.name(index)} is another process than the one that this chief has adopted")
+
+    def name(self, index: int) -> str:
+        """For example "ps 1 at 10.0.0.4:5000"."""
+        return f"ps {index} at {self.links[index].address}"
+
+    def cause(self, index: int, error: PsError) -> str:
+        """Returns why a shard does not answer, for whoever is told which one that is."""
+        return error.message.removeprefix(f"cannot reach {self.name(index)}: ")
+
+    async def look_at(self, index: int) -> ShardStatus:
+        """Waits until a shard is reached, and returns its status. Raises PsError if it is not what it should be."""
+        link = self.links[index]
+        reply = await self.insist(index, lambda: link.handshake(timeout_s=CONTROL_TIMEOUT_S))
+        if reply.warning:
+            log.warning("%s ps=%d", reply.warning, index)
+        return await self.insist(index, lambda: link.status(timeout_s=CONTROL_TIMEOUT_S))
+
+    async def insist(self, index: int, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Calls until there is an answer. Raises PsError if it is a refusal."""
+        start, notice_s = self.clock(), _FIRST_NOTICE_S
+        pauses: Iterator[float] | None = None
+        while True:
+            try:
+                result = await call()
+            except TRANSIENT as error:
+                pauses = pauses or delays_s(self._rng, max_s=_MAX_PAUSE_S)
+                waited_s = self.clock() - start
+                self.report(ev.ShardUnreachable(shard=index, why=self.cause(index, error)))
+                if waited_s >= notice_s:
+                    notice_s = waited_s + _NOTICE_INTERVAL_S
+                    log.warning("waiting for %s for %s cause=%s", self.name(index), seconds(waited_s), self.cause(index, error))
+                await asyncio.sleep(next(pauses))
+            else:
+                self.heard(index)
+                return result
+
+    async def at_all(self, call: Callable[[int], Awaitable[Result]]) -> list[Result]:
+        """Has something done for all shards at once, and returns what came of it, by index; the first error ends all of it."""
+        if len(self.links) == 1:
+            return [await call(0)]  # needs no task of its own
+        tasks = [asyncio.ensure_future(call(index)) for index in range(len(self.links))]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()

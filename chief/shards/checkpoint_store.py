@@ -1,0 +1,92 @@
+"""What the chief does with checkpoints at their place: finds the newest whole one, makes one whole, removes old ones. Decides nothing.
+
+Every method blocks on storage, and reports what came of it as an event.
+"""
+
+import datetime
+import logging
+
+from chief.core.messages import CheckpointCommitted, CheckpointFound, CommitCheckpoint, FindCheckpoint, SaveFailed
+from chief.shards.requests import PASSING, save_failure
+from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune
+from ps_protocol.checkpoint.manifest import ManifestEncoder
+from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.errors import CheckpointNotFound, PsError
+
+log = logging.getLogger("lockstep.chief")
+
+
+class CheckpointStore:
+    """The checkpoints of one cluster at one place. For one thread at a time, but that it may look, and `expect`, while it writes."""
+
+    def __init__(self, storage: CheckpointStorage, *, cluster: str) -> None:
+        self._storage = storage
+        self._cluster = cluster
+        self._encoder = ManifestEncoder()
+        self._known = KnownCheckpoints()
+        # The latest that is, or was: no `prune` removes them, and one under way sees at once what is written next.
+        self._latest = dict.fromkeys(("written", "committed", "read"), "")
+
+    @property
+    def place(self) -> str:
+        """The place as people name it."""
+        return self._storage.place
+
+    def find(self, wish: FindCheckpoint) -> CheckpointFound:
+        """Returns the newest whole checkpoint that is wanted; a place that cannot be read is reported as a failure."""
+        top = 0
+        try:
+            top = highest_epoch(self._storage)
+            found = find_checkpoint(self._storage, cluster=self._cluster, tag=wish.only or None, excluded=wish.excluded)
+        except CheckpointNotFound as error:
+            log.info("%s", error.message)
+            return CheckpointFound(checkpoint=None, skipped=self._unusable(wish, error), highest_epoch=top)
+        except PASSING as error:
+            return CheckpointFound(checkpoint=None, failure=error.message)
+        except PsError as error:
+            return CheckpointFound(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
+        self._latest["read"] = found.checkpoint.tag
+        skipped = tuple((one.tag, one.reason) for one in found.skipped)
+        return CheckpointFound(checkpoint=found.checkpoint, manifest_sha256=found.manifest_sha256, skipped=skipped, highest_epoch=top)
+
+    def expect(self, tag: str) -> None:
+        """Files of a checkpoint are about to be written."""
+        self._latest["written"] = tag
+
+    def commit(self, work: CommitCheckpoint) -> CheckpointCommitted | SaveFailed:
+        """Makes a checkpoint whole, whose files stand."""
+        checkpoint = work.checkpoint
+        saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        try:
+            self._storage.commit(checkpoint.tag, self._encoder.encode(checkpoint, saved_at=saved_at), files=checkpoint.files)
+        except PsError as error:
+            self.abandon(checkpoint.tag)
+            return save_failure(checkpoint.tag, error)
+        self._latest["committed"] = checkpoint.tag
+        return CheckpointCommitted(tag=checkpoint.tag)
+
+    def abandon(self, tag: str) -> None:
+        """Removes what there is of a checkpoint that has come to nothing, if the place lets it."""
+        try:
+            self._storage.remove_incomplete(tag)
+        except PsError as error:
+            log.warning("cannot remove what is left of a checkpoint tag=%s cause=%s", tag, error.message)
+
+    def prune(self, keep: int) -> None:
+        """Removes what is too old, and what is left of attempts, once one has been committed. Takes long; nobody need wait for it."""
+        try:
+            removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=self._latest.values(), known=self._known)
+        except PsError as error:
+            log.warning("cannot remove old checkpoints place=%s cause=%s", self.place, error.message)
+        else:
+            if removed:
+                log.debug("removed checkpoints tags=%s", ",".join(removed))
+
+    def _unusable(self, wish: FindCheckpoint, error: PsError) -> tuple[tuple[str, str], ...]:
+        if wish.only:
+            return ((wish.only, error.message),)
+        try:
+            _, skipped = list_checkpoints(self._storage, cluster=self._cluster)
+        except PsError as later:
+            return ((self.place, later.message),)
+        return tuple((one.tag, one.reason) for one in skipped)

@@ -1,0 +1,140 @@
+"""What shards are sent for each instruction, and what their answers amount to as events. Plain values; knows no connection."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chief.core.messages import ApplyStep, ConfigureShards, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed, ShardFinding
+from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
+from ps_protocol.wire.codec import unpack_record
+
+# What shards are sent for an instruction of the coordinator, and what it is told of them. Pure: makes requests; sends none.
+
+
+# What storage fails with while it cannot be read, or until somebody lets it.
+PASSING = (StorageFailed, PermissionDenied)
+
+
+def prepare_request(step: PrepareStep, *, chief_incarnation: int) -> ApplyRequest:
+    """Returns what every shard is sent to prepare a step."""
+    return ApplyRequest(
+        epoch=step.epoch, chief_incarnation=chief_incarnation, step=step.step, contributors=step.contributors, weights=step.weights
+    )
+
+
+def apply_requests(step: ApplyStep, *, chief_incarnation: int, num_shards: int) -> tuple[ApplyRequest, ...]:
+    """Returns what each shard is sent to apply a step: the same, but for the scales of its own slices."""
+    return tuple(
+        ApplyRequest(
+            epoch=step.epoch,
+            chief_incarnation=chief_incarnation,
+            step=step.step,
+            contributors=step.contributors,
+            weights=step.weights,
+            scales=step.scales[index] if step.scales else (),
+            discards=step.discards,
+            ranges=step.ranges,
+        )
+        for index in range(num_shards)
+    )
+
+
+def settings_of(change: ConfigureShards, *, chief_incarnation: int) -> ShardSettings:
+    """Returns what every shard is sent to work otherwise."""
+    return ShardSettings(
+        epoch=change.epoch,
+        chief_incarnation=chief_incarnation,
+        version=change.version,
+        step=change.step,
+        accepts_stale=change.accepts_stale,
+        applies_on_arrival=change.applies_on_arrival,
+        optimizers=change.optimizers,
+        rejects_nonfinite=change.rejects_nonfinite,
+    )
+
+
+def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
+    """Returns what each shard is sent to be brought back to a checkpoint."""
+    sha256, incarnation = work.manifest_sha256, work.chief_incarnation
+    return tuple(
+        RestoreRequest(
+            chief_incarnation=incarnation, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, life=work.life
+        )
+        for spec in work.specs
+    )
+
+
+def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatus]) -> bool:
+    """Whether all shards are what they were when they were looked at before.
+
+    Who must wait for the last to answer may know of the first one what is over: it was restarted, and obeys another chief.
+    """
+    return [_identity(status) for status in before] == [_identity(status) for status in statuses]
+
+
+def _identity(status: ShardStatus) -> tuple[int, int, int, int, bool]:
+    return status.process_incarnation, status.life, status.epoch, status.chief_incarnation, status.step is None
+
+
+def finding(status: ShardStatus) -> ShardFinding:
+    """Returns what a shard says of itself before a chief has it."""
+    return ShardFinding(
+        process_incarnation=status.process_incarnation,
+        epoch=status.epoch,
+        chief_incarnation=status.chief_incarnation,
+        step=status.step,
+        settings_version=status.settings_version,
+        life=status.life,
+    )
+
+
+def save_failure(tag: str, error: PsError, *, where: str = "") -> SaveFailed:
+    """Returns the event that a checkpoint has come to nothing; `where`: the name of the shard that says so."""
+    return SaveFailed(tag=tag, why=f"{where}: {error.message}" if where else error.message, is_full=isinstance(error, StorageFull))
+
+
+def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> RestoreFailed:
+    """Returns the event that a shard could not be brought back."""
+    why = f"{where}: {error.message}" if where else error.message
+    return RestoreFailed(
+        epoch=work.epoch,
+        tag=work.tag,
+        why=why,
+        is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)),
+        is_passing=isinstance(error, PASSING),
+    )
+
+
+# By what parameter servers obey a chief: epoch, incarnation and life, and where it listens. Plain values; knows no connection.
+
+
+@dataclass(slots=True)
+class Authority:
+    """Of a chief's latest adoption; 0: it has adopted nothing yet. Changed in place by who carries out its wishes."""
+
+    epoch: int = 0
+    chief_incarnation: int = 0
+    chief_address: str = ""
+    life: int = 0
+
+    def obey(self, *, epoch: int, chief_incarnation: int, life: int) -> None:
+        """Everything is done under these from now on."""
+        self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
+
+
+# What an earlier chief has left at the shards for its successor: the newest of the records that they keep. Knows bytes; no connection.
+
+
+log = logging.getLogger("lockstep.chief")
+
+
+def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:
+    """Returns the event that reports the newest readable record, or none: a chief can do without, so one that cannot be read is said."""
+    kept = sorted((adoption for adoption in adoptions if adoption.record), key=lambda adoption: adoption.record_version, reverse=True)
+    for adoption in kept:
+        try:
+            return [RecordFound(record=unpack_record(adoption.record))]
+        except PsError as error:
+            log.warning("cannot read the record of an earlier chief version=%d cause=%s", adoption.record_version, error.message)
+    return []

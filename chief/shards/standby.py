@@ -1,0 +1,622 @@
+"""A shard that two processes hold: one link over both replicas, which are lost, and how a lost one comes back. Decides not when."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from chief.core import messages
+from chief.core import messages as rec
+from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
+from chief.shards.link import ShardLink
+from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.roles.identity import HandshakeReply
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    ShardSettings,
+    ShardStatus,
+)
+
+# One replica of a shard that has several, and what several of them say taken together. Knows links and statuses; decides no membership.
+
+
+# Whoever does not answer within this, while the other does, is lost.
+GRACE_S = 0.7
+_PAUSE_S = 0.1
+
+
+class ReplicaLink(ShardLink, Protocol):
+    """One process of several that hold a shard."""
+
+    async def adopt(
+        self,
+        *,
+        epoch: int,
+        chief_incarnation: int,
+        chief_address: str = "",
+        life: int = 0,
+        timeout_s: float,
+        is_alone: bool = False,
+        forgets: bool = False,
+    ) -> Adoption:
+        """As ShardLink. `is_alone`: the chief counts on this replica only; `forgets`: not on this one, which drops its variables."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A process that holds a shard, or shall. `process`: its process incarnation when it was adopted, or met; 0: neither."""
+
+    link: ReplicaLink
+    process: int = 0
+    missing: str = "it has not been reached yet"
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.link.address
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """What the replicas of one shard say before a chief has them: `best` is the one that has come farthest.
+
+    `is_proven`: no other can have gone on without it. `is_known`: it holds a model.
+    """
+
+    best: Replica
+    statuses: Mapping[Replica, ShardStatus] = field(default_factory=dict)
+    is_proven: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a model."""
+        return self.statuses[self.best].step is not None
+
+    def status(self) -> ShardStatus:
+        """Returns the status of the shard."""
+        heard = [status for status in self.statuses.values() if status.chief_incarnation and status.chief_heard_ago_s is not None]
+        latest = min(heard, key=lambda status: status.chief_heard_ago_s or 0.0, default=self.statuses[self.best])
+        return replace(
+            self.statuses[self.best],
+            chief_incarnation=max(status.chief_incarnation for status in self.statuses.values()),
+            chief_address=latest.chief_address,
+            chief_heard_ago_s=latest.chief_heard_ago_s,
+        )
+
+
+def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Finding:
+    """Returns what to make of replicas that no chief has yet. Raises a failure if the one that does not answer may know better.
+
+    One that was counted on alone is enough. Else all must answer: the absent one might have gone on without the others.
+    """
+    alone = [replica for replica, status in statuses.items() if status.is_alone and status.step is not None]
+    if failures and not alone:
+        raise failures[0]
+    best = max(alone if failures else statuses, key=lambda replica: _age_order(statuses[replica]))
+    holders = [status for status in statuses.values() if status.step is not None]
+    return Finding(best=best, statuses=statuses, is_proven=best in alone or len(holders) in (0, len(statuses)))
+
+
+def distrusted(finding: Finding) -> Finding:
+    """Returns the finding if nothing can vouch for the one that holds a model: the shard is lost, as the empty one says."""
+    empty = next(replica for replica, status in finding.statuses.items() if status.step is None)
+    return Finding(best=empty, statuses={empty: finding.statuses[empty]})
+
+
+async def why_lost(replica: Replica, *, chief_incarnation: int) -> str:
+    """Returns why a replica that failed is lost: it does not answer for a while, or is another process; empty: it is there."""
+    until = time.monotonic() + GRACE_S
+    while True:
+        left_s = max(_PAUSE_S, until - time.monotonic())
+        try:
+            status = await replica.link.status(timeout_s=left_s, chief_incarnation=chief_incarnation)
+        except TRANSIENT as error:
+            if time.monotonic() + _PAUSE_S >= until:
+                return error.message
+            await asyncio.sleep(_PAUSE_S)
+        except PsError as error:
+            return error.message
+        else:
+            return "" if status.process_incarnation == replica.process else "it was restarted"
+
+
+def are_equal(adoptions: Mapping[Replica, Adoption], epochs: Mapping[Replica, int]) -> bool:
+    """Whether replicas hold the same: nothing, or the same step of the same epoch."""
+    held = {(None,) if one.step is None else (one.step, one.layout_hash, epochs[replica]) for replica, one in adoptions.items()}
+    return len(held) <= 1
+
+
+def _age_order(status: ShardStatus) -> tuple[int, int]:
+    return status.epoch, -1 if status.step is None else status.step
+
+
+# Calls to several replicas at once: which have succeeded, and which are lost. Knows tasks and failures; decides no membership.
+
+
+_MAX_REPETITIONS = 5
+_APPLY_TIMEOUT_S = 60.0
+
+Result = TypeVar("Result")
+Tasks = dict[Replica, "asyncio.Future[Any]"]
+
+
+async def all_of(*calls: Awaitable[Any]) -> list[Any]:
+    """Returns answers and PsErrors, in order; whatever else is raised, is."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, PsError):
+            raise answer
+    return answers
+
+
+async def finished(tasks: Tasks, *, chief_incarnation: int) -> dict[Replica, str]:
+    """Returns once all have ended but for those that are lost, with the reasons: nobody waits for these once another has succeeded."""
+    lost: dict[Replica, str] = {}
+    try:
+        while pending := [task for one, task in tasks.items() if not task.done() and one not in lost]:
+            has_one = any(map(has_succeeded, tasks.values()))
+            await asyncio.wait(pending, timeout=GRACE_S / 2 if has_one else None, return_when=asyncio.FIRST_COMPLETED)
+            if has_one:
+                for one, task in tasks.items():
+                    if not task.done() and one not in lost and (why := await why_lost(one, chief_incarnation=chief_incarnation)):
+                        lost[one] = why
+    finally:
+        for task in tasks.values():
+            task.cancel()
+    return lost
+
+
+async def once_more(
+    one: Replica, call: Callable[[ReplicaLink], Awaitable[Result]], error: PsError, *, chief_incarnation: int
+) -> "Result | PsError":
+    """What one has failed in where another has succeeded: a refusal is final, a connection that broke may be made again.
+
+    Returns the answer, or the failure. Raises Superseded.
+    """
+    for _ in range(_MAX_REPETITIONS):
+        if isinstance(error, Superseded):
+            raise error
+        if not isinstance(error, TRANSIENT) or await why_lost(one, chief_incarnation=chief_incarnation):
+            break
+        try:
+            return await call(one.link)
+        except PsError as later:
+            error = later
+    return error
+
+
+async def goes_along(one: Replica, found: Adoption, best: Adoption, *, chief_incarnation: int) -> bool:
+    """Whether a replica that an earlier chief left has the same as the best, if need be by the one step that it lacks. Says why not."""
+    last = best.last_apply
+    if (found.step, found.layout_hash) == (best.step, best.layout_hash):
+        return True
+    one.missing = f"it was at step {found.step}, and the other replica at step {best.step}" if found.step is not None else "it is empty"
+    if last is None or found.step is None or found.step != last.step or best.step != last.step + 1:
+        return False
+    try:
+        await one.link.apply_step(replace(last, chief_incarnation=chief_incarnation), timeout_s=_APPLY_TIMEOUT_S)
+    except PsError as error:
+        one.missing += f", which it could not follow: {error.message}"
+        return False
+    return True
+
+
+def has_succeeded(task: "asyncio.Future[Any]") -> bool:
+    """Whether a call has brought an answer."""
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def error_of(task: "asyncio.Future[Any]") -> BaseException | None:
+    """Returns what a call has raised."""
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def order_of(error: PsError) -> int:
+    """Sorts failures: what ends the chief comes first, then what may be repeated, and then refusals."""
+    return 0 if isinstance(error, Superseded) else 1 if isinstance(error, TRANSIENT) else 2
+
+
+# A shard that several processes hold: one that is asked, and standbys that do the same. Decides which of them count; knows no model.
+#
+# All that changes a shard is done at all of its members at once. One that fails where another succeeds is dropped, and not counted on
+# before it has been brought back; if it was the first, the next one is asked from then on: the same values, the same step, the same epoch.
+
+
+log = logging.getLogger("lockstep.chief")
+
+
+class ReplicatedLink:
+    """Implements ShardLink over the replicas of one shard, in the order of preference. Belongs to one event loop.
+
+    The process incarnation that it reports is the shard's: it stays the same for as long as one of the members does.
+    """
+
+    def __init__(self, links: Sequence[ReplicaLink], *, index: int) -> None:
+        self.index = index
+        self.replicas = [Replica(link) for link in links]
+        self.members: list[Replica] = []  # the first is the one that is asked
+        self.epoch = self.chief_incarnation = 0
+        self._chief_address, self.life = "", 0
+        self._first = self.replicas[0]
+        self._finding: Finding | None = None
+        self._identity = self._told = 0
+        # Held while replicas are taken in or emptied.
+        self.changing = asyncio.Lock()
+        self._report: Callable[[rec.ReplicasChanged], None] = lambda event: None
+
+    def attach(self, report: Callable[[rec.ReplicasChanged], None]) -> None:
+        """Reports from now on who holds the shard, beginning now."""
+        self._report = report
+        self._say()
+
+    @property
+    def address(self) -> str:
+        """Where the one is that is asked."""
+        return self._first.address
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether what was found at the start is the newest that there is of the shard, as far as its own replicas can tell."""
+        return self._finding is None or self._finding.is_proven
+
+    def distrust(self) -> ShardStatus:
+        """Nobody else can vouch for what was found: counts the shard as lost."""
+        assert self._finding is not None
+        self._finding = distrusted(self._finding)
+        return self._note(self._finding.status())
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there: the first that answers. Raises if one of them is not this shard."""
+        answers = await all_of(*(one.link.handshake(timeout_s=timeout_s) for one in self.members or self.replicas))
+        failures = [answer for answer in answers if isinstance(answer, PsError)]
+        wrong = [error for error in failures if not isinstance(error, TRANSIENT)]
+        if wrong or len(failures) == len(answers):
+            raise (wrong or failures)[0]
+        reply: HandshakeReply = next(answer for answer in answers if not isinstance(answer, PsError))
+        return reply
+
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+        """Returns the status of the one that is asked, if any member is the process that it was; and drops those that are not."""
+        if not self.members:
+            answers = await all_of(*(one.link.status(timeout_s=timeout_s) for one in self.replicas))
+            found = {one: answer for one, answer in zip(self.replicas, answers, strict=True) if isinstance(answer, ShardStatus)}
+            self._finding = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
+            return self._note(self._finding.status())
+        asked = [*self.members]
+        tasks: Tasks = {
+            one: asyncio.ensure_future(one.link.status(timeout_s=timeout_s, chief_incarnation=chief_incarnation)) for one in asked
+        }
+        lost = await finished(tasks, chief_incarnation=chief_incarnation)
+        statuses: dict[Replica, ShardStatus] = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
+        intact = [one for one, status in statuses.items() if status.process_incarnation == one.process]
+        for one in asked if intact else ():
+            if one not in intact and (why := lost.get(one) or await why_lost(one, chief_incarnation=chief_incarnation)):
+                await self._drop(one, why)
+        if not statuses:
+            raise next(error for task in tasks.values() if isinstance(error := error_of(task), PsError))
+        status = statuses[next(iter(intact or statuses))]
+        if intact:
+            status = replace(status, process_incarnation=self._identity)
+        return self._note(replace(status, chief_incarnation=max(one.chief_incarnation for one in statuses.values())))
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
+        async with self.changing:
+            self.epoch, self.chief_incarnation, self._chief_address, self.life = epoch, chief_incarnation, chief_address, life
+            return await self._take_over(epoch, chief_incarnation, timeout_s)
+
+    async def _take_over(self, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+        finding = self._finding  # kept until this has succeeded: what is found later may be half of it
+        wanted = [*finding.statuses] if finding is not None else self.replicas
+        answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
+        failed = {one: answer for one, answer in zip(wanted, answers, strict=True) if isinstance(answer, PsError)}
+        found = {one: answer for one, answer in zip(wanted, answers, strict=True) if one not in failed}
+        adoptions: dict[Replica, Adoption] = {one: adoption for one, (_, adoption) in found.items()}
+        for one, error in failed.items():
+            one.missing = error.message
+        if finding is not None and finding.is_known and finding.statuses[finding.best].epoch == epoch:
+            best = finding.best
+            self._check_adopted(failed, is_enough=best in adoptions)
+            members = [
+                one for one in adoptions if await goes_along(one, adoptions[one], adoptions[best], chief_incarnation=chief_incarnation)
+            ]
+        else:
+            self._check_adopted(failed, is_enough=bool(adoptions))
+            members = [*adoptions]
+            best, before = members[0], {one: status.epoch for one, (status, _) in found.items()}
+            if min(before.values()) < epoch and not are_equal(adoptions, before):
+                # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
+                adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
+        self._identity = self._told or best.process
+        self._count_on(members)
+        await self.mark_alone()
+        self._finding = None
+        return adoptions[best]
+
+    def _check_adopted(self, failed: Mapping[Replica, PsError], *, is_enough: bool) -> None:
+        """Raises a failure if the replicas without it are not enough, or if another chief has them."""
+        if failed and (not is_enough or any(isinstance(error, Superseded) for error in failed.values())):
+            raise min(failed.values(), key=order_of)
+
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        """Has all members keep a record."""
+        await self._at_members(
+            lambda link: link.keep_record(
+                epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record, timeout_s=timeout_s
+            )
+        )
+
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        """Has the one that is asked save a step; the others would write the same."""
+        return await self._first.link.save(request, max_wait_s=max_wait_s, timeout_s=timeout_s)
+
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        """Has all members brought back to a checkpoint; done when all are."""
+        await self._follow_mode(request.settings)
+        progress = await self._at_members(lambda link: link.restore(request, max_wait_s=max_wait_s, timeout_s=timeout_s))
+        return next((one for one in progress if not one.is_done), progress[0])
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how all members work."""
+        await self._follow_mode(settings)
+        await self._at_members(lambda link: link.configure(settings, timeout_s=timeout_s))
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares, which are the same at all members."""
+        return (await self._at_members(lambda link: link.prepare_step(request, timeout_s=timeout_s)))[0]
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has all members make the next step."""
+        return (await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s)))[0]
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Ends all replicas, also those that are not counted on."""
+
+        async def shut_down(one: Replica) -> None:
+            try:
+                await one.link.shutdown(epoch=epoch, reason=reason, timeout_s=timeout_s)
+            except EpochMismatch as error:
+                if error.facts.get("epoch") != "0":
+                    raise
+                await one.link.shutdown(epoch=0, reason=reason, timeout_s=timeout_s)
+
+        answers = await all_of(*(shut_down(one) for one in self.replicas))
+        failures = [answer for one, answer in zip(self.replicas, answers, strict=True) if one in self.members and answer is not None]
+        if failures:
+            raise failures[0]
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await asyncio.gather(*(one.link.close() for one in self.replicas))
+
+    # -- for whoever brings replicas back
+
+    async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
+        """Puts one replica under the chief that has the shard."""
+        return await one.link.adopt(
+            epoch=self.epoch,
+            chief_incarnation=self.chief_incarnation,
+            chief_address=self._chief_address,
+            life=self.life,
+            timeout_s=timeout_s,
+            is_alone=is_alone,
+            forgets=forgets,
+        )
+
+    async def mark_alone(self) -> None:
+        """Has the only member, if there is only one, remember that it is that."""
+        if len(self.members) == 1:
+            await self.join(self.members[0], is_alone=True)
+
+    def count_on_too(self, one: Replica) -> None:
+        """A replica holds what the members hold: it is one of them."""
+        self._count_on([*self.members, one])
+        log.info("standby goes along again ps=%d address=%s", self.index, one.address)
+
+    # -- inside
+
+    async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
+        status = await one.link.status(timeout_s=timeout_s)
+        adoption = await self.join(one, timeout_s=timeout_s)
+        one.process = status.process_incarnation
+        return status, adoption
+
+    async def _follow_mode(self, settings: ShardSettings) -> None:
+        if settings.applies_on_arrival:
+            for one in self.members[1:]:
+                await self._drop(one, "contributions are applied as they arrive, in no order that two servers could share")
+
+    async def _at_members(self, call: Callable[[ReplicaLink], Awaitable[Result]]) -> list[Result]:
+        """Does something at all members at once, and returns what they answer; drops those that fail where another does not.
+
+        Raises what the only one raises; and, if all fail, first of all what the caller may repeat.
+        """
+        members = [*self.members] or self.replicas[:1]
+        if len(members) == 1:
+            return [await call(members[0].link)]
+        tasks: Tasks = {one: asyncio.ensure_future(call(one.link)) for one in members}
+        lost = await finished(tasks, chief_incarnation=self.chief_incarnation)
+        answers = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
+        errors = {one: error for one, task in tasks.items() if one not in lost and isinstance(error := error_of(task), PsError)}
+        if not answers:
+            raise min(errors.values(), key=order_of)
+        for one, error in errors.items():
+            answer = await once_more(one, call, error, chief_incarnation=self.chief_incarnation)
+            if isinstance(answer, PsError):
+                lost[one] = answer.message
+            else:
+                answers[one] = answer
+        for one, why in lost.items():
+            await self._drop(one, why)
+        if any(one not in answers for one in self.members):
+            raise Unavailable(f"ps {self.index}: another of its replicas is asked now")
+        return [answers[one] for one in self.members]
+
+    async def _drop(self, one: Replica, why: str) -> None:
+        if one not in self.members or len(self.members) == 1:
+            return
+        was_asked, one.missing = one is self._first, why
+        self.members = [member for member in self.members if member is not one]
+        what = f"its standby at {self.members[0].address} takes its place" if was_asked else "training goes on without it"
+        log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
+        self._count_on(self.members)
+        with suppress(PsError):  # a later chief is the more careful without it
+            await self.mark_alone()
+
+    def _count_on(self, members: Sequence[Replica]) -> None:
+        self.members = [*members]
+        self._first = self.members[0]
+        for one in members:
+            one.missing = ""
+        self._say()
+
+    def _say(self) -> None:
+        others = [one for one in self.replicas if one is not self._first]
+        along = next((one.address for one in others if one in self.members), "")
+        missing = "" if along else "; ".join(f"{one.address}: {one.missing}" for one in others)
+        self._report(rec.ReplicasChanged(shard=self.index, address=self.address, standby=along, missing=missing))
+
+    def _note(self, status: ShardStatus) -> ShardStatus:
+        self._told = status.process_incarnation
+        return status
+
+
+# Brings back replicas that were lost: looks for them, empties those that come again, and has them restored. Decides not when.
+
+
+_LOOK_INTERVAL_S = 0.5
+# How often the coordinator is told again of one that waits.
+_REMIND_S = 5.0
+_POLL_S = 5.0
+_RESTORE_TIMEOUT_S = 60.0
+
+
+class ReplicaReturn:
+    """The replicated shards of one chief, by index. Belongs to one event loop.
+
+    `manifest_of` returns the SHA-256 of the manifest of a whole checkpoint.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, ReplicatedLink],
+        *,
+        report: Callable[[messages.Event], None],
+        manifest_of: Callable[[str], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.links = links
+        self._report = report
+        self._manifest_of = manifest_of
+        self._clock = clock
+
+    async def watch(self, *, is_paused: Callable[[], bool]) -> None:
+        """Looks again and again for replicas that are not counted on, and reports ReplicaReady for those that could be. Does not end."""
+        told: dict[Replica, float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            for link in self.links.values():
+                for one in [one for one in link.replicas if link.members and one not in link.members]:
+                    if is_paused() or self._clock() < told.get(one, 0.0):
+                        continue
+                    if await self._is_there(link, one):
+                        told[one] = self._clock() + _REMIND_S
+                        self._report(messages.ReplicaReady(shard=link.index))
+
+    async def bring_back(self, work: messages.BringReplicasBack) -> None:
+        """Restores the lost replicas of some shards, at once, and reports ReplicasBack."""
+        try:
+            sha256 = await asyncio.to_thread(self._manifest_of, work.tag)
+        except PsError as error:
+            self._report(messages.ReplicasBack(epoch=work.epoch, failures=tuple((shard, error.message) for shard in work.shards)))
+            return
+        requests = [(self.links[spec.shard], self._request(work, spec.shard, sha256)) for spec in work.specs]
+        whys = await asyncio.gather(*(self._bring_back(link, request) for link, request in requests))
+        failures = tuple((shard, why) for shard, why in zip(work.shards, whys, strict=True) if why)
+        self._report(messages.ReplicasBack(epoch=work.epoch, failures=failures))
+
+    def _request(self, work: messages.BringReplicasBack, shard: int, sha256: str) -> RestoreRequest:
+        spec = next(spec for spec in work.specs if spec.shard == shard)
+        link = self.links[shard]
+        return RestoreRequest(
+            chief_incarnation=link.chief_incarnation,
+            spec=spec,
+            tag=work.tag,
+            manifest_sha256=sha256,
+            settings=work.settings,
+            life=link.life,
+        )
+
+    async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
+        """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""
+        try:
+            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+            async with link.changing:
+                is_new = status.process_incarnation != one.process
+                if one not in link.members and (is_new or status.step is not None):
+                    await one.link.handshake(timeout_s=CONTROL_TIMEOUT_S)
+                    await link.join(one, forgets=True)
+                    one.process = status.process_incarnation
+                    log.info("a lost replica is there again, and empty ps=%d address=%s", link.index, one.address)
+        except PsError as error:
+            log.debug("a lost replica does not answer ps=%d address=%s cause=%s", link.index, one.address, error.message)
+            return False
+        return one not in link.members
+
+    async def _bring_back(self, link: ReplicatedLink, request: RestoreRequest) -> str:
+        """Returns why it did not succeed; empty: it did."""
+        for one in [one for one in link.replicas if one not in link.members]:
+            try:
+                async with link.changing:
+                    await self._restore(link, one, request)
+            except PsError as error:
+                with contextlib.suppress(PsError):
+                    await link.mark_alone()
+                log.warning("a replica could not be brought back ps=%d address=%s cause=%s", link.index, one.address, error.message)
+                return error.message
+        return ""
+
+    async def _restore(self, link: ReplicatedLink, one: Replica, request: RestoreRequest) -> None:
+        status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+        await link.join(one, forgets=True)
+        one.process = status.process_incarnation
+        until = self._clock() + _RESTORE_TIMEOUT_S
+        while not (await one.link.restore(request, max_wait_s=_POLL_S, timeout_s=_POLL_S + CONTROL_TIMEOUT_S)).is_done:
+            if self._clock() > until:
+                raise Unavailable(f"it was not brought back within {_RESTORE_TIMEOUT_S:g} s")
+        # From here on the others are not counted on alone; they must know before that is so.
+        for member in link.members:
+            await link.join(member)
+        after = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+        if (after.process_incarnation, after.step) != (one.process, request.spec.initial_step):
+            raise Unavailable("it was restarted while it was brought back")
+        link.count_on_too(one)
+
+
+def replicated(links: Sequence[object]) -> dict[int, ReplicatedLink]:
+    """Returns those that have several replicas, by index."""
+    return {index: link for index, link in enumerate(links) if isinstance(link, ReplicatedLink)}
+
+
+def trusted(links: Sequence[object], statuses: Sequence[ShardStatus]) -> list[ShardStatus]:
+    """Returns what shards say, but that those count as lost for which nothing vouches.
+
+    A standby that holds a model while its other replica is empty may have been left behind long ago. It has not been if a shard that
+    cannot have been left behind holds a model too: whether they are at the same step is then looked at as ever.
+    """
+    known, doubted = list(statuses), [link for link in replicated(links).values() if not link.is_proven]
+    if doubted and not any(status.step is not None for status in known if status.shard not in {link.index for link in doubted}):
+        for link in doubted:
+            log.warning("ps %d: one replica is empty, and the other one may be older; it is not counted on", link.index)
+            known[link.index] = link.distrust()
+    return known

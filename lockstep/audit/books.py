@@ -1,0 +1,149 @@
+"""Whether a history's books agree: each contribution in at most one step, steps the same everywhere, and what was said is what was done.
+
+Knows facts; no array is looked at.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lockstep.audit.facts import Facts, Sent, words_of
+from ps_protocol.roles.shard import MAX_STEP, PushId
+
+Contributors = tuple[PushId, ...]
+_REFUSED = ("STALE", "LATE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One epoch: the step that it began with, the epoch whose checkpoint it began from (None: none), and what its steps are made of."""
+
+    first_step: int
+    parent: int | None
+    steps: Mapping[int, Contributors]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What the books say, all problems, and how many contributions had which fate."""
+
+    epochs: Mapping[int, Epoch]
+    problems: tuple[str, ...]
+    fates: Mapping[str, int]
+
+
+def check_books(facts: Facts) -> Books:
+    """Returns the books and everything that is wrong with them."""
+    problems = list(facts.problems)
+    epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, _ in facts.lives})}
+    for number in epochs:
+        problems += _twice(epochs, number)
+    problems += _counted(facts, epochs)
+    problems += _said(facts, epochs)
+    problems += _unknown_pushes(facts, epochs)
+    return Books(epochs=epochs, problems=tuple(problems), fates=_fates(facts, epochs))
+
+
+def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]:
+    """Returns all steps that an epoch's values are made of: its own, and those of the epochs before up to where it began."""
+    steps: dict[int, Contributors] = {}
+    at, below = epochs.get(number), None
+    while at is not None:
+        steps |= {step: made for step, made in at.steps.items() if below is None or step < below}
+        below = at.first_step if below is None else min(below, at.first_step)
+        at = epochs.get(at.parent) if at.parent is not None else None
+    return steps
+
+
+def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
+    lives = [life for (epoch, _), life in sorted(facts.lives.items()) if epoch == number]
+    firsts, parents = {life.spec.initial_step for life in lives}, {life.from_epoch for life in lives}
+    if len(firsts) > 1 or len(parents) > 1:
+        problems.append(f"epoch {number}: servers begin it at steps {sorted(firsts)}, from epochs {sorted(map(str, parents))}")
+    steps: dict[int, Contributors] = {}
+    for life in lives:
+        at = life.spec.initial_step
+        for step, made in [(request.step, request.contributors) for request, _ in life.applied] + [
+            (step - 1, (push_id,)) for push_id, step in life.arrived
+        ]:
+            if step != at and not life.arrived:
+                problems.append(f"{life.where}: ps {life.shard} applied step {step} of epoch {number} when it was at step {at}")
+            if steps.setdefault(step, made) != made and not life.arrived:
+                other = ", ".join(map(words_of, steps[step]))
+                problems.append(
+                    f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(words_of, made))}, another server {other}"
+                )
+            at = step + 1
+    return Epoch(first_step=min(firsts), parent=max((one for one in parents if one is not None), default=None), steps=steps)
+
+
+def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
+    where: dict[PushId, int] = {}
+    for step, made in sorted(lineage(epochs, number).items()):
+        for push_id in made:
+            if push_id in where:
+                yield f"epoch {number}: push {words_of(push_id)} is in step {where[push_id]} and in step {step}"
+            where[push_id] = step
+
+
+def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    """A chief has counted only what all servers have applied, and no two have counted one step otherwise."""
+    known: dict[tuple[int, int], Contributors] = {}
+    for counted in facts.steps:
+        if known.setdefault((counted.epoch, counted.step), counted.contributors) != counted.contributors:
+            yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted before, with other contributions"
+        epoch = epochs.get(counted.epoch)
+        made = epoch.steps.get(counted.step) if epoch is not None else None
+        if made != counted.contributors:
+            yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and the servers applied {made}"
+        for (number, shard), life in facts.lives.items():
+            if number == counted.epoch and not life.arrived and counted.step not in {request.step for request, _ in life.applied}:
+                yield f"{counted.where}: step {counted.step} of epoch {number} was counted, and ps {shard} has not applied it"
+
+
+def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    for said in facts.outcomes:
+        steps = lineage(epochs, said.epoch)
+        applied = next((step for step, made in steps.items() if said.push_id in made), None)
+        if said.outcome == "ACCEPTED" and applied is not None and said.applied_step is not None and applied != said.applied_step:
+            yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, and is in step {applied}"
+        if said.outcome == "ACCEPTED" and applied is None and said.applied_step in steps:
+            yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, which is made without it"
+        if said.outcome in _REFUSED and applied is not None:
+            yield f"{said.where}: push {words_of(said.push_id)} was said to be {said.outcome}, and is in step {applied}"
+
+
+def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    for number, epoch in epochs.items():
+        for step, made in epoch.steps.items():
+            for push_id in made:
+                if (number, push_id) not in facts.parts:
+                    yield f"epoch {number} step {step}: nobody has written that it sent push {words_of(push_id)}"
+
+
+def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
+    """What the values at the end are made of."""
+    number: int | None = max(epochs, default=None)
+    sent: set[Sent] = set()
+    below = MAX_STEP
+    while number is not None and number in epochs:
+        epoch = epochs[number]
+        sent |= {(number, push_id) for step, made in epoch.steps.items() if step < below for push_id in made}
+        number, below = epoch.parent, min(below, epoch.first_step)
+    return sent
+
+
+def _fates(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
+    """Each contribution once: in the values at the end, lost with a rollback, refused, or never heard of again."""
+    fates: Counter[str] = Counter()
+    last = _sent_in_lineage(epochs)
+    ever = {(number, push_id) for number, epoch in epochs.items() for made in epoch.steps.values() for push_id in made}
+    refused = {(said.epoch, said.push_id) for said in facts.outcomes if said.outcome in _REFUSED}
+    for sent in facts.parts:
+        if sent in ever:
+            fates["applied" if sent in last else "rolled back"] += 1
+        elif sent in refused:
+            fates["stale or late"] += 1
+        else:
+            fates["in no step"] += 1
+    return fates

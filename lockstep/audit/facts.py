@@ -1,0 +1,152 @@
+"""A history as facts, sorted by what they are about: contributions, what shards held, what the chief counted. Judges nothing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ps_protocol.model.variables import Array
+from ps_protocol.process import history as events
+from ps_protocol.process.history import Chronicle, Record
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+
+# A contribution belongs to the epoch that it was sent in: servers keep none when another one begins.
+Sent = tuple[int, PushId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One shard's part of a contribution, as its worker was about to send it."""
+
+    header: PushHeader
+    content: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a worker was told of a contribution."""
+
+    push_id: PushId
+    epoch: int
+    outcome: str
+    applied_step: int | None
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStep:
+    """A step that a chief has counted."""
+
+    epoch: int
+    step: int
+    contributors: tuple[PushId, ...]
+    chief: int
+    where: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardLife:
+    """What one shard held in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
+
+    `from_epoch` None: the values are new; otherwise they were saved at the first step of that epoch's.
+    """
+
+    shard: int
+    spec: ShardSpec
+    from_epoch: int | None
+    where: str
+    begun: Record
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def applied(self) -> list[tuple[ApplyRequest, str]]:
+        """Its steps, each with the digest of its values after it."""
+        found = [record for record in self.records if record.kind == events.APPLIED]
+        return [(events.request_of(record), events.text_of(record, "sha256")) for record in found]
+
+    @property
+    def arrived(self) -> list[tuple[PushId, int]]:
+        """What it has applied on arrival, each with the step that came of it."""
+        found = [record for record in self.records if record.kind == events.ARRIVED]
+        return [(events.push_of(record), events.number_of(record, "step")) for record in found]
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """Everything that all processes have written.
+
+    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch and shard: the last one counts, earlier ones came to
+    nothing.
+    """
+
+    parts: dict[Sent, dict[int, Part]] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    lives: dict[tuple[int, int], ShardLife] = field(default_factory=dict)
+    steps: list[CountedStep] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def facts_of(chronicles: Iterable[Chronicle]) -> Facts:
+    """Returns the facts. Raises DataLoss if a record does not have what its kind has."""
+    facts = Facts()
+    for chronicle in chronicles:
+        facts.processes.append(chronicle.name)
+        if chronicle.is_torn:
+            facts.torn.append(chronicle.name)
+        lives: dict[int, ShardLife] = {}
+        for record in chronicle.records:
+            _take(facts, lives, record, where=f"{chronicle.name} record {record.number}")
+    return facts
+
+
+def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: str) -> None:
+    match record.kind:
+        case events.CONTRIBUTION:
+            _take_part(facts, record, where)
+        case events.OUTCOME:
+            applied = record.words.get("applied_step")
+            outcome = Outcome(
+                push_id=events.push_of(record),
+                epoch=events.number_of(record, "epoch"),
+                outcome=events.text_of(record, "outcome"),
+                applied_step=applied if isinstance(applied, int) else None,
+                where=where,
+            )
+            facts.outcomes.append(outcome)
+        case events.CREATED | events.RESTORED:
+            from_epoch = events.number_of(record, "from_epoch") if record.kind == events.RESTORED else None
+            spec = events.spec_of(record)
+            life = ShardLife(shard=spec.shard, spec=spec, from_epoch=from_epoch, where=where, begun=record)
+            lives[spec.shard] = facts.lives[spec.epoch, spec.shard] = life
+        case events.APPLIED | events.CONFIGURED | events.ARRIVED:
+            shard = events.number_of(record, "shard")
+            if shard in lives:
+                lives[shard].records.append(record)
+            else:
+                facts.problems.append(f"{where}: {record.kind} before ps {shard} had any variables")
+        case events.STEP:
+            step = CountedStep(
+                epoch=events.number_of(record, "epoch"),
+                step=events.number_of(record, "step"),
+                contributors=events.contributors_of(record),
+                chief=events.number_of(record, "chief"),
+                where=where,
+            )
+            facts.steps.append(step)
+        case events.ROLLED_BACK:
+            facts.rollbacks.append((events.number_of(record, "epoch"), events.number_of(record, "step")))
+
+
+def _take_part(facts: Facts, record: Record, where: str) -> None:
+    header, shard = events.header_of(record), events.number_of(record, "shard")
+    parts = facts.parts.setdefault((header.epoch, header.push_id), {})
+    before = parts.get(shard)
+    if before is not None and before.content.tobytes() != record.content.tobytes():
+        facts.problems.append(f"{where}: push {words_of(header.push_id)} was sent to ps {shard} with other bytes before")
+    parts[shard] = Part(header=header, content=record.content)
+
+
+def words_of(push_id: PushId) -> str:
+    """Returns a push id as it is said: worker/incarnation/sequence."""
+    return f"{push_id.worker}/{push_id.incarnation}/{push_id.sequence}"

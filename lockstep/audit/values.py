@@ -1,0 +1,162 @@
+"""A history's variables, computed again: the same contributions in the same order, and the digests compared. Knows the server's core.
+
+The values that an epoch began with are those that an earlier one had at that step, as computed here, and never what a file said.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lockstep.audit.facts import Facts, ShardLife, words_of
+from ps_protocol.errors import PsError
+from ps_protocol.model.layout import Segments, VariableSlice
+from ps_protocol.model.variables import Array
+from ps_protocol.process import history as events
+from ps_protocol.roles.shard import ApplyRequest, PushId
+from ps_server.contributions.inbox import Contribution
+from ps_server.model.shard_model import ShardModel
+from ps_server.model.snapshot import HiddenState, hidden_state_of, memory_of, resume, tensors_of
+from ps_server.numbers.memory import MemoryBudget
+from ps_server.shard.handles import Push
+
+Wanted = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """All variables of a cluster at one step, with all that belongs to them, whole, by name and part; and the numbers by shard."""
+
+    arrays: dict[tuple[str, str], Array] = field(default_factory=dict)
+    states: dict[int, HiddenState] = field(default_factory=dict)
+
+    def state_of(self, shard: int) -> HiddenState:
+        """Returns the numbers for a shard: its own, and those of the optimizers that only others had."""
+        powers: dict[str, tuple[float, ...]] = {}
+        for _, state in sorted(self.states.items(), key=lambda item: (item[0] != shard, item[0])):
+            powers = {**state.powers, **powers}
+        return replace(self.states.get(shard, self.states[min(self.states)]), powers=powers)
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """How many steps of servers were computed again, and what was found."""
+
+    num_steps: int = 0
+    problems: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: None) -> Recomputed:
+    """Computes all values of all epochs again. Takes about as long as the servers took."""
+    result = Recomputed()
+    wanted = {(life.from_epoch, life.spec.initial_step) for life in facts.lives.values() if life.from_epoch is not None}
+    snapshots: dict[Wanted, _Snapshot] = {}
+    for (epoch, _), life in sorted(facts.lives.items()):
+        try:
+            _Replica(facts, life, epoch, snapshots).replay(result, wanted)
+        except PsError as error:
+            result.problems.append(f"{life.where}: ps {life.shard} epoch {epoch} cannot be computed again: {error.message}")
+        on_progress(result.num_steps)
+    return result
+
+
+class _Replica:
+    def __init__(self, facts: Facts, life: ShardLife, epoch: int, snapshots: dict[Wanted, _Snapshot]) -> None:
+        self._facts, self._life, self._epoch, self._snapshots = facts, life, epoch, snapshots
+        self._lock = threading.Condition()
+        budget = MemoryBudget(None, owner="verify", lock=threading.Lock())
+        self._model = ShardModel(life.spec, budget=budget)
+
+    def replay(self, result: Recomputed, wanted: set[Wanted]) -> None:
+        """Goes through the life of one shard; keeps what later epochs begin with."""
+        life, epoch = self._life, self._epoch
+        if life.arrived:
+            result.skipped.append(f"ps {life.shard} epoch {epoch}: contributions were applied on arrival, in an order that nobody knows")
+            return
+        if not self._begin(result):
+            return
+        self._keep(wanted)
+        for record in life.records:
+            if record.kind == events.CONFIGURED:
+                self._model.configure(events.settings_of(record))
+            elif record.kind == events.APPLIED:
+                request = events.request_of(record)
+                self._apply(request)
+                result.num_steps += 1
+                if self._digest() != events.text_of(record, "sha256"):
+                    made = ", ".join(map(words_of, request.contributors))
+                    result.problems.append(
+                        f"{life.where}: ps {life.shard} epoch {epoch} step {request.step}: other values than {made} give; nothing after it"
+                        " was looked at"
+                    )
+                    return
+                self._keep(wanted)
+
+    def _begin(self, result: Recomputed) -> bool:
+        life, model = self._life, self._model
+        values, *tables = model.first_values
+        if life.from_epoch is None:
+            Segments([values, *tables]).copy_from(Segments([np.array(life.begun.content)]))
+            model.fill_initial(values)
+            model.publish_initial(life.spec)
+            return True
+        snapshot = self._snapshots.get((life.from_epoch, life.spec.initial_step))
+        if snapshot is None:
+            step = life.spec.initial_step
+            result.skipped.append(f"ps {life.shard} epoch {self._epoch}: step {step} of epoch {life.from_epoch} is not in this history")
+            return False
+        model.arena.fill_slots(values)
+        for tensor in tensors_of(life.spec, model.settings.rules, memory_of(model, values=values)):
+            whole = snapshot.arrays.get((tensor.piece.variable.name, tensor.part))
+            if whole is not None:
+                np.copyto(tensor.memory, whole[_box(tensor.piece)])
+        resume(model, snapshot.state_of(life.shard))
+        model.publish_restored(events.settings_of(life.begun))
+        if self._digest() != events.text_of(life.begun, "sha256"):
+            result.problems.append(f"{life.where}: ps {life.shard} was restored to other values than it had")
+            return False
+        return True
+
+    def _apply(self, request: ApplyRequest) -> None:
+        for push_id in request.contributors:
+            self._stage(push_id)
+        if self._life.spec.clip.needs_norms:
+            self._model.run_prepare(request, self._model.begin_prepare(request))
+        work = self._model.begin_apply(request)
+        self._model.finish_apply(request, work, num_nonfinite=self._model.run_apply(work))
+
+    def _stage(self, push_id: PushId) -> None:
+        part = self._facts.parts.get((self._epoch, push_id), {}).get(self._life.shard)
+        if part is None:
+            return  # the books say so
+        model = self._model
+
+        def end(its_model: ShardModel, contribution: Contribution) -> object:
+            return its_model.accumulator.stage(contribution, current_step=its_model.step)
+
+        with Push(self._lock, model, model.open_push(part.header), end=end) as push:  # type: ignore[arg-type]
+            push.write(0, part.content.data)
+            push.finish()
+
+    def _digest(self) -> str:
+        model = self._model
+        tables = [model.tables.table(position).values.reshape(-1).view(np.uint8) for position in range(len(model.tables))]
+        return events.digest(model.buffer(None).memory, tables)
+
+    def _keep(self, wanted: set[Wanted]) -> None:
+        model, key = self._model, (self._epoch, self._model.step)
+        if key not in wanted:
+            return
+        snapshot = self._snapshots.setdefault(key, _Snapshot())
+        for tensor in tensors_of(model.spec, model.settings.rules, memory_of(model, values=model.buffer(None).memory)):
+            variable = tensor.piece.variable
+            whole = snapshot.arrays.setdefault((variable.name, tensor.part), np.zeros(variable.shape, tensor.memory.dtype))
+            whole[_box(tensor.piece)] = tensor.memory
+        snapshot.states[self._life.shard] = hidden_state_of(model, step=model.step)
+
+
+def _box(piece: VariableSlice) -> tuple[slice, ...]:
+    whole = piece.variable.shape
+    return tuple(slice(piece.start, piece.stop) if axis == piece.axis else slice(None) for axis in range(len(whole)))

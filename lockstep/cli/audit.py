@@ -1,0 +1,47 @@
+"""`lockstep verify DIR`: whether a history's books agree, and its values are those of its contributions. Reads files; needs no cluster."""
+
+import argparse
+import sys
+import time
+
+from lockstep.audit.books import check_books
+from lockstep.audit.facts import facts_of
+from lockstep.audit.values import Recomputed, recompute
+from ps_protocol.errors import PsError
+from ps_protocol.process.history import read_history
+
+_MAX_SHOWN = 20
+_EXIT_PROBLEMS, _EXIT_USAGE = 1, 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the subcommand."""
+    parser.add_argument("directory", metavar="DIR", help="what --history named")
+    parser.add_argument("--books-only", action="store_true", help="leave the values out, which take as long as training them did")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns 0 if all is as promised, 1 if not, 2 if there is no history that could be read."""
+    started = time.monotonic()
+    try:
+        facts = facts_of(read_history(arguments.directory))
+        books = check_books(facts)
+        values = Recomputed() if arguments.books_only else recompute(facts)
+    except PsError as error:
+        sys.stderr.write(f"lockstep verify: {error.message}\n")
+        return _EXIT_USAGE
+    problems = [*books.problems, *values.problems]
+    for problem in problems[:_MAX_SHOWN]:
+        print(f"WRONG  {problem}")
+    if len(problems) > _MAX_SHOWN:
+        print(f"… and {len(problems) - _MAX_SHOWN} more")
+    for words in values.skipped:
+        print(f"not computed again: {words}")
+    num_steps = sum(len(epoch.steps) for epoch in books.epochs.values())
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(books.fates.items()))
+    print(f"{len(facts.processes)} processes, {len(books.epochs)} epochs, {num_steps} steps")
+    print(f"{len(facts.parts)} contributions: {fates or 'none'}")
+    if not arguments.books_only:
+        print(f"{values.num_steps} steps of servers computed again")
+    print(f"{'clean' if not problems else f'{len(problems)} problems'} ({time.monotonic() - started:.1f} s)")
+    return _EXIT_PROBLEMS if problems else 0

@@ -1,0 +1,122 @@
+"""`lockstep policy` and `lockstep set`: change a running cluster between two steps. Knows the terminal and the chief; decides nothing."""
+
+import argparse
+import math
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.text import policy_text
+from lockstep.launcher.spec import POLICIES, add_policy_options, policy_of
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.model.optimizers import constant
+from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
+
+_TRUTH = {"true": 1.0, "false": 0.0}
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `policy`."""
+    add_arguments(parser)
+    parser.add_argument("policy", nargs="?", choices=POLICIES, help="the new policy (default: show the one that there is)")
+    parser.add_argument("--replicas-to-aggregate", type=int, metavar="R", help="sync: contributions that a step needs (default: as before)")
+    add_policy_options(parser)
+    _add_timeout(parser)
+
+
+def add_set_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `set`."""
+    add_arguments(parser)
+    parser.add_argument("changes", nargs="+", metavar="NAME=VALUE", help="learning_rate or another number of the optimizer")
+    parser.add_argument("--variable", default="", metavar="NAME", help="of this variable's own optimizer (default: the model's)")
+    _add_timeout(parser)
+
+
+def run_policy(arguments: argparse.Namespace) -> int:
+    """Shows or changes the policy and returns the exit code."""
+
+    def change(chief: Chief) -> str:
+        if arguments.policy is None:
+            _check_nothing_given(arguments)
+            return policy_text(chief.status())
+        policy = policy_of(arguments, replicas_to_aggregate=arguments.replicas_to_aggregate)
+        reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
+        return f"policy {policy.text} from step {reply.step} on"
+
+    return _run("policy", arguments, change)
+
+
+def run_set(arguments: argparse.Namespace) -> int:
+    """Changes numbers of an optimizer and returns the exit code."""
+
+    def change(chief: Chief) -> str:
+        numbers = change_of(arguments.changes, variable=arguments.variable)
+        reply = _await(
+            chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
+        )
+        return f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
+
+    return _run("set", arguments, change)
+
+
+def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:
+    """Returns the change that words like "learning_rate=0.01" ask for. Raises InvalidSpec."""
+    numbers: dict[str, float] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (name and equals):
+            raise InvalidSpec(f"{word!r}: want NAME=VALUE, for example learning_rate=0.01")
+        if name in numbers:
+            raise InvalidSpec(f"{name} is given twice")
+        numbers[name] = _number(name, text)
+    rate = numbers.pop("learning_rate", None)
+    return HyperparameterChange(variable=variable, learning_rate=None if rate is None else constant(rate), hyperparameters=numbers)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = _TRUTH[text] if text in _TRUTH else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidSpec(f"{name}: got {text[:40]!r}, want a finite number, true or false")
+    return value
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for the step under way (default 30)")
+
+
+def _check_nothing_given(arguments: argparse.Namespace) -> None:
+    for name in ("replicas_to_aggregate", "tokens", "num_tokens", "staleness", "no_locking", "max_staleness", "too_stale"):
+        if getattr(arguments, name) not in (None, False):
+            raise InvalidSpec(f"--{name.replace('_', '-')}: of which policy? name it: lockstep policy {' | '.join(POLICIES)}")
+
+
+def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:
+    """Asks, under one request id, until the change has been made."""
+    request_id, deadline = secrets.randbits(63), time.monotonic() + timeout_s
+    while True:
+        reply = ask(request_id, max(0.0, deadline - time.monotonic()))
+        if reply is not None:
+            return reply
+        if time.monotonic() >= deadline:
+            why = chief.status().waiting_for or "a step is being applied"
+            raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
+
+
+def _run(command: str, arguments: argparse.Namespace, change: Callable[[Chief], str]) -> int:
+    try:
+        if not arguments.timeout > 0:
+            raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
+        with chief_of(arguments) as chief:
+            print(change(chief))
+        return 0
+    except ChiefAbsent as absent:
+        print(f"lockstep {command}: {absent}", file=sys.stderr)
+        return absent.exit_code
+    except PsError as error:
+        print(f"lockstep {command}: {error.message}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidSpec) else 1

@@ -1,0 +1,173 @@
+"""`lockstep checkpoint`: have a cluster save one, and list, verify or export what there is. Knows the terminal, the chief and storages."""
+
+import argparse
+import dataclasses
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.checkpoint_export import export
+from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.text import bytes_text, table
+from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
+from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.roles.checkpoint import check_tag
+from ps_protocol.roles.chief import Chief
+
+
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `checkpoint`."""
+    add_arguments(parser)
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds to wait until it is saved (default 600)")
+    parser.set_defaults(action=_save)
+    actions = parser.add_subparsers(title="without a cluster", metavar="ACTION")
+    listing = actions.add_parser("ls", help="list the checkpoints of a directory, the newest last", description="List checkpoints.")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.add_argument("place", nargs="?", default="", metavar="PLACE", help="the same as --checkpoint-dir PLACE")
+    listing.set_defaults(action=_list)
+    verify = actions.add_parser("verify", help="read every byte of checkpoints, and compare", description="Verify checkpoints.")
+    verify.add_argument("tag", nargs="?", default="", metavar="TAG", help="which (default: all)")
+    verify.set_defaults(action=_verify)
+    exporting = actions.add_parser("export", help="write whole variables to one file", description="Export a checkpoint's variables.")
+    exporting.add_argument("file", type=Path, metavar="FILE", help="ends in .npz or .safetensors")
+    exporting.add_argument("--tag", default="", metavar="TAG", help="which checkpoint (default: the newest)")
+    exporting.add_argument("--slots", action="store_true", help="also the optimizers' slots and the moving averages")
+    exporting.set_defaults(action=_export)
+    for action in (listing, verify, exporting):
+        _add_place(action)
+
+
+def run_checkpoint(arguments: argparse.Namespace) -> int:
+    """Does what was asked for and returns the exit code: 0, 1 if it could not be done or something is damaged, 2 if asked wrongly."""
+    action: Callable[[argparse.Namespace], int] = arguments.action
+    try:
+        return action(arguments)
+    except ChiefAbsent as absent:
+        return _complain(str(absent), absent.exit_code)
+    except PsError as error:
+        return _complain(error.message, 2 if isinstance(error, InvalidSpec) else 1)
+    except OSError as error:
+        return _complain(str(error), 1)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    # SUPPRESS: a subparser's default would overwrite what was given before the action.
+    parser.add_argument(
+        "--checkpoint-dir",
+        default=os.environ.get("LOCKSTEP_CHECKPOINT_DIR", ""),
+        metavar="PLACE",
+        help="path or URL of the checkpoints (or LOCKSTEP_CHECKPOINT_DIR)",
+    )
+    parser.add_argument("--cluster", default=argparse.SUPPRESS, metavar="NAME", help="only those of this cluster (or LOCKSTEP_CLUSTER)")
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    if not arguments.timeout > 0:
+        raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
+    with chief_of(arguments) as chief:
+        tag, step = _await_save(chief, timeout_s=arguments.timeout)
+    print(f"saved {tag}, step {step}")
+    return 0
+
+
+def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
+    """Asks, under one request id, until the checkpoint is whole; says what is waited for."""
+    request_id, deadline, said = secrets.randbits(63), time.monotonic() + timeout_s, ""
+    while True:
+        saved = chief.save_checkpoint(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic())))
+        if saved.tag:
+            return saved.tag, saved.step
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"not within {timeout_s:g} s: {saved.waiting_for}; it will be saved all the same")
+        if saved.waiting_for != said:
+            said = saved.waiting_for
+            print(said, file=sys.stderr, flush=True)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    storage = _storage_of(arguments)
+    whole, others = list_checkpoints(storage, cluster=arguments.cluster)
+    if arguments.json:
+        print(json.dumps({"place": storage.place, "whole": [_fields(one) for one in whole], "others": [_fields_of(one) for one in others]}))
+        return 0
+    if whole:
+        print(table([("checkpoint", "step", "epoch", "ps", "size", "saved at", "cluster"), *map(_row, whole)], left=(0, 5, 6)))
+    else:
+        print(f"no complete checkpoint in {storage.place}")
+    for one in others:
+        print(f"{one.tag}: {one.reason}")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    storage, num_damaged = _storage_of(arguments), 0
+    whole, others = _chosen(storage, arguments)
+    for one in whole:
+        try:
+            verify_checkpoint(storage, one.checkpoint)
+        except (DataLoss, CheckpointNotFound) as error:
+            num_damaged += 1
+            print(f"{one.checkpoint.tag}: DAMAGED: {error.message}", flush=True)
+        else:
+            print(f"{one.checkpoint.tag}: whole, {bytes_text(one.checkpoint.num_bytes)}, step {one.checkpoint.step}", flush=True)
+    for skipped in others:
+        is_damaged = not skipped.is_incomplete
+        num_damaged += is_damaged
+        print(f"{skipped.tag}: {'DAMAGED: ' if is_damaged else ''}{skipped.reason}")
+    if not whole and not others:
+        print(f"no complete checkpoint in {storage.place}")
+    return 1 if num_damaged or not whole else 0
+
+
+def _chosen(storage: CheckpointStorage, arguments: argparse.Namespace) -> tuple[tuple[Found, ...], tuple[Skipped, ...]]:
+    if arguments.tag:
+        return (find_checkpoint(storage, cluster=arguments.cluster, tag=check_tag(arguments.tag)),), ()
+    whole, others = list_checkpoints(storage, cluster=arguments.cluster)
+    return whole, tuple(one for one in others if not one.is_foreign)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    storage = _storage_of(arguments)
+    tag = check_tag(arguments.tag) if arguments.tag else None
+    found = find_checkpoint(storage, cluster=arguments.cluster, tag=tag)
+    for skipped in found.skipped:
+        if not skipped.is_foreign:
+            print(f"skipped {skipped.tag}: {skipped.reason}", file=sys.stderr)
+    if not os.access(arguments.file.parent, os.W_OK | os.X_OK):
+        raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
+    names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots)
+    print(f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}")
+    return 0
+
+
+def _storage_of(arguments: argparse.Namespace) -> CheckpointStorage:
+    place = getattr(arguments, "place", "") or arguments.checkpoint_dir
+    if not place:
+        raise InvalidSpec("which checkpoints? give --checkpoint-dir PLACE or set LOCKSTEP_CHECKPOINT_DIR")
+    return open_storage(place)
+
+
+def _row(one: Found) -> tuple[str, ...]:
+    checkpoint = one.checkpoint
+    numbers = (checkpoint.step, checkpoint.epoch, checkpoint.num_shards)
+    return (checkpoint.tag, *map(str, numbers), bytes_text(checkpoint.num_bytes), one.saved_at, checkpoint.cluster)
+
+
+def _fields(one: Found) -> dict[str, object]:
+    checkpoint = one.checkpoint
+    names = ("tag", "cluster", "epoch", "step", "num_shards", "num_bytes")
+    return {**{name: getattr(checkpoint, name) for name in names}, "saved_at": one.saved_at, "manifest_sha256": one.manifest_sha256}
+
+
+def _fields_of(one: Skipped) -> dict[str, object]:
+    return dataclasses.asdict(one)
+
+
+def _complain(text: str, exit_code: int) -> int:
+    print(f"lockstep checkpoint: {text}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,53 @@
+"""How the command reaches a chief that may not be there. Knows the chief's client; renders nothing."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.security.options import add_security_flags, security_of
+from ps_protocol.security.permissions import CallerRole
+
+# A person waits for the answer: an absent chief must be told within two seconds.
+CONNECT_TIMEOUT_S = 1.5
+
+
+class ChiefAbsent(Exception):
+    """There is no chief to talk to; the text says what to do."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that say which chief is meant."""
+    parser.add_argument("--chief", default=os.environ.get("LOCKSTEP_CHIEF", ""), metavar="ADDRESS", help="its address (or LOCKSTEP_CHIEF)")
+    parser.add_argument(
+        "--cluster", default=os.environ.get("LOCKSTEP_CLUSTER", ""), metavar="NAME", help="(or LOCKSTEP_CLUSTER) default: any"
+    )
+    add_security_flags(parser, is_server=False)
+
+
+@contextmanager
+def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
+    """Connects to the chief; raises ChiefAbsent within two seconds if none answers."""
+    if not arguments.chief:
+        text = "which chief? give --chief ADDRESS or set LOCKSTEP_CHIEF; `lockstep up` prints the address when it starts a cluster"
+        raise ChiefAbsent(text, exit_code=2)
+    try:
+        access = Access(security_of(arguments, os.environ), role=CallerRole.ADMIN)
+        chief = GrpcChief(arguments.chief, cluster=arguments.cluster, access=access)
+    except InvalidSpec as error:
+        raise ChiefAbsent(error.message, exit_code=2) from error
+    try:
+        chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
+        yield chief
+    except (Unavailable, DeadlineExceeded) as error:
+        text = f"no chief answers at {arguments.chief}: is it running, and is this its address?\n({error.message})"
+        raise ChiefAbsent(text) from error
+    finally:
+        chief.close()

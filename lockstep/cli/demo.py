@@ -1,0 +1,223 @@
+"""`lockstep demo`: a whole cluster that learns handwritten digits before one's eyes. Puts the pieces together; decides when it is over."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.cli.up import chosen_policy, end_roles, end_with_checkpoint
+from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of, split
+from lockstep.demo.display import DemoFiles, Display, open_display
+from lockstep.demo.observer import DemoObserver, Progress, Trained
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.directories import kept_directories
+from lockstep.launcher.failures import ClusterWatch
+from lockstep.launcher.spec import POLICIES, add_policy_options, add_recovery_options, recovery_of
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName
+from worker_client.model.wire_format import wire_format
+
+WANTED_ACCURACY = 0.95
+_POLL_S = 0.1
+_LEASE_S = 5.0
+# The last look at the variables, and the end of the last worker, belong together: either may come a moment later.
+_LAST_LOOK_S = 2.0
+# Seven processes share the machine's processors; the threads of NumPy's matrix products would only wait for each other.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `demo`."""
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="steps to train (default 400; 800 if the policy makes a step of every contribution)"
+    )
+    parser.add_argument("--workers", type=int, default=3, metavar="M", help="workers (default 3)")
+    parser.add_argument("--ps", type=int, default=2, metavar="N", help="parameter servers (default 2)")
+    parser.add_argument(
+        "--backup-workers", type=int, metavar="B", help="a step does not wait for the slowest B (default 1 with sync and several workers)"
+    )
+    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
+    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
+    add_policy_options(parser)
+    parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
+    parser.add_argument("--wire", metavar="FORMAT", help="over gRPC, and so encoded: bfloat16, float16, int8 or, for example, top_k:0.05")
+    add_recovery_options(parser)
+    parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
+    parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
+    parser.add_argument(
+        "--pace", type=float, default=0.025, metavar="S", help="seconds that a batch takes a worker at least, so that one can watch (0.025)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo to its end and returns the exit code."""
+    try:
+        setting = _setting(arguments)
+        files = DemoFiles(arguments.output)
+        with open_display(num_steps=setting.num_steps, is_plain=arguments.plain) as display:
+            trained, summary = _run_demo(setting, files=files, display=display)
+        print(f"{summary}\nfiles in {files.directory}:")
+        for path in files.written():
+            print(f"  {path.relative_to(files.directory)}")
+        return _verdict(trained.progress, num_steps=setting.num_steps)
+    except Interrupted as interrupted:
+        print(f"\n{interrupted}: all processes have been ended", file=sys.stderr)
+        return interrupted.exit_code
+    except ExamplesMissing as error:
+        print(f"lockstep demo: {error}", file=sys.stderr)
+        return 1
+    except LaunchFailed as error:
+        print(f"lockstep demo: {error}", file=sys.stderr)
+        return 2 if error.exit_code == 2 else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What was asked for: a cluster, and what its workers do."""
+
+    spec: ClusterSpec
+    num_steps: int
+    optimizer: str
+    learning_rate: float | None
+    pace_s: float
+    wire: str | None = None
+
+    @property
+    def worker_flags(self) -> list[str]:
+        rate = [] if self.learning_rate is None else ["--learning-rate", str(self.learning_rate)]
+        wire = [] if self.wire is None else ["--wire", self.wire]
+        return ["--pace", str(self.pace_s), "--optimizer", self.optimizer, *rate, *wire]
+
+    @property
+    def summary(self) -> dict[str, object]:
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        wire = {} if self.wire is None else {"wire": self.wire}
+        return {"steps_asked_for": self.num_steps, "policy": self.spec.policy.text, "optimizer": self.optimizer, **rate, **wire}
+
+
+def _setting(arguments: argparse.Namespace) -> _Setting:
+    policy = chosen_policy(arguments)
+    is_sync = policy.name is PolicyName.SYNC
+    steps = arguments.steps if arguments.steps is not None else 400 if is_sync else 800
+    if steps < 1:
+        raise LaunchFailed(f"--steps: got {steps}, want 1 or more", exit_code=2)
+    if not 0 <= arguments.pace <= 60:
+        raise LaunchFailed(f"--pace: got {arguments.pace}, want 0 to 60 seconds", exit_code=2)
+    try:
+        optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
+    except InvalidSpec as error:
+        raise LaunchFailed(f"--learning-rate: {error.message}", exit_code=2) from error
+    try:
+        wire_format(arguments.wire)
+    except InvalidSpec as error:
+        raise LaunchFailed(f"--wire: {error.message.removeprefix('wire: ')}", exit_code=2) from error
+    backups = arguments.backup_workers if arguments.backup_workers is not None else int(is_sync and arguments.workers > 1)
+    spec = ClusterSpec(
+        num_ps=arguments.ps,
+        num_workers=arguments.workers,
+        num_backups=backups,
+        max_steps=steps,
+        lease_s=_LEASE_S,
+        chief_in_ps=arguments.chief_in_ps,
+        policy=policy,
+        recovery=recovery_of(arguments),
+    )
+    return _Setting(
+        spec=spec,
+        num_steps=steps,
+        optimizer=arguments.optimizer,
+        learning_rate=arguments.learning_rate,
+        pace_s=arguments.pace,
+        wire=arguments.wire,
+    )
+
+
+def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple[Trained, str]:
+    start, spec = time.monotonic(), setting.spec
+    needs = f"{spec.needs_text} contributions" if spec.is_sync else spec.needs_text
+    needs += f", {spec.num_backups} in reserve" if spec.num_backups else ""
+    train, test = split(load_digits())
+    with kept_directories(spec.recovery), Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
+        display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
+        if spec.num_workers > spec.num_workers_needed:
+            whose = "any process but this one" if spec.recovery.has_checkpoints else "the process of a worker"
+            display.say(f"try it: kill -9 {whose}, from another terminal; training goes on")
+        cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
+        watch = ClusterWatch(cluster, say=display.say)
+        observer = DemoObserver(num_workers=spec.num_workers, train=train, test=test)
+        try:
+            _start(cluster, setting.worker_flags, observer=observer)
+            trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
+        except Interrupted:
+            end_with_checkpoint(cluster, supervisor=supervisor, note=display.say)
+            raise
+        finally:
+            observer.stop(timeout_s=0.2)
+        end_roles(cluster, supervisor=supervisor, watch=watch)
+    seconds = time.monotonic() - start
+    failed = {worker.name: describe_end(worker.returncode or 0) for worker in watch.failed_workers}
+    files.write_model(trained.variables)
+    files.write_summary(trained.progress, setting=setting.summary, seconds=seconds, ended_on_the_way=failed)
+    return trained, _summary(trained.progress, seconds=seconds, failed=failed)
+
+
+def _start(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObserver) -> None:
+    cluster.start_roles(environment=_ONE_THREAD)
+    cluster.start_workers([sys.executable, "-P", "-m", "lockstep.demo.worker", *worker_flags], environment=_ONE_THREAD)
+    observer.start(cluster.chief_address, cluster=cluster.name, token_file=cluster.token_file)
+
+
+def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:
+    """Shows the training until it is finished and all workers have ended."""
+    seen: Progress | None = None
+    last_look_ends_at: float | None = None
+    while True:
+        watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
+        if observer.progress is not seen and observer.progress is not None:
+            seen = observer.progress
+            files.add_metrics(seen)
+        display.show(seen, supervisor.processes)
+        if observer.trained is not None and not watch.has_running_workers:
+            return observer.trained
+        _check(observer, files=files)
+        # Half of the end has come: the other half is due. A worker that began so late that all was over has nobody left to ask.
+        if observer.trained is not None or not watch.has_running_workers:
+            last_look_ends_at = last_look_ends_at or time.monotonic() + _LAST_LOOK_S
+            if time.monotonic() > last_look_ends_at:
+                if observer.trained is not None:
+                    return observer.trained
+                raise LaunchFailed(f"all workers have ended, but training is not finished; logs: {files.logs}")
+
+
+def _check(observer: DemoObserver, *, files: DemoFiles) -> None:
+    if observer.error is not None:
+        raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
+
+
+def _summary(progress: Progress, *, seconds: float, failed: Mapping[str, str]) -> str:
+    accepted = ", ".join(f"worker {worker.index}: {worker.num_accepted}" for worker in progress.workers)
+    lines = [
+        f"finished: {progress.step} steps in {seconds:.1f} s, test accuracy {progress.test_accuracy:.3f}, loss {progress.loss:.4f}",
+        f"contributions accepted: {accepted}; dropped: {progress.num_stale} stale, {progress.num_late} late",
+    ]
+    if progress.max_staleness:
+        lines.append(f"a contribution was computed from variables at most {progress.max_staleness} steps old")
+    if failed:
+        ends = ", ".join(f"{name} ({end})" for name, end in failed.items())
+        lines.append(f"lost on the way: {ends}; the others went on")
+    return "\n".join(lines)
+
+
+def _verdict(progress: Progress, *, num_steps: int) -> int:
+    if progress.step < num_steps:
+        print(f"training ended at step {progress.step} of {num_steps}", file=sys.stderr)
+        return 1
+    if progress.test_accuracy < WANTED_ACCURACY:
+        words = f"test accuracy {progress.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
+        print(words, file=sys.stderr)
+        return 1
+    return 0

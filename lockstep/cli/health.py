@@ -1,0 +1,54 @@
+"""`lockstep health`: one grpc.health.v1 check, for health checks of containers. Imports as little as it can: it runs every two seconds."""
+
+import argparse
+import os
+import sys
+
+_TIMEOUT_S = 1.5
+_ROLES = ("ps_protocol.v1.ParameterService", "ps_protocol.v1.ChiefService")
+
+
+def add_health_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `health`."""
+    from ps_protocol.security.options import add_security_flags
+
+    parser.add_argument(
+        "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="of a parameter server or chief"
+    )
+    parser.add_argument("--ready", action="store_true", help="ask whether it can take traffic, not only whether it is alive")
+    add_security_flags(parser, is_server=False)
+
+
+def run_health(arguments: argparse.Namespace) -> int:
+    """Returns 0 if the process answers that it serves, else 1 with words."""
+    if not arguments.address:
+        print("lockstep health: whose? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
+        return 2
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from ps_protocol.errors import InvalidSpec
+    from ps_protocol.roles.identity import parse_address
+    from ps_protocol.rpc.channel import Access
+    from ps_protocol.security.options import security_of
+
+    try:
+        parse_address(arguments.address)
+        access = Access(security_of(arguments, os.environ))
+    except InvalidSpec as error:
+        print(f"lockstep health: {error.message}", file=sys.stderr)
+        return 2
+    answers = health_pb2.HealthCheckResponse
+    with access.open_channel(arguments.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in _ROLES if arguments.ready else ("",):
+            try:
+                reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND and service == _ROLES[0]:
+                    continue  # then it is the other role
+                print(f"{arguments.address} does not answer ({error.code().name}: {error.details()})", file=sys.stderr)
+                return 1
+            print(answers.ServingStatus.Name(reply.status))
+            return 0 if reply.status == answers.SERVING else 1
+    raise AssertionError("the last role either answers or fails")

@@ -1,0 +1,241 @@
+"""`lockstep plan`: how many backup workers pay, from a trace or a distribution; and records traces. Knows terminal, files and chief."""
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.text import duration_text, table
+from lockstep.planning.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
+from lockstep.planning.plan import Plan, Question, make_plan
+from lockstep.planning.simulation import Costs
+from lockstep.planning.trace import HEADER, TraceRecorder, TraceRow, parse_trace, times_by_worker
+from ps_protocol.errors import InvalidSpec, PsError
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.chief import Chief, ClusterState
+
+# What `lockstep plan` found, for a person: tables and a recommendation. Pure: from a Plan; knows no terminal and no file.
+
+
+def plan_text(plan: Plan) -> str:
+    """Returns tables and the recommendation, for a person."""
+    question = plan.question
+    head = f"{question.size_text}; computing: {question.latency.text}{_costs_words(question.costs)}"
+    steps = f"{plan.rows[0].num_steps} simulated steps each, seed {question.seed}"
+    parts = [f"{head}\n{steps}", table(list(_planned_rows(plan)))]
+    if plan.compared:
+        parts.append(table(list(_compared_rows(plan)), left=(0,)))
+    return "\n\n".join([*parts, "\n".join(_advice(plan))])
+
+
+def _costs_words(costs: Costs) -> str:
+    named = {"calls": costs.calls_s, "send": costs.send_s, "receive": costs.receive_s, "apply": costs.apply_s}
+    return "".join(f"; {name} {duration_text(value)}" for name, value in named.items() if value)
+
+
+def _planned_rows(plan: Plan) -> Iterator[Sequence[str]]:
+    yield ("b", "R", "T", "step", "±", "median", "90 %", "dropped", "efficiency", "speed/worker", "")
+    for row in plan.rows:
+        times = (_time_text(row.step_s), _time_text(row.step_error_s), _time_text(row.median_step_s), _time_text(row.p90_step_s))
+        marks = "← recommended" if row is plan.best else ""
+        shares = (f"{row.dropped:.1%}", f"{row.efficiency:.1%}", f"{plan.speed(row):.3f}")
+        yield (str(row.num_backups), str(row.num_required), str(row.num_workers), *times, *shares, marks)
+
+
+def _compared_rows(plan: Plan) -> Iterator[Sequence[str]]:
+    yield ("policy", "T", "efficiency", "speed/worker", "mean staleness", "greatest")
+    for row in plan.compared:
+        figures = (f"{row.efficiency:.1%}", f"{plan.speed(row):.3f}", f"{row.mean_staleness:.1f}", str(row.max_staleness))
+        yield (row.policy, str(row.num_workers), *figures)
+
+
+def _advice(plan: Plan) -> Iterator[str]:
+    best, shortest = plan.best, plan.shortest
+    flags = f"--replicas-to-aggregate {best.num_required} --total-num-replicas {best.num_workers}"
+    gain = f"{plan.speed(best) - 1:+.1%} contributions a second and worker against b = 0" if best.num_backups else "backups gain nothing"
+    yield f"recommended: b = {best.num_backups} ({gain}): {flags}"
+    if plan.question.num_required and shortest.num_backups > best.num_backups:
+        by, more = f"{1 - shortest.step_s / best.step_s:.1%}", shortest.num_workers - best.num_workers
+        yield f"the shortest step has b = {shortest.num_backups}: {by} shorter, but each worker gets less done ({more} more of them)"
+    if plan.question.num_workers and best.num_backups:
+        yield f"a step is then the mean of {best.num_required} contributions, not {best.num_workers}: its gradient is a little noisier"
+    if best is plan.rows[-1] and len(plan.rows) > 1:
+        yield f"more than {best.num_backups} backups were not tried; name them with --backups"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
+
+
+# `lockstep plan`: how many backup workers pay, from a trace or a distribution; and records traces. Knows terminal, files and chief.
+
+
+_OVER = (ClusterState.FINISHED, ClusterState.FAILED)
+# Times that are shorter than so many looks at the chief are known too badly to plan with.
+_LEAST_LOOKS = 10
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `plan`."""
+    source = parser.add_argument_group("computing times: one of these")
+    source.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help=f"file with lines of {HEADER}, CSV with a heading or JSON")
+    source.add_argument(
+        "--latency", metavar="KIND", help="constant:SECONDS, lognormal:MEDIAN,SIGMA or exponential:LEAST,MEAN_OF_THE_REST, in seconds"
+    )
+    source.add_argument("--record", type=Path, metavar="FILE", help="plan nothing: write a trace of the running cluster of --chief")
+    size = parser.add_argument_group("what is given, and what it costs")
+    size.add_argument("--workers", type=int, metavar="T", help="all workers there are (default: those of the trace)")
+    size.add_argument("--replicas-to-aggregate", type=int, metavar="R", help="instead: contributions of a step, backups come on top")
+    size.add_argument("--stragglers", metavar="P,FACTOR", help="each computation takes FACTOR times as long with the probability P")
+    for name, words in (
+        ("calls", "for the calls of one contribution, there and back"),
+        ("send", "for the servers to send the variables to one worker alone"),
+        ("receive", "for the servers to receive one contribution alone"),
+        ("apply", "to apply a step"),
+    ):
+        size.add_argument(f"--{name}", type=float, default=0.0, metavar="S", help=f"seconds {words} (default 0)")
+    run = parser.add_argument_group("the simulation")
+    run.add_argument("--backups", metavar="B,B,…", help="numbers of backup workers to try (default: some up to a fifth)")
+    run.add_argument("--compare", metavar="POLICIES", default="", help="also simulate ssp:S and async, with commas between")
+    run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random times (default 0)")
+    run.add_argument("--json", action="store_true", help="print JSON")
+    record = parser.add_argument_group("recording")
+    add_arguments(parser)
+    record.add_argument("--every", type=float, default=0.02, metavar="S", help="seconds between two looks (default 0.02)")
+    record.add_argument("--for", dest="duration", type=float, metavar="S", help="seconds to record (default: until training ends)")
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Plans or records, and returns the exit code."""
+    try:
+        if sum(given is not None for given in (arguments.trace, arguments.latency, arguments.record)) != 1:
+            raise InvalidSpec("want one of a TRACE, --latency and --record (see --help)")
+        if arguments.record is not None:
+            return _record(arguments)
+        plan = make_plan(_question(arguments))
+        print(json.dumps(plan.as_fields(), indent=2) if arguments.json else plan_text(plan))
+        return 0
+    except ChiefAbsent as absent:
+        print(f"lockstep plan: {absent}", file=sys.stderr)
+        return absent.exit_code
+    except PsError as error:
+        print(f"lockstep plan: {error.message}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidSpec) else 1
+
+
+def _question(arguments: argparse.Namespace) -> Question:
+    if arguments.workers is not None and arguments.replicas_to_aggregate is not None:
+        raise InvalidSpec("--workers and --replicas-to-aggregate: give one of them; the other follows from the number of backups")
+    for name, least in (("workers", 1), ("replicas_to_aggregate", 1), ("rounds", 1), ("seed", 0)):
+        if (value := getattr(arguments, name)) is not None and value < least:
+            raise InvalidSpec(f"--{name.replace('_', '-')}: got {value}, want {least} or more")
+    latency: Latency = latency_of(arguments.latency) if arguments.latency is not None else _measured(arguments.trace)
+    num_workers: int | None = arguments.workers
+    if num_workers is None and arguments.replicas_to_aggregate is None:
+        if not isinstance(latency, Measured):
+            raise InvalidSpec("--latency: how many workers? give --workers T or --replicas-to-aggregate R")
+        num_workers = latency.num_workers
+    if arguments.stragglers is not None:
+        probability, factor = numbers_of(arguments.stragglers, count=2, what="--stragglers", usage="P,FACTOR, for example 0.05,1.3")
+        latency = WithStragglers(usual=latency, probability=probability, factor=factor)
+    return Question(
+        latency=latency,
+        costs=Costs(calls_s=arguments.calls, send_s=arguments.send, receive_s=arguments.receive, apply_s=arguments.apply),
+        num_workers=num_workers,
+        num_required=arguments.replicas_to_aggregate,
+        backups=_backups(arguments.backups),
+        compared=tuple(_policy(word) for word in arguments.compare.split(",") if word),
+        num_rounds=arguments.rounds,
+        seed=arguments.seed,
+    )
+
+
+def _measured(path: Path) -> Measured:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return Measured(times_by_worker(parse_trace(lines, name=str(path))))
+    except OSError as error:
+        raise InvalidSpec(f"{path}: {error.strerror}; want a trace, see docs/planning.md") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(f"{path}: it is no text; want lines of {HEADER}") from error
+
+
+def _backups(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise InvalidSpec(f"--backups: got {text[:40]!r}, want whole numbers with commas between") from error
+
+
+def _policy(word: str) -> PolicySpec:
+    name, _, staleness = word.strip().partition(":")
+    if name == "async" and not staleness:
+        return PolicySpec(name=PolicyName.ASYNC)
+    if name == "ssp" and staleness.isdecimal() and len(staleness) < 10:
+        return PolicySpec(name=PolicyName.SSP, staleness=int(staleness))
+    raise InvalidSpec(f"--compare: got {word[:40]!r}, want ssp:S (S: contributions ahead) or async")
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    for name, value in (("--every", arguments.every), ("--for", arguments.duration)):
+        if value is not None and not 0.001 <= value < 1e9:
+            raise InvalidSpec(f"{name}: got {value:g}, want 0.001 or more seconds")
+    path: Path = arguments.record
+    rows: list[TraceRow] = []
+    with chief_of(arguments) as chief:
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                try:
+                    _watch(chief, file, rows, every_s=arguments.every, duration_s=arguments.duration)
+                finally:
+                    if not rows:
+                        path.unlink()
+        except FileExistsError as error:
+            raise InvalidSpec(f"{path}: it exists; name another file") from error
+        except OSError as error:
+            raise InvalidSpec(f"{path}: {error.strerror}; name a file that can be written") from error
+    return _tell(rows, path=path, every_s=arguments.every)
+
+
+def _watch(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: float, duration_s: float | None) -> None:
+    """Looks at the chief until the time is up, Ctrl-C, training's end or the chief's; each row is written as soon as it is known."""
+    recorder, begun_at, pause = TraceRecorder(), time.monotonic(), threading.Event()
+    print(HEADER, file=file, flush=True)
+    try:
+        while duration_s is None or time.monotonic() < begun_at + duration_s:
+            status = chief.status()
+            if status.state in _OVER:
+                return
+            new = recorder.observe(status, at=time.monotonic())
+            for row in new:
+                print(row.text, file=file, flush=True)
+            rows += new
+            pause.wait(every_s)
+    except KeyboardInterrupt:
+        return
+    except PsError as error:
+        if not rows:
+            raise
+        print(f"lockstep plan: the recording ends here: {error.message}", file=sys.stderr)
+
+
+def _tell(rows: list[TraceRow], *, path: Path, every_s: float) -> int:
+    if not rows:
+        why = "no computation was seen from its beginning to its end; record for longer"
+        print(f"lockstep plan: {path} is not written: {why}", file=sys.stderr)
+        return 1
+    median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
+    print(f"{path}: {len(rows)} times of {num_workers} workers, median {duration_text(median_s)}, each exact to {duration_text(every_s)}")
+    if median_s < _LEAST_LOOKS * every_s:
+        advice = "look more often (--every), or have the program write them itself"
+        print(f"lockstep plan: these are too short to be seen from outside: {advice}", file=sys.stderr)
+    return 0

@@ -1,0 +1,338 @@
+"""What a chief's status says, in words: tables and JSON, what is kept and what came back, why a cluster waits. Pure: knows no terminal."""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterator, Sequence
+
+from ps_protocol.model.spec import PlacedSlice, Placement
+from ps_protocol.roles.chief import (
+    CheckpointStatus,
+    ClusterState,
+    ClusterStatus,
+    DataStatus,
+    LedgerEntry,
+    ParticipantKind,
+    ParticipantStatus,
+    ShardLink,
+)
+
+# What a cluster keeps, and what it was brought back to, in words. Pure: from a ClusterStatus; knows no terminal and no network.
+
+
+_CLAIMS = {
+    "none": "only when asked for",
+    "interval": "now and then",
+    "step": "with every step",
+}
+
+
+def recovery_lines(status: ClusterStatus) -> Iterator[str]:
+    """Yields a line for each thing there is: checkpoints, rollbacks, the chief's successors, training data."""
+    if status.checkpoint is not None and status.checkpoint.durability:
+        yield checkpoint_text(status.checkpoint)
+    if status.num_rollbacks:
+        times = "once" if status.num_rollbacks == 1 else f"{status.num_rollbacks} times"
+        yield f"rolled back {times}; the latest: {status.last_rollback}" if status.last_rollback else f"rolled back {times}"
+    if status.chief_incarnation > 1:
+        yield f"this is chief {status.chief_incarnation} of the cluster"
+    if status.data is not None:
+        yield data_text(status.data)
+
+
+def checkpoint_text(checkpoint: CheckpointStatus) -> str:
+    """Says when checkpoints are made, and which is the latest."""
+    parts = [f"checkpoints: {_CLAIMS.get(checkpoint.durability, checkpoint.durability)}"]
+    parts.append(
+        f"latest {checkpoint.tag} (step {checkpoint.step}, {checkpoint.age_s:.0f} s ago)"
+        if checkpoint.tag
+        else "none of this run is whole yet"
+    )
+    if checkpoint.saving:
+        parts.append(f"{checkpoint.saving} is being written")
+    if checkpoint.failure:
+        parts.append(f"THE LAST ATTEMPT FAILED: {checkpoint.failure}")
+    return "; ".join(parts)
+
+
+def data_text(data: DataStatus) -> str:
+    """Says how far the training data is."""
+    return f"data {data.name!r}: pass {data.epoch + 1}, {data.num_done} of {data.num_ranges} ranges done, {data.num_leased} leased"
+
+
+def loss_text(status: ClusterStatus) -> str:
+    """Says what the loss of a parameter server would cost now; empty where there is no model that could be lost."""
+    if status.state not in (ClusterState.TRAINING, ClusterState.RECOVERING):
+        return ""
+    if status.shards and all(link.standby for link in status.shards):
+        return "the loss of a parameter server would cost nothing: each has a standby"
+    checkpoint = status.checkpoint
+    if checkpoint is None or not checkpoint.durability:
+        return "the loss of a parameter server would cost the whole training: there are no checkpoints (--checkpoint-dir)"
+    if not checkpoint.tag:
+        return "the loss of a parameter server would cost all steps of this run: no checkpoint of it is whole yet"
+    num_steps = max(0, status.global_step - checkpoint.step)
+    cost = f"{num_steps} step{'s' * (num_steps != 1)}, those since" if num_steps else "no step, since all are in"
+    return f"the loss of a parameter server would cost {cost} {checkpoint.tag}"
+
+
+# The status of a cluster as text and as JSON. Pure: from a ClusterStatus; knows no terminal and no network.
+
+
+_STATES = {
+    ClusterState.CONNECTING: "connecting to the parameter servers",
+    ClusterState.WAITING_FOR_MODEL: "waiting for a model",
+    ClusterState.TRAINING: "training",
+    ClusterState.FINISHED: "finished",
+    ClusterState.FAILED: "FAILED",
+    ClusterState.RECOVERING: "RECOVERING",
+}
+
+
+def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str:
+    """Returns every field by its own name; enums in lower case, durations in seconds. With a placement also that, slice by slice."""
+    fields = dataclasses.asdict(status)
+    if placement is not None:
+        fields["placement"] = [_slice_fields(placed) for placed in placement]
+    return json.dumps(_plain(fields), indent=2)
+
+
+def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str:
+    """Returns tables for a person, and in words what the cluster waits for; with a placement also where each variable lies."""
+    parts = ["\n".join(_headline(status)), _participants(status.participants), _shards(status.shards)]
+    parts.append(f"contributions since the start: {status.num_accepted} accepted, {status.num_stale} stale, {status.num_late} late")
+    if placement is not None:
+        parts.append(_placement(placement))
+    if status.ledger:
+        parts.append(_ledger(status.ledger))
+    return "\n\n".join(part for part in parts if part)
+
+
+def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> str:
+    """Lays out rows, the first of them the heading; columns are aligned right but for those in `left`."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def bytes_text(count: int) -> str:
+    """Says a number of bytes in the unit that suits it."""
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Says a duration in the unit that suits it."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def policy_text(status: ClusterStatus) -> str:
+    """Says how the cluster's workers are coordinated, with the numbers."""
+    expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
+    needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
+    if status.min_replicas and status.min_replicas < status.replicas_to_aggregate:
+        needs += f" (when workers are gone as many as are left, {status.min_replicas} at least)"
+    return f"policy {status.policy}: {needs if is_sync(status) else 'every contribution is a step'}, {expected}"
+
+
+def is_sync(status: ClusterStatus) -> bool:
+    """Whether a step is the mean of several contributions."""
+    return status.policy.startswith("sync")
+
+
+def _headline(status: ClusterStatus) -> Iterator[str]:
+    step = f"step {status.global_step}" + (f" of {status.max_steps}" if status.max_steps is not None else "")
+    yield f"cluster {status.cluster!r}: {_STATES[status.state]}, {step}"
+    if status.reason:
+        yield f"reason: {status.reason}"
+    yield f"{policy_text(status)}, epoch {status.epoch}"
+    if status.optimizer:
+        version = f", version {status.hyperparameters_version}" if status.hyperparameters_version else ""
+        yield f"optimizer {printable(status.optimizer)}{version}"
+    if status.max_observed_staleness:
+        yield f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old"
+    if status.state is ClusterState.TRAINING and is_sync(status):
+        count = f"{status.num_contributions} of {status.replicas_to_aggregate} contributions"
+        yield f"this step: {count} after {duration_text(status.step_age_s)}"
+    if status.waiting_for:
+        yield f"waiting: {status.waiting_for}"
+    yield from (printable(line) for line in recovery_lines(status))
+
+
+def _participants(participants: Sequence[ParticipantStatus]) -> str:
+    if not participants:
+        return "no worker has come yet"
+    rows = [("worker", "state", "last seen", "accepted", "stale", "late", "process")]
+    failures = []
+    for one in participants:
+        is_worker = one.kind is ParticipantKind.WORKER
+        name = str(one.index) if is_worker else f"observer {one.index}"
+        state = "waiting" if one.state == "live" and one.is_waiting else one.state
+        counts = (str(one.num_accepted), str(one.num_stale), str(one.num_late)) if is_worker else ("", "", "")
+        rows.append((name, state, f"{duration_text(one.seen_ago_s)} ago", *counts, f"{one.host} pid {one.pid}"))
+        if one.failure:
+            failures.append(f"{'worker' if is_worker else 'observer'} {one.index} left with a failure: {printable(one.failure)}")
+    return "\n".join([table(rows, left=(0, 1, 6)), *failures])
+
+
+def _shards(shards: Sequence[ShardLink]) -> str:
+    rows = [("ps", "state", "step", "variables", "slices", "address")]
+    for link in shards:
+        state = "reachable" if link.is_reachable else "UNREACHABLE"
+        step = "-" if link.step is None else str(link.step)
+        rows.append((str(link.index), state, step, bytes_text(link.arena_bytes), str(link.num_slices), link.address + _standby(link)))
+    return table(rows, left=(0, 1, 5))
+
+
+def _standby(link: ShardLink) -> str:
+    if link.standby:
+        return f", standby {link.standby}"
+    return f", NO STANDBY: {printable(link.standby_missing)}" if link.standby_missing else ""
+
+
+def _placement(placement: Placement) -> str:
+    rows = [("variable", "ps", "type", "shape", "part", "bytes")]
+    for placed in placement:
+        piece, variable = placed.slice, placed.slice.variable
+        part = "" if piece.is_whole else f"{piece.start} to {piece.stop} of axis {piece.axis}"
+        shape = "×".join(map(str, variable.shape)) or "scalar"
+        rows.append((printable(variable.name), str(placed.shard), variable.data_type.value, shape, part, bytes_text(piece.nbytes)))
+    return table(rows, left=(0, 2, 3, 4)) if placement else "no model yet, so no variable lies anywhere"
+
+
+def _slice_fields(placed: PlacedSlice) -> dict[str, object]:
+    piece, variable = placed.slice, placed.slice.variable
+    where = {"shard": placed.shard, "axis": piece.axis, "start": piece.start, "stop": piece.stop, "bytes": piece.nbytes}
+    return {"variable": variable.name, "data_type": variable.data_type, "shape": variable.shape, **where}
+
+
+def _ledger(entries: Sequence[LedgerEntry]) -> str:
+    rows = [("step", "took", "apply", "stale", "late", "last", "contributors")]
+    for entry in entries:
+        contributors = " ".join(str(push.worker) for push in entry.contributors)
+        times = (duration_text(entry.duration_s), duration_text(entry.apply_duration_s))
+        rows.append((str(entry.step), *times, str(entry.num_stale), str(entry.num_late), str(entry.last_worker), contributors))
+    return table(rows, left=(6,))
+
+
+def printable(text: str) -> str:
+    """Returns text that came over the network without what could move a terminal's cursor."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+# Why a cluster stands where it stands, for a person: the step, what is missing, who was seen when, what happens next. Pure.
+
+
+_DOING = {
+    ClusterState.CONNECTING: "the chief looks for its parameter servers",
+    ClusterState.WAITING_FOR_MODEL: "there is no model yet",
+    ClusterState.RECOVERING: "the cluster is being brought back to a checkpoint",
+    ClusterState.FINISHED: "training is finished",
+    ClusterState.FAILED: "training has FAILED",
+}
+_NEXT = {
+    ClusterState.CONNECTING: "training begins, or goes on, once all parameter servers answer",
+    ClusterState.WAITING_FOR_MODEL: "training begins as soon as one worker has initialised the model",
+    ClusterState.RECOVERING: "once all parameter servers hold the checkpoint, the workers go on by themselves at its step",
+    ClusterState.FINISHED: "the processes end once the last worker has left, or its lease has ended",
+    ClusterState.FAILED: "the workers are told, and the processes end; mend what is said above and start the cluster again",
+}
+
+
+def why_text(status: ClusterStatus) -> str:
+    """Returns a few lines: what the cluster is at, what it waits for, who and which server that concerns, and what happens next."""
+    lines = [_situation(status), *_wait(status), *_workers(status), *_unreachable(status.shards)]
+    lines += recovery_lines(status)
+    lines += [f"next: {_next(status)}"]
+    loss = loss_text(status)
+    return printable_lines([*lines, loss] if loss else lines)
+
+
+def printable_lines(lines: list[str]) -> str:
+    """Returns the lines without what could move a terminal's cursor."""
+    return "\n".join(printable(line) for line in lines)
+
+
+def _situation(status: ClusterStatus) -> str:
+    step = f"step {status.global_step}" + (f" of {status.max_steps}" if status.max_steps is not None else "")
+    if status.state is not ClusterState.TRAINING:
+        return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: {_DOING[status.state]}"
+    needs = f", with {status.num_contributions} of {status.replicas_to_aggregate} contributions" if is_sync(status) else ""
+    return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: open for {duration_text(status.step_age_s)}{needs}"
+
+
+def _wait(status: ClusterStatus) -> Iterator[str]:
+    if status.reason:
+        yield f"reason: {status.reason}"
+    if status.waiting_for and status.waiting_for != status.reason:
+        yield f"waits for: {status.waiting_for}"
+    elif status.state is ClusterState.TRAINING:
+        yield "waits for nothing: it is at work"
+
+
+def _workers(status: ClusterStatus) -> Iterator[str]:
+    """The most silent first: it is most likely the one that is waited for."""
+    workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
+    for one in sorted(workers, key=lambda one: -one.seen_ago_s):
+        yield f"  worker {one.index}: {_standing(one, status)}, last seen {duration_text(one.seen_ago_s)} ago ({one.host} pid {one.pid})"
+    places = status.total_num_replicas
+    yield from (f"  worker {index}: has never joined" for index in range(places) if index not in {one.index for one in workers})
+
+
+def _standing(one: ParticipantStatus, status: ClusterStatus) -> str:
+    if one.state == "lapsed":
+        return "gone: its lease has ended"
+    if one.state == "left":
+        return f"left with a failure: {one.failure}" if one.failure else "left"
+    if one.is_waiting:
+        return "waits for the step"
+    return "at work" if status.state is ClusterState.TRAINING else "here"
+
+
+def _unreachable(shards: tuple[ShardLink, ...]) -> Iterator[str]:
+    for link in shards:
+        if not link.is_reachable:
+            yield f"  ps {link.index} at {link.address}: DOES NOT ANSWER"
+        if link.standby_missing:
+            yield f"  ps {link.index} at {link.address} HAS NO STANDBY: {printable(link.standby_missing)}"
+    steps = {link.step for link in shards if link.is_reachable and link.step is not None}
+    if len(steps) > 1:
+        yield "  steps of the parameter servers: " + ", ".join(
+            f"ps {link.index} at {link.step}" for link in shards if link.step is not None
+        )
+
+
+def _next(status: ClusterStatus) -> str:
+    if status.state is not ClusterState.TRAINING:
+        return _NEXT[status.state]
+    if any(not link.is_reachable for link in status.shards):
+        if status.checkpoint is not None and status.checkpoint.tag:
+            back = f"the cluster goes back to {status.checkpoint.tag}"
+            return f"if the parameter server comes back with its model the step goes on; if it was started anew, {back}"
+        return "if the parameter server comes back with its model the step goes on; if its model is lost, so is the training"
+    if not status.waiting_for:
+        return "the step is applied when its contributions are there, and every waiting worker is told at once"
+    if is_sync(status) and status.min_replicas:
+        return f"when a lease ends, the step needs a contribution less, {status.min_replicas} at least"
+    return "as soon as what is missing has come, the step is applied and every waiting worker goes on"

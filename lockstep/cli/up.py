@@ -1,0 +1,194 @@
+"""`lockstep up`: a whole cluster on this machine, around any command as its worker. Knows processes; no step and no tensor."""
+
+import argparse
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.directories import kept_directories
+from lockstep.launcher.failures import ClusterWatch
+from lockstep.launcher.spec import POLICIES, add_policy_options, add_recovery_options, policy_of, recovery_of
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicySpec
+
+_EXIT_USAGE = 2
+_POLL_S = 1.0
+# All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
+_ROLES_END_S = 1.5
+_FINISH_TIMEOUT_S = 2.0
+# An end that was asked for waits so long for the last checkpoint, and says so.
+_LAST_CHECKPOINT_S = 10.0
+# A busy machine may take a while to ask the chief.
+_ANSWER_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `up`."""
+    parser.usage = "lockstep up --ps N --workers M [options] -- python train.py …"
+    parser.epilog = (
+        "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
+        " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
+        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on."
+    )
+    parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
+    parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
+    parser.add_argument("--backup-workers", type=int, default=0, metavar="B", help="a step does not wait for the slowest B (default 0)")
+    parser.add_argument(
+        "--replicas-to-aggregate",
+        type=int,
+        metavar="R",
+        help="contributions that a step needs (default: M - B), also more than there are workers",
+    )
+    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
+    add_policy_options(parser)
+    parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
+    parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
+    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
+    parser.add_argument("--standbys", action="store_true", help="start a second server beside each parameter server, that takes its place")
+    parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
+    parser.add_argument("--reject-nonfinite", action="store_true", help="refuse gradients with infinities or NaN (default: they count)")
+    add_recovery_options(parser)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def chosen_policy(arguments: argparse.Namespace) -> PolicySpec:
+    """Returns the policy of the arguments; raises LaunchFailed for one that makes no sense."""
+    try:
+        return policy_of(arguments)
+    except InvalidSpec as error:
+        raise LaunchFailed(error.message, exit_code=_EXIT_USAGE) from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the cluster to its end and returns the exit code."""
+    output = PrefixedOutput()
+    try:
+        command = _command(arguments.command)
+        spec = ClusterSpec(
+            num_ps=arguments.ps,
+            num_workers=arguments.workers,
+            num_backups=arguments.backup_workers,
+            num_required=arguments.replicas_to_aggregate,
+            max_steps=arguments.max_steps,
+            lease_s=arguments.lease,
+            is_tcp=arguments.tcp,
+            chief_in_ps=arguments.chief_in_ps,
+            has_standbys=arguments.standbys,
+            policy=chosen_policy(arguments),
+            reject_nonfinite=arguments.reject_nonfinite,
+            recovery=recovery_of(arguments),
+        )
+        run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        for path in (run_dir, run_dir / "logs"):
+            make_directory(path, flag="--run-dir")
+        log_directory = run_dir / "logs"
+        with kept_directories(spec.recovery), Supervisor(log_directory=log_directory, show_line=output.line) as supervisor:
+            cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+            try:
+                return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
+            except Interrupted:
+                end_with_checkpoint(cluster, supervisor=supervisor, note=output.note)
+                raise
+    except Interrupted as interrupted:
+        output.failure(f"{interrupted}: all processes have been ended")
+        return interrupted.exit_code
+    except LaunchFailed as error:
+        if error.exit_code == _EXIT_USAGE:
+            print(f"lockstep up: {error}", file=sys.stderr)
+        else:
+            output.failure(str(error))
+        return error.exit_code
+
+
+def _command(words: list[str]) -> list[str]:
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise LaunchFailed("what shall the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=_EXIT_USAGE)
+    if command[0].startswith("-"):
+        raise LaunchFailed(
+            f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE
+        )
+    if command[0] in ("python", "python3"):
+        # The one that surely has worker_client: PATH may well lead to another, when this command's environment is not activated.
+        command[0] = sys.executable
+    if shutil.which(command[0]) is None:
+        why = f"there is no program {command[0]!r} (looked in PATH)"
+        if os.path.isfile(command[0]):
+            why = f"{command[0]!r} cannot be run as a program; a Python file is run by: … -- python {command[0]}"
+        raise LaunchFailed(f"cannot start the workers: {why}", exit_code=_EXIT_USAGE)
+    return command
+
+
+def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
+    spec = cluster.spec
+    output.note(f"logs: {log_directory}")
+    cluster.start_roles()
+    output.note(
+        f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
+        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
+        f"to look at it: lockstep status --chief {cluster.chief_address}{cluster.token_words}"
+    )
+    cluster.start_workers(command)
+    watch = ClusterWatch(cluster, say=output.failure)
+    from lockstep.launcher.watch import LastWorkers  # NumPy takes its time to import, and a broken one is the roles' to tell of
+
+    last = LastWorkers(cluster, say=output.failure)
+    while watch.has_running_workers and not last.is_patience_over:
+        watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
+        last.see()
+    has_trained = end_roles(cluster, supervisor=supervisor, watch=watch)
+    if last.failure:
+        raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
+    failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
+    end = "training finished" if has_trained else "all workers ended without any having joined a training"
+    where = ", within the backups" if spec.num_backups else ""
+    output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
+    return 0
+
+
+def end_with_checkpoint(cluster: LocalCluster, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:
+    """Somebody wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
+    if cluster.spec.recovery.has_checkpoints and cluster.chief_address and cluster.chief.is_running:
+        with suppress(OSError):  # nobody may read any more
+            note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
+        supervisor.end_in_order(cluster.chief, awaited=cluster.roles, grace_s=_LAST_CHECKPOINT_S)
+
+
+def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> bool:
+    """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left.
+
+    Returns whether there was a training to finish.
+    """
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # In a thread, since only this one can see signals and pass output on. A chief that has ended by itself has trained.
+    asking = threading.Thread(target=lambda: answers.put(_finish(cluster)), daemon=True)
+    begin = time.monotonic()
+    if cluster.chief.is_running:
+        asking.start()
+    watch.close()
+    while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
+        asking.is_alive() or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
+    ):
+        watch.see(supervisor.poll(timeout_s=0.05))
+    return answers.empty() or answers.get()
+
+
+def _finish(cluster: LocalCluster) -> bool:
+    from lockstep.launcher.watch import finish  # grpc takes its time to import, and is needed only here
+
+    return finish(
+        cluster.chief_address,
+        cluster=cluster.name,
+        reason="all workers have ended",
+        timeout_s=_FINISH_TIMEOUT_S,
+        token_file=cluster.token_file,
+    )

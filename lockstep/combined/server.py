@@ -1,0 +1,169 @@
+"""A parameter server and the chief in one process, as servers: what they are to each other, and how they end together. Decides nothing."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from chief.config import ChiefConfig
+from chief.serving.server import ChiefServer
+from chief.shards.link import BlockingCaller, GrpcShardLink, ShardLink
+from ps_protocol.errors import PsError
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    ShardSettings,
+    ShardStatus,
+)
+from ps_protocol.rpc.channel import Access
+from ps_protocol.security.permissions import CallerRole
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+
+# A parameter server of this process, as a chief uses it: straight over its store, without a wire. Knows event loops and threads.
+#
+# What may take long runs in a thread, so that the chief goes on hearing its workers meanwhile. Nothing can get lost on the way, so no call
+# needs a deadline.
+
+
+Result = TypeVar("Result")
+
+# One for the step under way, and one for a look at the shard meanwhile.
+_NUM_THREADS = 2
+
+
+class StoreLink:
+    """Implements the chief's ShardLink over a server that has started. Belongs to the event loop that it is used in."""
+
+    def __init__(self, server: ParameterServer, *, identity: Identity) -> None:
+        self._server = server
+        self._store = server.store
+        self._identity = identity
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chief-shard")
+        # For what waits until a checkpoint is written or read: steps go on meanwhile.
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="chief-checkpoint")
+
+    @property
+    def address(self) -> str:
+        """Where others reach it."""
+        return self._server.address
+
+    def open_caller(self) -> BlockingCaller:
+        """Returns the way for threads."""
+
+        def apply_step(request: ApplyRequest) -> None:
+            self._server.hear_chief()
+            self._store.apply_step(request)
+
+        return BlockingCaller(apply_step, is_quick=lambda: self._store.is_quick, name=f"steps of ps {self._store.index}")
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there."""
+        return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
+
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+        """Returns step, memory and counters."""
+        self._store.hear_chief(chief_incarnation)
+        return await self._run(self._store.status)
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        """Puts the shard under a chief."""
+        adopt = partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        return await self._run(adopt)
+
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        """Keeps a record for the chief's successor."""
+        await self._run(partial(self._store.keep_record, epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record))
+
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        """Copies the values of a step and writes them."""
+        return await self._run(partial(self._store.save, request, max_wait_s=max_wait_s), is_long=True)
+
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        """Replaces what is there by a checkpoint's values."""
+        return await self._run(partial(self._store.restore, request, max_wait_s=max_wait_s), is_long=True)
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+        await self._run(partial(self._store.configure, settings))
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean, slice by slice."""
+        return await self._run(partial(self._store.prepare_step, request))
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        return await self._run(partial(self._store.apply_step, request))
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Ends the server."""
+        self._store.shutdown(epoch=epoch, reason=reason)
+
+    async def close(self) -> None:
+        """Ends the threads; the server goes on."""
+        self._threads.shutdown(wait=False)
+        self._waiting.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
+        self._server.hear_chief()
+        return await asyncio.get_running_loop().run_in_executor(self._waiting if is_long else self._threads, work)
+
+
+# A parameter server and the chief in one process, as servers: what they are to each other, and how they end together. Decides nothing.
+
+
+async def serve(config: ParameterServerConfig, settings_at: Callable[[str], ChiefConfig]) -> int:
+    """Returns the exit code: 0 after training, 1 if it failed. Raises PsError if one of the two cannot serve.
+
+    `settings_at` returns the chief's settings, once it is known where the parameter server listens.
+    """
+    server = ParameterServer(config)
+    try:
+        server.start()
+    except PsError:
+        server.stop(0.0, reason="could not start")
+        raise
+    ending = asyncio.create_task(asyncio.to_thread(server.wait))
+    try:
+        return await _serve_chief(config, settings_at(server.address), server=server, ending=ending)
+    finally:
+        server.request_stop("the chief has ended")
+        await asyncio.to_thread(server.stop, reason=await ending)
+
+
+async def _serve_chief(
+    config: ParameterServerConfig, settings: ChiefConfig, *, server: ParameterServer, ending: "asyncio.Task[str]"
+) -> int:
+    chief = ChiefServer(settings, links=_links(settings, config, server))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, chief.request_stop, f"the chief got {number.name}")
+    try:
+        await chief.start()
+        # Somebody else than this chief may tell the server to end.
+        ending.add_done_callback(lambda task: chief.request_stop(f"its parameter server ends: {task.result()}"))
+        return await chief.wait()
+    finally:
+        await chief.stop()
+
+
+def _links(settings: ChiefConfig, config: ParameterServerConfig, server: ParameterServer) -> list[ShardLink]:
+    cluster = config.cluster
+    links: list[ShardLink] = []
+    for index, address in enumerate(settings.ps):
+        if index == config.index:
+            incarnation = server.store.process_incarnation
+            identity = Identity(cluster=cluster, role=Role.PARAMETER_SERVER, index=index, process_incarnation=incarnation)
+            links.append(StoreLink(server, identity=identity))
+        else:
+            access = Access(settings.security, role=CallerRole.CHIEF)
+            links.append(GrpcShardLink(address, index=index, cluster=cluster, access=access))
+    return links

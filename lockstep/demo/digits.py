@@ -1,0 +1,159 @@
+"""The handwritten digits of scikit-learn, a small network in plain NumPy that learns them, optimizers that suit it. Knows no cluster."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import worker_client
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
+
+# The handwritten digits that come with scikit-learn: the split, each worker's part, each step's batch. Knows no model.
+
+
+_NUM_TEST = 360
+_SPLIT_SEED = 20240229
+_MAX_PIXEL = 16
+_NUM_PIXELS = 64
+
+MISSING = "the handwritten digits come with scikit-learn, which is not installed: pip install 'lockstep-ps[demo]'"
+
+
+class ExamplesMissing(Exception):
+    """scikit-learn is not there; the text says how to get it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Images of 64 pixels from 0 to 1, one a row, and the digits that they show."""
+
+    images: Array
+    labels: Array
+
+    def part(self, index: int, *, num_parts: int) -> Self:
+        """Returns every `num_parts`-th example, from `index` on: one worker's data."""
+        return type(self)(images=self.images[index::num_parts], labels=self.labels[index::num_parts])
+
+    def batch(self, size: int, *, worker: int, step: int) -> Self:
+        """Draws a batch; the same worker and step always get the same one, so that a worker that is replaced goes on alike."""
+        chosen = np.random.default_rng((worker, step)).integers(len(self.labels), size=size)
+        return type(self)(images=self.images[chosen], labels=self.labels[chosen])
+
+
+def load_digits() -> Array:
+    """Returns scikit-learn's digits as bytes, one example a row: 64 pixels from 0 to 16, then the digit. Raises ExamplesMissing.
+
+    Reads the file that lies in the package and leaves the package alone: it takes a second to import.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for place in (found.submodule_search_locations or ()) if found is not None else ():
+        path = Path(place, "datasets", "data", "digits.csv.gz")
+        if path.exists():
+            return np.loadtxt(path, np.uint8, delimiter=",")
+    raise ExamplesMissing(MISSING)
+
+
+def split(rows: Array) -> tuple[Examples, Examples]:
+    """Returns examples to train on and examples to test with; the split is always the same."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(rows))
+    train, test = (
+        Examples(images=part[:, :_NUM_PIXELS] / np.float32(_MAX_PIXEL), labels=part[:, _NUM_PIXELS].astype(np.int64))
+        for part in (rows[order[_NUM_TEST:]], rows[order[:_NUM_TEST]])
+    )
+    return train, test
+
+
+# A small neural network: its variables, its loss, its gradients, worked out by hand. Pure NumPy; knows no cluster.
+
+
+Variables = Mapping[str, Array]
+
+NUM_PIXELS = 64
+NUM_CLASSES = 10
+NUM_HIDDEN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How good a model is on some examples."""
+
+    loss: float
+    accuracy: float
+
+
+def initial_values(*, seed: int, num_hidden: int = NUM_HIDDEN) -> dict[str, Array]:
+    """Returns the variables before training; the same seed gives the same values everywhere."""
+    random = np.random.default_rng(seed)
+    return {
+        "hidden/weights": _he_normal(random, NUM_PIXELS, num_hidden),
+        "hidden/biases": np.zeros(num_hidden, np.float32),
+        "output/weights": _he_normal(random, num_hidden, NUM_CLASSES),
+        "output/biases": np.zeros(NUM_CLASSES, np.float32),
+    }
+
+
+def loss_and_gradients(variables: Variables, images: Array, labels: Array, *, into: Mapping[str, Array]) -> float:
+    """Returns the mean cross-entropy of the examples and writes its gradients into the arrays of `into`."""
+    hidden, probabilities = _forward(variables, images)
+    examples = np.arange(len(labels))
+    # A probability can round to zero, and its logarithm must stay finite.
+    loss = -float(np.log(np.maximum(probabilities[examples, labels], np.finfo(probabilities.dtype).tiny)).mean())
+    d_logits = probabilities
+    d_logits[examples, labels] -= 1.0
+    d_logits /= len(labels)
+    d_hidden = (d_logits @ variables["output/weights"].T) * (hidden > 0)
+    np.matmul(hidden.T, d_logits, out=into["output/weights"])
+    np.sum(d_logits, axis=0, out=into["output/biases"])
+    np.matmul(images.T, d_hidden, out=into["hidden/weights"])
+    np.sum(d_hidden, axis=0, out=into["hidden/biases"])
+    return loss
+
+
+def evaluate(variables: Variables, images: Array, labels: Array) -> Evaluation:
+    """Returns loss and accuracy on the examples."""
+    _, probabilities = _forward(variables, images)
+    chosen = np.maximum(probabilities[np.arange(len(labels)), labels], np.finfo(probabilities.dtype).tiny)
+    return Evaluation(loss=-float(np.log(chosen).mean()), accuracy=float((probabilities.argmax(axis=1) == labels).mean()))
+
+
+def _forward(variables: Variables, images: Array) -> tuple[Array, Array]:
+    hidden = np.maximum(images @ variables["hidden/weights"] + variables["hidden/biases"], 0.0)
+    logits = hidden @ variables["output/weights"] + variables["output/biases"]
+    logits -= logits.max(axis=1, keepdims=True)  # so that no exponential overflows
+    exponentials = np.exp(logits)
+    return hidden, exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _he_normal(random: np.random.Generator, num_inputs: int, num_outputs: int) -> Array:
+    values: Array = random.standard_normal((num_inputs, num_outputs)) * np.sqrt(2.0 / num_inputs)
+    return values.astype(np.float32)
+
+
+# Which optimizers the digits can be learned with, and a learning rate that suits each. Knows the SDK's factories; trains nothing.
+
+
+# Found by trying; a step is the mean of two batches of 32.
+_FACTORIES: dict[str, tuple[Callable[[float], OptimizerSpec], float]] = {
+    "sgd": (worker_client.sgd, 0.4),
+    "momentum": (worker_client.momentum, 0.05),
+    "adagrad": (worker_client.adagrad, 0.1),
+    "adagrad_da": (worker_client.adagrad_da, 0.15),
+    "adam": (worker_client.adam, 0.005),
+    "rmsprop": (worker_client.rmsprop, 0.003),
+    "adadelta": (worker_client.adadelta, 3.0),
+    "ftrl": (worker_client.ftrl, 0.15),
+    "proximal_sgd": (worker_client.proximal_sgd, 0.4),
+    "proximal_adagrad": (worker_client.proximal_adagrad, 0.1),
+}
+NAMES = tuple(_FACTORIES)
+DEFAULT = "momentum"
+
+
+def optimizer_of(name: str, *, learning_rate: float | None = None) -> OptimizerSpec:
+    """Returns the optimizer with the given learning rate, or the one that suits it. Raises InvalidSpec for a rate that makes no sense."""
+    factory, rate = _FACTORIES[name]
+    return factory(rate if learning_rate is None else learning_rate)

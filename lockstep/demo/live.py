@@ -1,0 +1,75 @@
+"""The live table of a demo, drawn by rich. Imported only where a terminal is there to draw on."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.demo.observer import Progress, WorkerProgress
+from lockstep.launcher.supervisor import Process, describe_end
+
+
+class LiveDisplay:
+    """A table that is drawn anew in place."""
+
+    def __init__(self, *, num_steps: int) -> None:
+        self._num_steps = num_steps
+        # Drawn only in `show`, from the caller's thread.
+        self._live = Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def say(self, text: str) -> None:
+        """Prints the words above the table."""
+        self._live.console.print(Text(text))
+
+    def show(self, progress: Progress | None, processes: Sequence[Process]) -> None:
+        """Draws the table."""
+        headline = self._headline(progress) if progress else Text("waiting for the first worker to give the model its first values …")
+        self._live.update(Group(headline, Text(), _process_table(progress, processes)), refresh=True)
+
+    def _headline(self, progress: Progress) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for _ in range(7):
+            table.add_column(justify="left")
+        table.add_row("step", "", "loss", "test accuracy", "steps/s", "stale / late", "staleness up to", style="dim")
+        table.add_row(
+            f"{progress.step} of {self._num_steps}",
+            ProgressBar(total=self._num_steps, completed=progress.step, width=24),
+            f"{progress.loss:.4f}",
+            Text(f"{progress.test_accuracy:.1%}", style="bold green" if progress.test_accuracy >= 0.95 else "bold"),
+            f"{progress.steps_per_s:.1f}",
+            f"{progress.num_stale} / {progress.num_late}",
+            str(progress.max_staleness),
+        )
+        return Group(table, Text(f"waiting: {progress.waiting_for}", style="yellow")) if progress.waiting_for else table
+
+
+def _process_table(progress: Progress | None, processes: Sequence[Process]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading, justify in (("process", "left"), ("pid", "right"), ("state", "left"), ("contributions", "right"), ("dropped", "right")):
+        table.add_column(heading, justify="right" if justify == "right" else "left", header_style="dim")
+    workers = {f"worker {worker.index}": worker for worker in progress.workers} if progress else {}
+    for process in processes:
+        table.add_row(*_process_row(process, workers.get(process.name)))
+    return table
+
+
+def _process_row(process: Process, worker: WorkerProgress | None) -> list[RenderableType]:
+    style = "green" if process.is_running else "dim" if process.returncode == 0 else "bold red"
+    counts = [str(worker.num_accepted), str(worker.num_late + worker.num_stale)] if worker else ["", ""]
+    return [process.name, str(process.pid), Text(_state_of(process), style=style), *counts]
+
+
+def _state_of(process: Process) -> str:
+    return "running" if process.returncode is None else "ended" if process.returncode == 0 else describe_end(process.returncode)

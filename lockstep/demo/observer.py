@@ -1,0 +1,154 @@
+"""Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing."""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import worker_client
+from lockstep.demo.digits import Evaluation, Examples, evaluate
+from ps_protocol.errors import PsError
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
+
+# How far a demo has come, as data. Pure: from the chief's status and an evaluation; knows no clock, process or terminal.
+
+
+_RATE_WINDOW_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """One worker's contributions so far."""
+
+    index: int
+    num_accepted: int = 0
+    num_stale: int = 0
+    num_late: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for.
+
+    `max_staleness`: how many steps older than the newest the variables were that a contribution was computed from, at most so far.
+    """
+
+    step: int
+    elapsed_s: float
+    loss: float
+    test_accuracy: float
+    steps_per_s: float
+    num_stale: int
+    num_late: int
+    waiting_for: str
+    workers: tuple[WorkerProgress, ...]
+    max_staleness: int = 0
+
+
+class ProgressMeter:
+    """Makes Progress of what is seen at a time, and knows the steps a second over the last few."""
+
+    def __init__(self, *, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def measure(self, *, train: Evaluation, test: Evaluation, step: int, status: ClusterStatus, elapsed_s: float) -> Progress:
+        """`step` is that of the variables that were evaluated."""
+        self._seen.append((elapsed_s, step))
+        while len(self._seen) > 2 and self._seen[0][0] < elapsed_s - _RATE_WINDOW_S:
+            self._seen.popleft()
+        (first_s, first_step), (last_s, last_step) = self._seen[0], self._seen[-1]
+        workers = {one.index: one for one in status.participants if one.kind is ParticipantKind.WORKER}
+        return Progress(
+            step=step,
+            elapsed_s=elapsed_s,
+            loss=train.loss,
+            test_accuracy=test.accuracy,
+            steps_per_s=(last_step - first_step) / (last_s - first_s) if last_s > first_s else 0.0,
+            num_stale=status.num_stale,
+            num_late=status.num_late,
+            waiting_for=status.waiting_for if status.state is ClusterState.TRAINING else "",
+            workers=tuple(
+                WorkerProgress(
+                    index=index,
+                    num_accepted=workers[index].num_accepted,
+                    num_stale=workers[index].num_stale,
+                    num_late=workers[index].num_late,
+                )
+                if index in workers
+                else WorkerProgress(index=index)
+                for index in range(self._num_workers)
+            ),
+            max_staleness=status.max_observed_staleness,
+        )
+
+
+# Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing.
+
+
+_PERIOD_S = 0.2
+_CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The end of training: the final variables, and how good they are."""
+
+    progress: Progress
+    variables: dict[str, Array]
+
+
+class DemoObserver:
+    """From `start()` on the attributes are filled in as things happen. Any thread may read them."""
+
+    def __init__(self, *, num_workers: int, train: Examples, test: Examples) -> None:
+        self.progress: Progress | None = None
+        self.trained: Trained | None = None
+        self.error: PsError | None = None
+        self._train, self._test = train, test
+        self._meter = ProgressMeter(num_workers=num_workers)
+        self._has_to_stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, chief_address: str, *, cluster: str, token_file: Path | None = None) -> None:
+        """Begins to watch a cluster."""
+        self._thread = threading.Thread(target=self._run, args=(chief_address, cluster, token_file), name="observer", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Leaves the cluster; waits for that at most `timeout_s`."""
+        self._has_to_stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, address: str, cluster: str, token_file: Path | None) -> None:
+        try:
+            with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, token_file=token_file) as observer:
+                self._watch(observer)
+        except PsError as error:
+            self.error = error
+
+    def _watch(self, observer: worker_client.Observer) -> None:
+        while observer.status().state in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL):
+            if self._has_to_stop.wait(_PERIOD_S):
+                return
+        start = time.monotonic()
+        while not self._has_to_stop.wait(_PERIOD_S):
+            # Asked for first: what is read after training has finished is final.
+            status = observer.status()
+            variables = observer.read()
+            progress = self._meter.measure(
+                train=evaluate(variables, self._train.images, self._train.labels),
+                test=evaluate(variables, self._test.images, self._test.labels),
+                step=observer.step or 0,
+                status=status,
+                elapsed_s=time.monotonic() - start,
+            )
+            self.progress = progress
+            if status.state is ClusterState.FINISHED:
+                self.trained = Trained(progress=progress, variables={name: np.array(value) for name, value in variables.items()})
+                return

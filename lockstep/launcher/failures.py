@@ -1,0 +1,231 @@
+"""Judges what the end of a process means for a cluster: go on, start it again, or give up. Knows processes by their role; no step."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING
+
+from lockstep.launcher.cluster import LocalCluster, last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Process, describe_end, shell_code
+
+if TYPE_CHECKING:
+    from lockstep.launcher.watch import Inquiry, StepNeeds
+
+
+# How often, and after which pause, a process that failed is started again. Pure: time is a number; knows no process.
+
+
+# One that lived so long had begun well: what came before does not count any more.
+SOUND_LIFE_S = 30.0
+_FIRST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 8.0
+
+
+class RestartLimit:
+    """Counts failures in quick succession, of each process for itself. `max_restarts` 0: nothing is started again."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._in_a_row: dict[Hashable, int] = {}
+
+    def pause_s(self, name: Hashable, *, lived_s: float) -> float | None:
+        """Notes a failure and returns how long to wait before the next start, at first not at all; None: it has failed too often."""
+        count = 1 if lived_s >= SOUND_LIFE_S else self._in_a_row.get(name, 0) + 1
+        self._in_a_row[name] = count
+        if count > self._max_restarts:
+            return None
+        return 0.0 if count == 1 else min(_FIRST_PAUSE_S * 2.0 ** (count - 2), _MAX_PAUSE_S)
+
+    def num_in_a_row(self, name: Hashable) -> int:
+        """Returns how many failures there were in quick succession."""
+        return self._in_a_row.get(name, 0)
+
+
+# Judges what the end of a process means for a cluster: go on, start it again, or give up. Knows processes by their role; no step.
+
+
+# The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
+_ROLES_END_TOGETHER_S = 5.0
+# A role that was ended by itself, and that can be brought back, is missed sooner.
+_ALONE_S = 1.5
+_SAY_AFTER_S = 2.0
+# How long a look at the chief may hold up the output of the others.
+_GLANCE_S = 0.2
+
+
+class ClusterFailed(LaunchFailed):
+    """Training can't go on."""
+
+
+class ClusterWatch:
+    """Is shown every process that ends; `say` tells the user what it means."""
+
+    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._failed: list[Process] = []
+        self._failed_at = 0.0
+        self._told = 0  # of the failed ones, those of which it is said what their failure means
+        self._inquiry: Inquiry | None = None
+        self._role_ended_at: float | None = None
+        self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
+        self._worker_restarts: Counter[str] = Counter()
+        self._restarted: set[str] = set()  # roles that do not hold what they held at first
+        self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
+        self._is_closed = self._has_told_end = False
+
+    @property
+    def failed_workers(self) -> list[Process]:
+        """Workers that have ended with a failure, first one first."""
+        return self._failed
+
+    @property
+    def has_running_workers(self) -> bool:
+        """Whether a worker is still at it."""
+        return any(worker.is_running for worker in self._cluster.workers)
+
+    def see(self, ended: Iterable[Process]) -> None:
+        """Takes note of processes that have ended. Raises ClusterFailed, with the exit code to end with, if training can't go on."""
+        ended = list(ended)
+        if self._inquiry is None and self.has_running_workers:
+            from lockstep.launcher.watch import Inquiry  # NumPy takes its time to import, and a broken one is the roles' to tell of
+
+            self._inquiry = Inquiry(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
+        for process in ended:
+            if process in self._cluster.roles:
+                self._see_role(process)
+        self._restart_what_is_due()
+        for process in ended:
+            if process in self._cluster.workers and process.returncode and not self._restart_worker(process):
+                self._failed.append(process)
+                self._failed_at = time.monotonic()
+        if len(self._failed) > self._told:
+            self._judge()
+        if self._role_ended_at is not None:
+            self._check_roles_ended_together(time.monotonic() - self._role_ended_at)
+
+    def pause_s(self, longest_s: float) -> float:
+        """How long one may wait for something to happen before `see` is called again, if only with nothing."""
+        now = time.monotonic()
+        return max(0.0, min([longest_s, *(due - now for _, due in self._due.values())]))
+
+    def close(self) -> None:
+        """Watches no more: what ends now is not started again."""
+        self._is_closed = True
+        self._due.clear()
+        if self._inquiry is not None:
+            self._inquiry.close()
+
+    def _see_role(self, process: Process) -> None:
+        returncode = process.returncode or 0
+        if not returncode:
+            self._role_ended_at = self._role_ended_at or time.monotonic()
+            return
+        words = f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {last_lines(process)}"
+        if not self._plan_restart(process, words):
+            count = self._role_restarts.num_in_a_row(process.name)
+            often = f"\nit has ended {count} times in quick succession, and is not started again" if count > 1 else ""
+            self._fail(process, words + often + self._what_is_lost(process))
+
+    def _what_is_lost(self, role: Process) -> str:
+        """What might have brought a parameter server back."""
+        is_chief_alone = role is self._cluster.chief and not self._cluster.spec.chief_in_ps
+        if is_chief_alone or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
+            return ""
+        return "\nits part of the model is lost with it: there are no checkpoints to go back to (--checkpoint-dir DIR makes some)"
+
+    def _plan_restart(self, role: Process, words: str) -> bool:
+        """Has a role started again, at once or after a pause; False if that is of no use any more."""
+        if self._is_closed or not self.has_running_workers or not self._cluster.may_restart(role):
+            return False
+        now = time.monotonic()
+        pause_s = self._role_restarts.pause_s(role.name, lived_s=now - role.started_at)
+        if pause_s is None:
+            return False
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        self._say(f"{words}\nstarting {role.name} again {when}; {self._what_a_restart_costs(role)}")
+        self._due[role.name] = (role, now + pause_s)
+        self._restart_what_is_due()
+        return True
+
+    def _what_a_restart_costs(self, role: Process) -> str:
+        if role is self._cluster.chief and not self._cluster.spec.chief_in_ps:
+            return "the parameter servers keep the model, and training goes on at its step"
+        back = "the cluster goes back to its newest checkpoint, and training goes on from there"
+        if (other := self._cluster.replica_of(role)) is None or not other.is_running:
+            return back
+        if other.name not in self._restarted:
+            return f"{other.name} has the same, and training goes on at its step"
+        if not self._cluster.spec.recovery.has_checkpoints:
+            return f"{other.name} was started again before, without a checkpoint that would have brought it back: the model is lost"
+        return f"if {other.name}, which was started again before, has been brought back, training goes on at its step; else {back}"
+
+    def _restart_what_is_due(self) -> None:
+        for name, (role, due) in [*self._due.items()]:
+            if time.monotonic() >= due:
+                del self._due[name]
+                self._restarted.add(name)
+                self._say(f"{name} is started again, as pid {self._cluster.restart_role(role).pid}")
+
+    def _restart_worker(self, worker: Process) -> bool:
+        """Starts a worker that failed again, if it may be; False if not."""
+        recovery, is_of_use = self._cluster.spec.recovery, self._cluster.chief.is_running or self._due
+        if self._is_closed or not is_of_use or self._worker_restarts[worker.name] >= recovery.restart_workers:
+            return False
+        self._worker_restarts[worker.name] += 1
+        process = self._cluster.restart_worker(worker)
+        count = f"start {self._worker_restarts[worker.name]} of {recovery.restart_workers}"
+        words = f"{worker.name} (pid {worker.pid}) failed: {describe_end(worker.returncode or 0)}. {last_lines(worker)}"
+        self._say(f"{words}\n{worker.name} is started again, as pid {process.pid} ({count})")
+        return True
+
+    def _check_roles_ended_together(self, ended_ago_s: float) -> None:
+        """A role that has ended without a failure: all end, or it was ended by itself, and is missed."""
+        running = [process.name for process in self._cluster.roles if process.is_running]
+        gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
+        if not self.has_running_workers or not gone:
+            return
+        if not running:
+            self._say_once_that_all_is_over(ended_ago_s)
+            return
+        if ended_ago_s > _ALONE_S and self._cluster.chief.is_running and all(self._cluster.may_restart(process) for process in gone):
+            self._role_ended_at = None
+            for process in gone:
+                self._plan_restart(process, f"{process.name} (pid {process.pid}) was ended by itself")
+        elif ended_ago_s > _ROLES_END_TOGETHER_S:
+            names = ", ".join(process.name for process in gone)
+            self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")
+
+    def _say_once_that_all_is_over(self, ended_ago_s: float) -> None:
+        """What a program does after the training is its own affair; but one that is stuck would hold this up in silence."""
+        if self._has_told_end or ended_ago_s < _SAY_AFTER_S or self._due:
+            return
+        self._has_told_end = True
+        left = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in self._cluster.workers if worker.is_running)
+        self._say(f"training is over, and chief and parameter servers have ended; waiting for {left} to end")
+
+    def _fail(self, process: Process, words: str) -> None:
+        raise ClusterFailed(f"{words}\nending all; logs: {process.log_path.parent}", exit_code=shell_code(process.returncode or 0) or 1)
+
+    def _judge(self) -> None:
+        """Says what the failures of workers mean, once it is known what a step needs."""
+        from lockstep.launcher.watch import needs_of
+
+        inquiry, is_of_use = self._inquiry, self.has_running_workers and self._cluster.chief.is_running
+        if inquiry is not None and is_of_use and not inquiry.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
+            return
+        needs = needs_of(inquiry.status if inquiry is not None else None, spec=self._cluster.spec)
+        for process in self._failed[self._told :]:
+            self._told += 1
+            self._tell(process, num_left=self._cluster.spec.num_workers - self._told, needs=needs)
+
+    def _tell(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
+        assert process.returncode is not None
+        words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_lines(process)}"
+        left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"
+        if num_left < needs.num_workers:
+            first = self._failed[0]
+            raise ClusterFailed(
+                f"{words}\nending all: {left}; logs: {process.log_path.parent}", exit_code=shell_code(first.returncode or 1)
+            )
+        self._say(f"{words}\ntraining goes on: {left}")

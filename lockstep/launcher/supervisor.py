@@ -1,0 +1,397 @@
+"""Starts processes, passes their output on and ends them, all of them, whatever happens. Knows nothing of what they do.
+
+Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
+one loop: `poll` must be called again and again, from the main thread.
+"""
+
+import errno
+import os
+import re
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Self, TextIO
+
+from lockstep.launcher.guardian import TOKEN_VARIABLE
+
+# What a person sees of several processes at once: each line with the name of its process. Knows lines and colours; no process.
+
+
+# Cyan, green, magenta, yellow, blue and their bright forms: red is left for failures.
+_COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
+_RED = 31
+_MAX_LINE_BYTES = 1 << 16
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # the \n of a last \r may be still to come
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines of text, at carriage returns too, so that a progress bar is seen while it moves."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Yields the lines that `data` completes, without their ends."""
+        *lines, self._rest = _LINE_END.split(self._rest + data)
+        if len(self._rest) > _MAX_LINE_BYTES:  # a line that never ends must not grow without limit
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            yield line.decode(errors="replace")
+
+    def finish(self) -> Iterator[str]:
+        """Yields what came after the last end of a line."""
+        if self._rest:
+            yield self._rest.rstrip(b"\r").decode(errors="replace")
+        self._rest = b""
+
+
+class PrefixedOutput:
+    """Writes lines as `[worker 1] text`, in one colour a process if the stream is a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._has_colours = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self._colours: dict[str, int] = {}
+
+    def line(self, name: str, text: str) -> None:
+        """Writes one line of a process."""
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._write(name, text, colour)
+
+    def note(self, text: str) -> None:
+        """Writes the launcher's own words."""
+        for line in text.splitlines():
+            self._write("lockstep", line, 1)
+
+    def failure(self, text: str) -> None:
+        """Writes the launcher's own words about something that went wrong."""
+        for line in text.splitlines():
+            self._write("lockstep", line, _RED)
+
+    def _write(self, name: str, text: str, colour: int) -> None:
+        prefix = f"\x1b[{colour}m[{name}]\x1b[0m" if self._has_colours else f"[{name}]"
+        self._stream.write(f"{prefix} {text}\n")
+        self._stream.flush()
+
+
+# One child process: its output, its log, its end. Knows pipes and process groups; not who else runs.
+
+
+NUM_LAST_LINES = 20
+_READ_BYTES = 1 << 16
+_MAX_DRAIN_READS = 64
+
+ShowLine = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What to start, and under which name; `environment` is laid over this process's own, None removes a variable."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str | None]
+
+
+class Process:
+    """A child that leads a process group. `returncode` is None until its end has been seen, and negative if a signal ended it.
+
+    `keeps_log`: what is in the log already stays there.
+    """
+
+    def __init__(
+        self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, show_line: ShowLine, keeps_log: bool = False
+    ) -> None:
+        assert popen.stdout is not None
+        self.name = name
+        self.pid = popen.pid
+        self.log_path = log_path
+        self.started_at = time.monotonic()
+        self.returncode: int | None = None
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self.pipe: IO[bytes] = popen.stdout
+        self._popen = popen
+        self._show_line = show_line
+        self._splitter = LineSplitter()
+        self._log: IO[bytes] | None = log_path.open("ab" if keeps_log else "wb", buffering=0)
+        os.set_blocking(self.pipe.fileno(), False)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self.returncode is None
+
+    def has_exited(self) -> bool:
+        """Whether it has ended; it stays a zombie, so that nobody else can get its number, until `reap`."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and all that it started in its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """Takes the exit status of a process that has exited, after the rest of its output."""
+        for _ in range(_MAX_DRAIN_READS):  # a grandchild in a session of its own may hold the pipe, and write for ever
+            if self.pipe.closed or not self.pass_on():
+                break
+        self.returncode = self._popen.wait()
+        self._close()
+
+    def pass_on(self) -> bool:
+        """Shows and logs what output there is; False if there was none. Closes the pipe at its end."""
+        data = self.pipe.read(_READ_BYTES)
+        if data:
+            self._write_log(data)
+            self._show(self._splitter.feed(data))
+        elif data is not None:
+            self.pipe.close()
+        return bool(data)
+
+    def tail(self, num_lines: int = NUM_LAST_LINES) -> str:
+        """Returns its last lines, indented, for a message."""
+        return "\n".join(f"    {line}" for line in list(self.last_lines)[-num_lines:])
+
+    def _close(self) -> None:
+        self._show(self._splitter.finish())
+        self.pipe.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.last_lines.append(line)
+            self._show_line(self.name, line)
+
+    def _write_log(self, data: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:  # a full disk must not end the training
+            self._log.close()
+            self._log = None
+            self._show_line(self.name, f"(its log {self.log_path} ends here: {error.strerror})")
+
+
+def describe_end(returncode: int) -> str:
+    """Says how a process ended: `exit code 3`, `killed by SIGKILL`."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
+def shell_code(returncode: int) -> int:
+    """Returns what a shell would report: 128 + the number for a signal."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+# Starts processes, passes their output on and ends them, all of them, whatever happens. Knows nothing of what they do.
+#
+# Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
+# one loop: `poll` must be called again and again, from the main thread.
+
+
+# Ctrl-C must end everything in two seconds: this long after SIGTERM comes SIGKILL.
+STOP_GRACE_S = 1.2
+_GUARDIAN_S = 5.0
+_HERE = Path(__file__).parent
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LaunchFailed(Exception):
+    """A process that is needed could not be started, or ended too early; the text is for the user."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Interrupted(Exception):
+    """The user, or the system, asked this process to end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"ended by {number.name}")
+        self.exit_code = 128 + number
+
+
+class Supervisor:
+    """Owns processes within a `with` block, in the main thread; leaving the block ends them and removes `directory`.
+
+    `directory` is private (mode 0700), with a path short enough for Unix sockets.
+    """
+
+    def __init__(self, *, log_directory: Path, show_line: ShowLine) -> None:
+        self.directory = Path()
+        self.token = secrets.token_hex(8)
+        self.processes: list[Process] = []
+        self._log_directory = log_directory
+        self._show_line = show_line
+        self._stack = ExitStack()
+        self._interrupts: list[signal.Signals] = []
+        self._is_stopping = False
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._log_directory.mkdir(parents=True, exist_ok=True)
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._catch_signals(stack)
+            self._start_guardian(stack)
+            stack.callback(self.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def start(self, spec: ProcessSpec) -> Process:
+        """Starts a process; its output is shown line by line, and kept in the log directory: after that of one of the same name."""
+        environment = {**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
+        shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), str(self._guardian_pipe.fileno()), str(os.getpid())]
+        popen = subprocess.Popen(
+            [*shim, *spec.command],
+            env={key: value for key, value in environment.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(self._guardian_pipe.fileno(),),
+            process_group=0,
+            bufsize=0,
+        )
+        log_path = self._log_directory / f"{spec.name.replace(' ', '-')}.log"
+        earlier = [process for process in self.processes if process.name == spec.name and not process.is_running]
+        process = Process(popen, name=spec.name, log_path=log_path, show_line=self._show, keeps_log=bool(earlier))
+        self.processes = [*(one for one in self.processes if one not in earlier), process]
+        self._selector.register(process.pipe, selectors.EVENT_READ, process)
+        return process
+
+    def poll(self, *, timeout_s: float) -> list[Process]:
+        """Passes output on and returns the processes that have ended, waiting at most `timeout_s` for anything to happen.
+
+        Raises Interrupted after SIGINT, SIGTERM or SIGHUP, or when output can't be written any more.
+        """
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                self._read_signals()
+            else:
+                key.data.pass_on()
+                if key.data.pipe.closed:
+                    self._selector.unregister(key.fileobj)
+        ended = [process for process in self.processes if process.is_running and process.has_exited()]
+        for process in ended:
+            self._reap(process)
+        if self._interrupts and not self._is_stopping:
+            raise Interrupted(self._interrupts[0])
+        return ended
+
+    def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends all processes: SIGTERM, after `grace_s` (or a second Ctrl-C) SIGKILL."""
+        self._is_stopping = True
+        self._signal_all(signal.SIGTERM)
+        self._await_end(lambda: not self._has_running(), grace_s=grace_s)
+        self._signal_all(signal.SIGKILL)
+        while self._has_running():  # SIGKILL cannot be refused
+            self.poll(timeout_s=0.1)
+
+    def end_in_order(self, first: Process, *, awaited: Sequence[Process], grace_s: float) -> None:
+        """SIGTERM to `first` alone, then waits until all `awaited` have ended by themselves, or for `grace_s`, or a further Ctrl-C."""
+        self._is_stopping = True
+        if first.is_running:
+            first.signal_group(signal.SIGTERM)
+        self._await_end(lambda: not any(one.is_running for one in awaited), grace_s=grace_s)
+
+    def _reap(self, process: Process) -> None:
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(process.pipe)
+        process.signal_group(signal.SIGKILL)  # what it left behind
+        with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal is left
+            self._guardian_pipe.write(f"forget {process.pid}\n".encode())  # while the number cannot be another's yet
+        process.reap()
+
+    def _await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> None:
+        deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
+        while not has_ended() and len(self._interrupts) == num_interrupts and (left_s := deadline - time.monotonic()) > 0:
+            self.poll(timeout_s=left_s)
+
+    def _carried_token(self) -> str:
+        # Appended to the token of an outer launcher, which must find its grandchildren too.
+        outer = os.environ.get(TOKEN_VARIABLE)
+        return f"{outer}:{self.token}" if outer else self.token
+
+    def _has_running(self) -> bool:
+        return any(process.is_running for process in self.processes)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            if process.is_running:
+                process.signal_group(number)
+
+    def _show(self, name: str, line: str) -> None:
+        try:
+            self._show_line(name, line)
+        except OSError:  # `lockstep up … | head`: nobody reads any more
+            self._show_line = _show_nothing
+            self._interrupts.append(signal.SIGPIPE)
+
+    def _start_guardian(self, stack: ExitStack) -> None:
+        command = [sys.executable, "-I", "-S", str(_HERE / "guardian.py"), self.token]
+        # Without the token of an outer launcher, which would kill it before it has cleaned up.
+        environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+        pipe = subprocess.PIPE
+        guardian = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd="/", start_new_session=True, bufsize=0)
+        assert guardian.stdin is not None and guardian.stdout is not None
+        self._guardian_pipe = guardian.stdin
+        stack.callback(guardian.wait, _GUARDIAN_S)
+        stack.callback(guardian.stdin.close)  # the sign to clean up
+        with guardian.stdout as answer:
+            self.directory = Path(os.fsdecode(answer.readline().rstrip(b"\n")))
+        if not self.directory.is_absolute():
+            raise LaunchFailed("the guardian process, which cleans up after a crash, did not start; its words are above")
+
+    def _catch_signals(self, stack: ExitStack) -> None:
+        reader, writer = socket.socketpair()
+        self._wakeup = stack.enter_context(reader)
+        stack.enter_context(writer)
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._selector.register(reader, selectors.EVENT_READ, None)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+        for number in (*_ENDING, signal.SIGCHLD):
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+                stack.callback(signal.signal, number, signal.signal(number, _do_nothing))
+
+    def _read_signals(self) -> None:
+        with suppress(BlockingIOError):
+            self._interrupts += [signal.Signals(number) for number in self._wakeup.recv(4096) if number in _ENDING]
+
+
+def make_directory(path: Path, *, flag: str) -> None:
+    """Makes a directory with its parents, unless it is there; LaunchFailed if it cannot be written to. `flag` is what chose it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise LaunchFailed(f"cannot write to {path}: {error.strerror}; choose another {flag}", exit_code=2) from error
+
+
+def _show_nothing(name: str, line: str) -> None:
+    """Stands in for an output that is gone."""
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Stands in for the default action; the number comes through the wakeup socket."""

@@ -1,0 +1,259 @@
+"""Asks the chief of a launched cluster what a step needs, and ends training when too few workers are left. Knows reports; starts nothing.
+
+Imported late: NumPy and grpc take their time, and a broken one is the roles' to tell of.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from ps_protocol.errors import PsError
+from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, ParticipantKind
+
+if TYPE_CHECKING:
+    from ps_protocol.rpc.chief import GrpcChief
+
+
+# How a launcher reaches the chief of its own cluster, whatever the shell says about others. Knows the chief's client; no process.
+
+
+def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
+    """Returns a client of the chief, to be closed. Imports grpc, which takes its time: call it in a thread."""
+    from ps_protocol.rpc.channel import Access
+    from ps_protocol.rpc.chief import GrpcChief
+    from ps_protocol.security.options import Security
+    from ps_protocol.security.permissions import CallerRole
+
+    return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
+
+
+def finish(address: str, *, cluster: str, reason: str, timeout_s: float, token_file: Path | None = None) -> bool:
+    """Has the chief finish training if it still can; a chief that is gone needs no telling. Returns False if no training had begun."""
+    chief = own_chief(address, cluster=cluster, token_file=token_file)
+    has_begun = True
+    try:
+        with suppress(PsError):
+            chief.handshake(timeout_s=timeout_s)
+            has_begun = chief.status().state not in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
+            chief.finish(reason=reason)
+    finally:
+        chief.close()
+    return has_begun
+
+
+# What a step needs of the workers, as the chief has it now: programs may change the policy. Knows the chief's reports; no process.
+
+
+_PERIOD_S = 0.1
+# A program sets its policy before it makes the model; one that never does is judged by what there is.
+_PATIENCE_S = 3.0
+_TRAINING_PERIOD_S = 1.0
+_BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
+_OVER = (ClusterState.FINISHED, ClusterState.FAILED)
+_STRICT, _FIFO = PolicySpec().text, PolicySpec(tokens=TokenMode.FIFO).text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNeeds:
+    """How many workers training cannot go on without, and what a step needs, in words."""
+
+    num_workers: int
+    text: str
+
+
+def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
+    """Returns what the chief's report says; without one, what the cluster was started with."""
+    if status is None:
+        return StepNeeds(num_workers=spec.num_workers_needed, text=spec.needs_text)
+    needs = f"a step needs {status.replicas_to_aggregate}"
+    if status.policy == _STRICT:
+        places = status.total_num_replicas or spec.num_workers
+        num_workers = min(status.replicas_to_aggregate, places, spec.num_workers)
+        if status.min_replicas:
+            num_workers, needs = min(num_workers, status.min_replicas), f"{needs}, or what is left of them, {status.min_replicas} at least"
+        return StepNeeds(num_workers=num_workers, text=needs)
+    text = needs if status.policy == _FIFO else "every contribution is a step"
+    return StepNeeds(num_workers=1, text=f"policy {status.policy}: {text}")
+
+
+class Inquiry:
+    """Asks the chief again and again, in a thread of its own: once training is over, and the chief gone, nobody can tell any more."""
+
+    def __init__(self, address: str, *, cluster: str, token_file: Path | None = None) -> None:
+        self._address, self._token_file = address, token_file
+        self._cluster = cluster
+        self._changed = threading.Condition()
+        self._wanted = threading.Event()
+        self._status: ClusterStatus | None = None
+        self._asked_at = 0.0
+        self._is_over = False
+        threading.Thread(target=self._ask, name="inquiry", daemon=True).start()
+
+    @property
+    def status(self) -> ClusterStatus | None:
+        """The latest answer; None: there was none."""
+        return self._status
+
+    def knows(self, *, since: float, max_wait_s: float) -> bool:
+        """Whether it is known what a step needs that was asked for after `since`, or there is nothing more to wait for."""
+        self._wanted.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_known(since), timeout=max_wait_s)
+            return self._is_known(since)
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._is_over = True
+        self._wanted.set()
+
+    def _is_known(self, since: float) -> bool:
+        has_policy = self._status is not None and self._status.state not in _BEFORE
+        return self._is_over or (self._asked_at >= since and has_policy) or time.monotonic() >= since + _PATIENCE_S
+
+    def _ask(self) -> None:
+        chief = own_chief(self._address, cluster=self._cluster, token_file=self._token_file)
+        try:
+            while not self._is_over:
+                self._wanted.clear()
+                with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again
+                    asked_at = time.monotonic()
+                    self._note(chief.status(), asked_at=asked_at)
+                self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else _TRAINING_PERIOD_S)
+        finally:
+            chief.close()
+
+    def _note(self, status: ClusterStatus, *, asked_at: float) -> None:
+        with self._changed:
+            self._status, self._asked_at = status, asked_at
+            self._is_over = self._is_over or status.state in _OVER
+            self._changed.notify_all()
+
+
+# Judges whether the workers that are left can make another step. Knows the chief's reports; no clock, process or wire.
+
+
+# Some may only be at their last lines, or about to join: as long as this nothing is made of it.
+GRACE_S = 5.0
+
+
+class Standstill:
+    """Is shown one report after the other."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._since: float | None = None
+
+    def see(self, status: ClusterStatus, *, now: float, gone_s: Mapping[int, float]) -> bool:
+        """Whether no step can have been made for `GRACE_S`; `gone_s` says how long ago the processes of which workers ended."""
+        if not cannot_step(status, gone_s=gone_s):
+            self._since = None
+            return False
+        if self._since is None or status.global_step != self._step:
+            self._step, self._since = status.global_step, now
+        return now - self._since >= GRACE_S
+
+
+def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
+    """Whether a worker waits for a step that those who might still contribute to it are too few for."""
+    if status.state is not ClusterState.TRAINING:
+        return False
+    # One whose process has ended lives on for the chief until its lease ends, unless another process took its place since.
+    live = [
+        one
+        for one in status.participants
+        if one.kind is ParticipantKind.WORKER and one.state == "live" and one.seen_ago_s < gone_s.get(one.index, float("inf"))
+    ]
+    num_waiting = sum(one.is_waiting for one in live)
+    return num_waiting > 0 and status.num_contributions + len(live) - num_waiting < status.replicas_to_aggregate
+
+
+# Ends training when workers have ended with 0 and too few for a step are left. Knows processes and the chief; no tensor.
+
+
+_STANDSTILL_PERIOD_S = 0.5
+# Workers that end together end this close to each other: nothing is said then.
+_TOGETHER_S = 2.0
+# After training was ended: for the last lines of the workers that it released.
+_LEAVE_S = 10.0
+
+
+class LastWorkers:
+    """Call `see()` after every poll. A thread of its own asks the chief, once a worker has ended before the others."""
+
+    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._ended_at: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._state: ClusterState | None = None
+        self._last_step: int | None = None
+        self._words = ""
+        self._needs = needs_of(None, spec=cluster.spec)
+        self._leave_until: float | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why training was ended early; empty if it was not."""
+        return "" if self._last_step is None else f"training ended early at step {self._last_step}: {self._words}"
+
+    @property
+    def is_patience_over(self) -> bool:
+        """Whether the workers have had their time to end by themselves after training was ended."""
+        return self._leave_until is not None and time.monotonic() > self._leave_until
+
+    def see(self) -> None:
+        """Takes note of workers that have ended, and says what that means."""
+        now, workers = time.monotonic(), self._cluster.workers
+        self._ended_at |= {index: now for index, one in enumerate(workers) if not one.is_running and index not in self._ended_at}
+        early = [index for index, one in enumerate(workers) if one.returncode == 0]
+        if not early or not self._num_running:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask, name="last-workers", daemon=True)
+            self._thread.start()
+        if self._state is not None and self._state not in _OVER:
+            self._tell(index for index in early if now > self._ended_at[index] + _TOGETHER_S)
+        if self._last_step is not None and self._leave_until is None:
+            self._tell(early)
+            self._leave_until = now + _LEAVE_S
+            self._say(f"{self._words}; ended training at step {self._last_step}, waiting up to {_LEAVE_S:g} s for the workers to end")
+
+    @property
+    def _num_running(self) -> int:
+        return sum(worker.is_running for worker in self._cluster.workers)
+
+    def _count(self) -> str:
+        return f"{self._num_running} of {self._cluster.spec.num_workers} workers still run; {self._needs.text}"
+
+    def _tell(self, early: Iterable[int]) -> None:
+        for index in early:
+            if index not in self._told:
+                self._told.add(index)
+                self._say(f"{self._cluster.workers[index].name} ended with exit code 0 while {self._count()}")
+
+    def _ask(self) -> None:
+        standstill = Standstill()
+        chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
+        try:
+            while self._last_step is None and self._state not in _OVER and self._num_running:
+                with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again
+                    self._look(chief, standstill)
+                threading.Event().wait(_STANDSTILL_PERIOD_S)
+        finally:
+            chief.close()
+
+    def _look(self, chief: Chief, standstill: Standstill) -> None:
+        gone_s = {index: time.monotonic() - at for index, at in self._ended_at.copy().items()}
+        status = chief.status()
+        self._state, self._needs = status.state, needs_of(status, spec=self._cluster.spec)
+        is_still = standstill.see(status, now=time.monotonic(), gone_s=gone_s)
+        if is_still and self._num_running < self._needs.num_workers:
+            self._words = f"too few workers are left: {self._count()}"
+            self._last_step = chief.finish(reason=self._words)

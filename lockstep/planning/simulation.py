@@ -1,0 +1,445 @@
+"""Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
+
+The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
+"""
+
+import gc
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from chief.core import messages as ev
+from chief.core.coordinator import Coordinator
+from chief.core.messages import ShardFinding, ShardsFound
+from chief.options import CoordinationConfig
+from lockstep.planning.latencies import Latency
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import (
+    ClusterStatus,
+    ModelReply,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    RegisterRequest,
+    Registration,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import PushId
+
+# A network link that transfers under way share evenly, with a clock that is a number. Knows sizes in seconds; no wire, no thread.
+
+
+_LEAST_S = 1e-12
+_ROUNDING = 1 + 1e-14
+
+
+class SharedLink:
+    """Transfers of one size: each takes `alone_s` by itself, n times as long while n are under way, and they end in order."""
+
+    def __init__(self, *, alone_s: float) -> None:
+        self._alone_s = alone_s
+        self._ends: deque[tuple[float, int]] = deque()  # amount of work that each has had when it is done, and whose it is
+        self._done = 0.0  # work that a transfer would have had that was under way all the time
+        self._at = 0.0
+
+    def start(self, transfer: int, *, now: float) -> None:
+        """Begins a transfer."""
+        self._pass_time(now)
+        self._ends.append((self._done + self._alone_s, transfer))
+
+    def next_end(self) -> float | None:
+        """Returns when the next transfer ends if no other begins before; None: none is under way."""
+        return self._at + (self._ends[0][0] - self._done) * len(self._ends) if self._ends else None
+
+    def pop_end(self, *, now: float) -> int:
+        """Takes out the transfer that ends now, which is that of `next_end`."""
+        self._pass_time(now)
+        end, transfer = self._ends.popleft()
+        self._done = end  # exactly, whatever was rounded on the way
+        return transfer
+
+    def _pass_time(self, now: float) -> None:
+        if self._ends:
+            self._done += (now - self._at) / len(self._ends)
+        self._at = now
+
+
+class Clock(Protocol):
+    """Time as a number, and what is to happen at some time."""
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+
+    def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
+        """Has something happen; at once if there is no delay."""
+
+
+class Transfers:
+    """Transfers over one shared link, by a clock; `then` is what happens when one has ended, with the number that it was started with."""
+
+    def __init__(self, clock: Clock, *, alone_s: float, then: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._link = SharedLink(alone_s=alone_s) if alone_s else None
+        self._then = then
+        self._has_look_planned = False
+
+    def start(self, transfer: int) -> None:
+        """Begins a transfer; without a duration it ends at once."""
+        if self._link is None:
+            self._then(transfer)
+            return
+        self._link.start(transfer, now=self._clock.now)
+        # A transfer that begins makes all others longer, so a look that is planned comes too early, never too late.
+        if not self._has_look_planned:
+            self._plan_look(self._link)
+
+    def _plan_look(self, link: SharedLink) -> None:
+        end = link.next_end()
+        self._has_look_planned = end is not None
+        if end is not None:
+            self._clock.later(max(_LEAST_S, end - self._clock.now), self._look, 0)
+
+    def _look(self, _: int) -> None:
+        link, now = self._link, self._clock.now
+        if link is None or (end := link.next_end()) is None:
+            return
+        if end > now * _ROUNDING + _LEAST_S:
+            self._plan_look(link)
+            return
+        transfer = link.pop_end(now=now)
+        self._plan_look(link)
+        self._then(transfer)
+
+
+# What a simulated training cost: step times, efficiency, dropped work, staleness. Makes figures of counts; runs nothing.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The cluster at one moment of the simulated clock."""
+
+    now: float
+    status: ClusterStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """Figures of the measured steps, times in seconds.
+
+    `step_s` is the mean, `step_error_s` its standard error (of steps one after the other, in batches). `accepted_per_s`: contributions that
+    became a part of a step. `efficiency`: their rate, divided by that of workers that never wait and lose nothing. `dropped`: the share of
+    contributions that became no part of a step, as late or stale. Staleness is that of contributions that were not dropped.
+    """
+
+    policy: str
+    num_workers: int
+    num_required: int
+    num_steps: int
+    step_s: float
+    step_error_s: float
+    median_step_s: float
+    p90_step_s: float
+    accepted_per_s: float
+    efficiency: float
+    dropped: float
+    mean_staleness: float
+    max_staleness: int
+
+    @property
+    def num_backups(self) -> int:
+        """Workers beyond those that a step needs; of use for the policy sync only."""
+        return self.num_workers - self.num_required
+
+
+def result_of(
+    start: Moment, end: Moment, *, step_times: Sequence[float], stalenesses: Sequence[int], ideal_per_s: float
+) -> SimulationResult:
+    """Returns the figures of what happened between two moments; `step_times` begins with that of the first."""
+    before, after, duration_s = start.status, end.status, end.now - start.now
+    durations = np.diff(np.asarray(step_times, np.float64))
+    num_required = after.replicas_to_aggregate
+    num_steps = after.global_step - before.global_step
+    accepted_per_s = num_steps * num_required / duration_s if duration_s else math.inf
+    num_dropped = after.num_stale + after.num_late - before.num_stale - before.num_late
+    num_contributions = num_dropped + num_steps * num_required
+    return SimulationResult(
+        policy=after.policy,
+        num_workers=after.total_num_replicas,
+        num_required=num_required,
+        num_steps=num_steps,
+        step_s=duration_s / num_steps,
+        step_error_s=_standard_error(durations),
+        median_step_s=float(np.median(durations)),
+        p90_step_s=float(np.percentile(durations, 90)),
+        accepted_per_s=accepted_per_s,
+        efficiency=accepted_per_s / ideal_per_s,
+        dropped=num_dropped / num_contributions,
+        mean_staleness=float(np.mean(stalenesses)) if len(stalenesses) else 0.0,
+        max_staleness=max(stalenesses, default=0),
+    )
+
+
+def _standard_error(durations: np.ndarray) -> float:
+    """Of the mean of values that depend on those before them: by the means of up to 20 batches."""
+    num_batches = min(20, len(durations) // 2)
+    if num_batches < 2:
+        return 0.0
+    size = len(durations) // num_batches
+    means = durations[: size * num_batches].reshape(num_batches, size).mean(axis=1)
+    return float(means.std(ddof=1) / math.sqrt(num_batches))
+
+
+# Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
+#
+# The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
+
+
+MAX_WORKERS = 10_000
+_LEASE_S = 1e12  # simulated workers don't die, and send no sign of life
+_MAX_WAIT_S = 20.0
+_NUM_DRAWN = 32  # computing times that are drawn at once
+_SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a contribution costs besides computing, in seconds.
+
+    `calls_s`: the calls of one contribution, half of them before it is computed and half after. `send_s`, `receive_s`: to send the
+    variables to one worker, and to receive one contribution, with nothing else under way; transfers at the same time share the servers'
+    link evenly. `apply_s`: to apply a step.
+    """
+
+    calls_s: float = 0.0
+    send_s: float = 0.0
+    receive_s: float = 0.0
+    apply_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("calls_s", "send_s", "receive_s", "apply_s"):
+            value = getattr(self, name)
+            if not 0 <= value < 1e6:
+                raise InvalidSpec(f"{name.removesuffix('_s')}: got {value:g}, want 0 or more seconds")
+
+
+def simulate(
+    *,
+    policy: PolicySpec,
+    num_workers: int,
+    latency: Latency,
+    num_required: int | None = None,
+    costs: Costs | None = None,
+    num_rounds: int = 200,
+    num_warm_up: int = 10,
+    seed: int = 0,
+) -> SimulationResult:
+    """Returns what training would cost; the same arguments give the same result.
+
+    `num_required`: R of the policy sync (None: as many as workers). A round is a step of R contributions under sync, and as many
+    contributions as there are workers otherwise; the first `num_warm_up` are not measured. Worker w computes the same times in every run
+    with the same seed. Raises InvalidSpec.
+    """
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise InvalidSpec(f"workers: got {num_workers}, want 1 to {MAX_WORKERS}")
+    if num_required is not None and not 1 <= num_required <= num_workers:
+        raise InvalidSpec(f"contributions a step needs: got {num_required}, want 1 to {num_workers}, the number of workers")
+    if num_rounds < 1 or num_warm_up < 0:
+        raise InvalidSpec(f"rounds: got {num_rounds} and {num_warm_up} before them, want 1 or more and 0 or more")
+    if policy.applies_on_arrival:
+        raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
+    steps_per_round = num_workers if policy.accepts_stale else 1
+    with _no_search_for_cycles():
+        simulation = _Simulation(
+            policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed
+        )
+        return simulation.run(num_warm_up=num_warm_up * steps_per_round, num_steps=num_rounds * steps_per_round)
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """With ten thousand workers, a quarter of the time would go into looking through them all for cycles, of which a run makes few."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Worker:
+    """One worker: who it is, the variables that it has, and the times that it will compute."""
+
+    __slots__ = ("index", "local_step", "participant", "random", "request_id", "sequence", "times", "token")
+
+    def __init__(self, participant: Participant, *, seed: int) -> None:
+        self.participant = participant
+        self.index = participant.index
+        self.token = self.local_step = self.sequence = self.request_id = 0
+        self.random = np.random.default_rng((seed, participant.index))
+        self.times: list[float] = []
+
+
+class _Simulation:
+    def __init__(
+        self, *, policy: PolicySpec, num_workers: int, num_required: int | None, latency: Latency, costs: Costs, seed: int
+    ) -> None:
+        self._latency, self._costs = latency, costs
+        self._reads_latest = policy.reads_latest
+        self._now = 0.0
+        self._queue: list[tuple[float, int, Callable[[int], None], int]] = []
+        self._num_queued = 0
+        self._step_times: list[float] = []
+        self._stalenesses: list[int] = []
+        self._setup_reply: ev.Answer = None
+        self._out = Transfers(self, alone_s=costs.send_s, then=self._compute)
+        self._in = Transfers(self, alone_s=costs.receive_s, then=self._received)
+        config = CoordinationConfig(
+            policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
+        )
+        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False)
+        empty = ShardFinding(process_incarnation=1, epoch=0, chief_incarnation=0, step=None)
+        self._tell(ShardsFound(findings=(empty,)))
+        self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
+        self._workers = [self._join(index, seed) for index in range(num_workers)]
+        self._begin()
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self._now
+
+    def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
+        """Has something happen; at once if there is no delay."""
+        if delay_s <= 0:
+            what(whose)
+            return
+        self._num_queued += 1
+        heapq.heappush(self._queue, (self._now + delay_s, self._num_queued, what, whose))
+
+    def run(self, *, num_warm_up: int, num_steps: int) -> SimulationResult:
+        """Lets workers work until so many steps are applied."""
+        for worker in self._workers:
+            self._released(worker.index)
+        self._run_to(num_warm_up)
+        start, self._step_times, self._stalenesses = self._moment(), [self._now], []
+        self._run_to(num_warm_up + num_steps)
+        return result_of(
+            start,
+            self._moment(),
+            step_times=self._step_times,
+            stalenesses=self._stalenesses,
+            ideal_per_s=sum(1 / self._latency.mean_s(worker.index) for worker in self._workers),
+        )
+
+    def _run_to(self, step: int) -> None:
+        coordinator, queue = self._coordinator, self._queue
+        while coordinator.global_step < step:
+            when, _, what, whose = heapq.heappop(queue)
+            while (due := coordinator.next_deadline()) is not None and due < when:
+                self._now = max(self._now, due)
+                self._tell(ev.TimerFired())
+            self._now = when
+            what(whose)
+
+    def _moment(self) -> Moment:
+        return Moment(now=self._now, status=self._coordinator.status(self._now))
+
+    # -- joining
+
+    def _join(self, index: int, seed: int) -> _Worker:
+        request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="", pid=0, request_id=index)
+        registration = self._ask_to_join(ev.RegisterWorker(call=_SETUP_CALL, request=request))
+        assert isinstance(registration, Registration)
+        return _Worker(registration.participant, seed=seed)
+
+    def _begin(self) -> None:
+        variable = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1,))
+        optimizer = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
+        model = ModelSpec(variables=(variable,), optimizer=optimizer, placement=PlacementPolicy())
+        first = self._workers[0].participant
+        reply = self._ask_to_join(ev.RegisterModel(call=_SETUP_CALL, participant=first, model=model, max_wait_s=_MAX_WAIT_S))
+        assert isinstance(reply, ModelReply)
+        self._ask_to_join(ev.CompleteInitialization(call=_SETUP_CALL, participant=first, attempt=reply.attempt))
+
+    def _ask_to_join(self, event: ev.Event) -> ev.Answer:
+        self._tell(event)
+        return self._setup_reply
+
+    # -- the coordinator
+
+    def _tell(self, event: ev.Event) -> None:
+        for instruction in self._coordinator.handle(event, self._now):
+            match instruction:
+                case ev.Reply(call=call, value=TokenReply() as reply):
+                    self._answered(call, reply)
+                case ev.Reply(value=value):
+                    self._setup_reply = value
+                case ev.Refuse(error=error):
+                    raise error
+                case ev.ApplyStep(step=step):
+                    self.later(self._costs.apply_s, self._applied, step)
+                case ev.ConfigureShards(version=version):
+                    self._tell(ev.ShardsConfigured(version=version))
+
+    def _applied(self, step: int) -> None:
+        self._step_times.append(self._now)
+        self._tell(ev.StepApplied(step=step))
+
+    # -- one contribution, from token to token
+
+    def _answered(self, index: int, reply: TokenReply) -> None:
+        worker = self._workers[index]
+        if reply.commit is not None and reply.commit.outcome is PushOutcome.ACCEPTED:
+            self._stalenesses.append(reply.commit.staleness)
+        if reply.result is TokenResult.WAIT:
+            self._ask(worker, None)
+        elif reply.result is TokenResult.TOKEN:
+            worker.token = reply.step
+            self.later(self._costs.calls_s / 2, self._released, index)
+
+    def _released(self, index: int) -> None:
+        worker = self._workers[index]
+        worker.local_step = self._coordinator.global_step if self._reads_latest else worker.token
+        self._out.start(index)
+
+    def _compute(self, index: int) -> None:
+        worker = self._workers[index]
+        if not worker.times:
+            worker.times = self._latency.draw(worker.random, _NUM_DRAWN, worker=index).tolist()
+        self.later(worker.times.pop(), self._in.start, index)
+
+    def _received(self, index: int) -> None:
+        self.later(self._costs.calls_s / 2, self._contribute, index)
+
+    def _contribute(self, index: int) -> None:
+        worker = self._workers[index]
+        worker.sequence += 1
+        worker.request_id += 1
+        push_id = PushId(worker=index, incarnation=worker.participant.incarnation, sequence=worker.sequence)
+        self._ask(worker, PushCommit(push_id=push_id, step=worker.local_step, staged=True))
+
+    def _ask(self, worker: _Worker, commit: PushCommit | None) -> None:
+        self._tell(
+            ev.DequeueToken(
+                call=worker.index,
+                participant=worker.participant,
+                local_step=worker.token,
+                request_id=worker.request_id,
+                max_wait_s=_MAX_WAIT_S,
+                commit=commit,
+            )
+        )

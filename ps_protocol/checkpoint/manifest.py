@@ -1,0 +1,231 @@
+"""The manifest of a checkpoint as JSON, and back, checked. Knows messages and values; opens no file."""
+
+import hashlib
+import json
+import reprlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
+from ps_protocol.errors import DataLoss, InvalidSpec, PsError
+from ps_protocol.model.layout import check_disjoint
+from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.roles.checkpoint import Checkpoint, check_tag
+from ps_protocol.roles.shard import MAX_STEP, CheckpointFile
+from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_protocol.wire.codec import (
+    decode_file,
+    decode_placed,
+    decode_progress,
+    decode_record,
+    decode_worker_pushes,
+    encode_file,
+    encode_model,
+    encode_placed,
+    encode_progress,
+    encode_record,
+    encode_worker_pushes,
+)
+
+FORMAT = "lockstep-checkpoint"
+FORMAT_VERSION = 1
+_END_BYTES = len(',\n"sha256": ""\n}\n') + 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredManifest:
+    """A checkpoint as its manifest describes it, the SHA-256 of the manifest itself, and when it was saved (words, for people)."""
+
+    checkpoint: Checkpoint
+    sha256: str
+    saved_at: str
+
+
+def manifest_sha256(content: bytes) -> str:
+    """Returns the name of just this manifest: its SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_checkpoint(storage: CheckpointStorage, tag: str, *, sha256: str | None = None) -> StoredManifest:
+    """Returns a whole checkpoint; with `sha256` only if its manifest is just this one.
+
+    Raises CheckpointNotFound, DataLoss if the manifest is damaged or another one, and others of the storage.
+    """
+    content = storage.manifest(tag)
+    found = manifest_sha256(content)
+    if sha256 is not None and found != sha256:
+        raise DataLoss(f"{tag}/{MANIFEST}: sha256 mismatch; do all roles have the same --checkpoint-dir?")
+    checkpoint, saved_at = decode_manifest(content, where=f"{tag}/{MANIFEST}")
+    if checkpoint.tag != tag:
+        raise DataLoss(f"{tag}/{MANIFEST}: speaks of {checkpoint.tag!r}; it belongs to another checkpoint")
+    return StoredManifest(checkpoint=checkpoint, sha256=found, saved_at=saved_at)
+
+
+class ManifestEncoder:
+    """Encodes manifests, one after the other; the model and its placement, which stay, are only encoded once. For one thread."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ModelSpec | None, Placement] | None = None
+        self._model_text = self._placement_text = ""
+
+    def encode(self, checkpoint: Checkpoint, *, saved_at: str) -> bytes:
+        """Returns a manifest; `saved_at` is the time of day in words, for people."""
+        self._encode_what_stays(checkpoint.record.model, checkpoint.placement)
+        rest: dict[str, Any] = MessageToDict(_encode_rest(checkpoint, saved_at), preserving_proto_field_name=True)
+        record = _joined(rest.pop("record", {}), {"model": self._model_text})
+        content = _joined(rest, {"record": record, "placement": self._placement_text}).encode().removesuffix(b"\n}")
+        return content + manifest_end(content)
+
+    def _encode_what_stays(self, model: ModelSpec | None, placement: Placement) -> None:
+        # By identity: to compare two models would take as long as to encode one.
+        if self._last is not None and self._last[0] is model and self._last[1] is placement:
+            return
+        if model is None:
+            raise InvalidSpec("checkpoint: there is no model to save")
+        placed = pb.CheckpointManifest(placement=[encode_placed(placed) for placed in placement])
+        self._placement_text = _text(MessageToDict(placed, preserving_proto_field_name=True).get("placement", []))
+        self._model_text = _text(MessageToDict(encode_model(model), preserving_proto_field_name=True))
+        self._last = (model, placement)
+
+
+def encode_manifest(checkpoint: Checkpoint, *, saved_at: str) -> bytes:
+    """Returns the manifest of a checkpoint; `saved_at` is the time of day in words, for people."""
+    return ManifestEncoder().encode(checkpoint, saved_at=saved_at)
+
+
+def decode_manifest(content: bytes, *, where: str) -> tuple[Checkpoint, str]:
+    """Checks a manifest and returns the checkpoint, and when it was saved. Raises DataLoss saying what is wrong with it."""
+    return decode_fields(decode_json(content, where=where), where=where)
+
+
+def decode_json(content: bytes, *, where: str) -> dict[str, Any]:
+    """Returns the fields of a manifest as JSON has them; only its format and its own SHA-256 are checked. Raises DataLoss."""
+    begin = max(0, len(content) - _END_BYTES)
+    if content[begin:] != manifest_end(content[:begin]):
+        raise _invalid(where, "its own sha256 is wrong; it is not what was written")
+    try:
+        fields = json.loads(content.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(where, f"it is not JSON ({str(error)[:80]})") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise _invalid(where, f"it is not of format {FORMAT!r}")
+    version = fields.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise _invalid(where, f"format version {reprlib.repr(version)}, this program reads {FORMAT_VERSION}; install a newer one")
+    del fields["sha256"]
+    return fields
+
+
+def decode_fields(fields: dict[str, Any], *, where: str) -> tuple[Checkpoint, str]:
+    """Checks the fields of a manifest and returns the checkpoint, and when it was saved. Raises DataLoss."""
+    message = pb.CheckpointManifest()
+    try:
+        ParseDict(fields, message)
+        checkpoint = _decode(message)
+        _check(checkpoint)
+    except PsError as error:
+        raise _invalid(where, error.message) from None
+    except (ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:  # all of these come out of ParseDict
+        raise _invalid(where, str(error)[:200]) from None
+    return checkpoint, message.saved_at
+
+
+def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest:
+    """Encodes all but the model and the placement."""
+    return pb.CheckpointManifest(
+        format=FORMAT,
+        format_version=FORMAT_VERSION,
+        tag=checkpoint.tag,
+        cluster=checkpoint.cluster,
+        epoch=checkpoint.epoch,
+        step=checkpoint.step,
+        chief_incarnation=checkpoint.chief_incarnation,
+        num_shards=checkpoint.num_shards,
+        record=encode_record(replace(checkpoint.record, model=None)),
+        files=[encode_file(file) for file in checkpoint.files],
+        pushes=[encode_worker_pushes(pushes) for pushes in checkpoint.pushes],
+        data=None if checkpoint.data is None else encode_progress(checkpoint.data),
+        saved_at=saved_at,
+        life=checkpoint.life,
+    )
+
+
+def _decode(message: pb.CheckpointManifest) -> Checkpoint:
+    codec.require(message, "record")
+    return Checkpoint(
+        tag=check_tag(message.tag),
+        cluster=message.cluster,
+        epoch=message.epoch,
+        step=message.step,
+        chief_incarnation=message.chief_incarnation,
+        num_shards=message.num_shards,
+        record=decode_record(message.record),
+        placement=codec.decode_each(message.placement, decode_placed, field="placement"),
+        files=codec.decode_each(message.files, decode_file, field="files"),
+        pushes=codec.decode_each(message.pushes, decode_worker_pushes, field="pushes"),
+        data=decode_progress(message.data) if message.HasField("data") else None,
+        life=message.life,
+    )
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    if not 0 <= checkpoint.step <= MAX_STEP:
+        raise InvalidSpec(f"step {checkpoint.step}, want 0 to 2^62")
+    if checkpoint.epoch < 1 or checkpoint.num_shards < 1:
+        raise InvalidSpec(f"epoch {checkpoint.epoch} and {checkpoint.num_shards} shards, want 1 or more of each")
+    _check_files(checkpoint.files, checkpoint.num_shards)
+    if checkpoint.record.model is None:
+        raise InvalidSpec("it has no model")
+    _check_placement(checkpoint.placement, checkpoint.record.model, checkpoint.num_shards)
+
+
+def _check_files(files: tuple[CheckpointFile, ...], num_shards: int) -> None:
+    if len(files) != num_shards or any(file.shard != shard for shard, file in enumerate(files)):
+        raise InvalidSpec(f"files of shards {reprlib.repr([file.shard for file in files])}, want one of each of {num_shards}, in order")
+    for file in files:
+        check_name(file.name)
+    if len({file.name for file in files}) < num_shards:
+        raise InvalidSpec("two shards have one file")
+
+
+def _check_placement(placement: Placement, model: ModelSpec, num_shards: int) -> None:
+    variables = {variable.name: variable for variable in model.variables}
+    num_units = dict.fromkeys(variables, 0)
+    check_disjoint([placed.slice for placed in placement])
+    for placed in placement:
+        piece = placed.slice
+        if placed.shard >= num_shards:
+            raise InvalidSpec(f"variable {piece.variable.name!r} lies on ps {placed.shard}, there are {num_shards}")
+        if variables.get(piece.variable.name) != piece.variable:
+            raise InvalidSpec(f"variable {piece.variable.name!r} is placed as another one than the model's")
+        num_units[piece.variable.name] += max(1, piece.stop - piece.start)
+    extents = {placed.slice.variable.name: max(1, placed.slice.extent) for placed in placement}
+    for name, units in num_units.items():
+        if name not in extents or units != extents[name]:
+            raise InvalidSpec(f"variable {name!r} is not placed, or not all of it")
+
+
+def manifest_end(content: bytes) -> bytes:
+    """Returns how a manifest that begins so ends: with the SHA-256 of all before."""
+    return b',\n"sha256": "' + hashlib.sha256(content).hexdigest().encode() + b'"\n}\n'
+
+
+def _joined(fields: dict[str, Any], texts: dict[str, str]) -> str:
+    """Returns a JSON object of fields, and of others that are JSON already; a line for each."""
+    lines = [f"{json.dumps(name)}: {text}" for name, text in {**{name: _text(value) for name, value in fields.items()}, **texts}.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _invalid(where: str, why: str) -> DataLoss:
+    return DataLoss(f"{where}: not a valid manifest: {why}")

@@ -1,0 +1,198 @@
+"""One shard's gradients as they travel, with the error that encoding made carried over to the next. Knows arrays; no step, no transport."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ps_protocol.encodings.formats import (
+    COUNT_BYTES,
+    ENTRY_BYTES,
+    INT8_BLOCK,
+    SCALE_BYTES,
+    EncodedRange,
+    FloatEncoding,
+    encoded_ranges,
+    is_encodable,
+)
+from ps_protocol.encodings.halves import narrow, widen
+from ps_protocol.encodings.int8 import decode_int8, encode_int8
+from ps_protocol.encodings.top_k import top_k_of
+from ps_protocol.errors import LimitExceeded
+from ps_protocol.model.layout import ArenaRange, Layout, Segments, aligned_bytes
+from ps_protocol.model.variables import Array
+
+# Elements that are worked on at a time; a multiple of an int8 block. They stay in a core's cache.
+_BLOCK = 1 << 16
+# A position of the top k is a uint32.
+_MAX_POSITIONS = 1 << 32
+
+
+class GradientEncoder:
+    """Encodes contributions of one layout, one after the other. Not thread-safe.
+
+    `fraction` is for the top k: the share of each range's elements that is sent, at least one element. With `error_feedback` what was not
+    sent of a gradient, or wrongly, is added to the next: so every gradient arrives, later. A contribution that did not count leaves no
+    trace in that: neither its own error nor what it carried of earlier ones, which is carried on. Raises LimitExceeded if a range has
+    too many elements for the top k.
+    """
+
+    def __init__(self, layout: Layout, encoding: FloatEncoding, *, fraction: float = 0.0, error_feedback: bool = False) -> None:
+        self.encoding = encoding
+        self._layout = layout
+        self._fraction = fraction
+        is_top_k = encoding is FloatEncoding.TOP_K
+        self._ranges = tuple(self._top_k_ranges() if is_top_k else encoded_ranges(layout, encoding))
+        self._encoded = aligned_bytes(self._ranges[-1].stop if self._ranges else 0)
+        # What is owed after the last contribution that counts, and what would be after the one that is open: the two change places.
+        self._owed = [aligned_bytes(layout.nbytes) for _ in range(2)] if error_feedback else []
+        self._is_open = False
+        self._scratch = np.empty(_BLOCK, np.float32)
+        encodable = [arena for arena in layout.arenas if is_encodable(layout, arena)]
+        offsets = enumerate(layout.offsets)
+        self._encodable = frozenset(i for i, offset in offsets if any(arena.start <= offset < arena.stop for arena in encodable))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a contribution's arena as it travels."""
+        return self._encoded.nbytes
+
+    def settle(self, *, is_counted: bool) -> None:
+        """Says whether the last contribution that was encoded counts, as far as is known. To be called before the next is encoded."""
+        if self._is_open and self._owed and is_counted:
+            self._owed.reverse()
+        self._is_open = False
+
+    def encode(self, arena: Segments, *, absent: Sequence[int] = ()) -> Array:
+        """Returns the bytes of the gradients in `arena` as they travel, valid until the next call.
+
+        `absent`: positions of slices that it has no gradient for; their bytes are neither looked at nor changed by what follows.
+        """
+        self.settle(is_counted=True)
+        source = _Source(self._layout, arena, [index for index in absent if index in self._encodable])
+        with np.errstate(all="ignore"):
+            for one in self._ranges:
+                out = self._encoded[one.start : one.stop]
+                if not one.is_encoded:
+                    source.copy(one.arena, out)
+                elif self.encoding is FloatEncoding.TOP_K:
+                    self._encode_top_k(one, source, out)
+                else:
+                    self._encode_blocks(one, source, out)
+            if self._owed:
+                for start, stop in source.absent:
+                    self._owed[1][start:stop] = self._owed[0][start:stop]
+        self._is_open = True
+        return self._encoded
+
+    def _count(self, size: int) -> int:
+        return min(size, max(1, math.ceil(self._fraction * size)))
+
+    def _top_k_ranges(self) -> Iterator[EncodedRange]:
+        start = 0
+        for arena in self._layout.arenas:
+            nbytes, is_encoded = arena.stop - arena.start, is_encodable(self._layout, arena)
+            if is_encoded and nbytes // 4 > _MAX_POSITIONS:
+                raise LimitExceeded(f"top k: {nbytes // 4} elements on one shard, positions reach {_MAX_POSITIONS}; add parameter servers")
+            stop = start + (COUNT_BYTES + ENTRY_BYTES * self._count(nbytes // 4) if is_encoded else nbytes)
+            yield EncodedRange(arena=arena, start=start, stop=stop, is_encoded=is_encoded)
+            start = stop
+
+    def _blocks(self, arena: ArenaRange, source: "_Source") -> Iterator[tuple[int, Array]]:
+        """The gradients, with what is owed added: then in the memory of what will be owed, which may be changed."""
+        if not self._owed:
+            yield from source.blocks(arena, self._scratch)
+            return
+        owed, next_owed = (memory[arena.start : arena.stop].view(np.float32) for memory in self._owed)
+        for start, block in source.blocks(arena, self._scratch):
+            part = slice(start, start + block.size)
+            np.add(block, owed[part], out=next_owed[part])
+            source.clear_absent(arena.start + 4 * start, next_owed[part])
+            yield start, next_owed[part]
+
+    def _encode_blocks(self, one: EncodedRange, source: "_Source", out: Array) -> None:
+        begin = 0
+        for _, block in self._blocks(one.arena, source):
+            size = block.size
+            nbytes = 2 * size if self.encoding.is_half else size + SCALE_BYTES * -(-size // INT8_BLOCK)
+            encoded = out[begin : begin + nbytes]
+            begin += nbytes
+            if self.encoding.is_half:
+                narrow(block, encoded.view(np.uint16), self.encoding)
+            else:
+                encode_int8(block, encoded)
+            if self._owed:
+                self._subtract(encoded, block)
+
+    def _subtract(self, encoded: Array, block: Array) -> None:
+        sent = self._scratch[: block.size]
+        if self.encoding.is_half:
+            widen(encoded.view(np.uint16), sent, self.encoding)
+        else:
+            decode_int8(encoded, sent)
+        np.subtract(block, sent, out=block)
+        # What is not finite is sent as it is, and cannot be owed: it would stay so for ever.
+        if not np.isfinite(np.dot(block, block)):
+            block[~np.isfinite(block)] = 0
+
+    def _encode_top_k(self, one: EncodedRange, source: "_Source", out: Array) -> None:
+        count = self._count(one.size)
+        if self._owed:
+            for _ in self._blocks(one.arena, source):
+                pass  # adds up
+            sums = self._owed[1][one.arena.start : one.arena.stop].view(np.float32)
+            positions, values = top_k_of(lambda: _cut(sums), one.size, count)
+            sums[positions] = 0
+        else:
+            positions, values = top_k_of(lambda: source.blocks(one.arena, self._scratch), one.size, count)
+        out[:COUNT_BYTES].view("<u8")[0] = count
+        out[COUNT_BYTES : COUNT_BYTES + 4 * count].view("<u4")[:] = positions
+        out[COUNT_BYTES + 4 * count :].view("<f4")[:] = values
+
+
+def _cut(values: Array) -> Iterator[tuple[int, Array]]:
+    for start in range(0, values.size, _BLOCK):
+        yield start, values[start : start + _BLOCK]
+
+
+class _Source:
+    """An arena in pieces, read in blocks of elements; what is absent reads as zero."""
+
+    def __init__(self, layout: Layout, arena: Segments, absent: Sequence[int]) -> None:
+        self._pieces = [(start, np.frombuffer(view, np.uint8)) for start, view in arena.chunks(max(1, arena.nbytes))]
+        spans = [(layout.offsets[index], layout.offsets[index] + layout.slices[index].nbytes) for index in absent]
+        self.absent = tuple(span for span in spans if span[1] > span[0])
+
+    def blocks(self, arena: ArenaRange, scratch: Array) -> Iterator[tuple[int, Array]]:
+        """Yields (position of the first element, elements), valid until the next is asked for."""
+        for start in range(arena.start, arena.stop, 4 * _BLOCK):
+            stop = min(start + 4 * _BLOCK, arena.stop)
+            block = self._view(start, stop)
+            if block is None or any(first < stop and last > start for first, last in self.absent):
+                block = scratch.view(np.uint8)[: stop - start]
+                self._gather(start, block)
+                self.clear_absent(start, block)
+            yield (start - arena.start) // 4, block.view(np.float32)
+
+    def copy(self, arena: ArenaRange, out: Array) -> None:
+        """Copies a range as it is."""
+        self._gather(arena.start, out)
+
+    def clear_absent(self, start: int, block: Array) -> None:
+        """Zeroes those elements of a block that begins at byte `start` that are absent."""
+        memory = block.view(np.uint8)
+        for first, last in self.absent:
+            if last > start and first < start + memory.size:
+                memory[max(first - start, 0) : last - start] = 0
+
+    def _view(self, start: int, stop: int) -> Array | None:
+        for first, piece in self._pieces:
+            if first <= start and stop <= first + piece.size:
+                return piece[start - first : stop - first]
+        return None
+
+    def _gather(self, start: int, out: Array) -> None:
+        for first, piece in self._pieces:
+            begin, end = max(first, start), min(first + piece.size, start + out.size)
+            if begin < end:
+                out[begin - start : end - start] = piece[begin - first : end - first]

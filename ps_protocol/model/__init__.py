@@ -1,0 +1,6 @@
+"""The model as all three roles have it: variables, optimizers, layouts, policies, ranges of data. Pure values that check themselves.
+
+Knows no message, file, thread or clock. `variables` has a variable's declaration, `optimizers` the rules' arguments, `layout` where a
+shard's bytes lie, `spec` the whole model and its placement, `policy` how workers are coordinated, `data` how the training data is shared
+out.
+"""

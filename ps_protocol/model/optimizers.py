@@ -1,0 +1,199 @@
+"""Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits. Knows no formula: the servers do."""
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ps_protocol.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Domain:
+    """The values that an argument may have, as a test and in words."""
+
+    allows: Callable[[float], bool]
+    want: str
+
+
+_NOT_NEGATIVE = _Domain(lambda value: value >= 0, ">= 0")
+_POSITIVE = _Domain(lambda value: value > 0, "> 0")
+# At 1 the correction of Adam's moments would divide by zero.
+_DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
+_FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
+
+# Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
+_LARGEST = (2 - 2**-23) * 2.0**127
+
+_NOT_POSITIVE = _Domain(lambda value: value <= 0, "<= 0")
+
+_PENALTIES: dict[str, tuple[float, _Domain]] = {
+    "l1_regularization_strength": (0.0, _NOT_NEGATIVE),
+    "l2_regularization_strength": (0.0, _NOT_NEGATIVE),
+}
+_INITIAL_ACCUMULATOR: dict[str, tuple[float, _Domain]] = {"initial_accumulator_value": (0.1, _POSITIVE)}
+
+# Optimizer -> its hyper-parameters, each with its default and the values that it may have. Names are those of tf.compat.v1.train.
+_GRADIENT_OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
+    "sgd": {},
+    "momentum": {"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)},
+    "adagrad": _INITIAL_ACCUMULATOR,
+    "adagrad_da": {"initial_gradient_squared_accumulator_value": (0.1, _POSITIVE), **_PENALTIES},
+    # `lazy`: rows of a sparse variable that no gradient touches stay as they are; without it their moments decay, as in the original.
+    "adam": {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE), "lazy": (0.0, _FLAG)},
+    "rmsprop": {
+        "decay": (0.9, _NOT_NEGATIVE),
+        "momentum": (0.0, _NOT_NEGATIVE),
+        "epsilon": (1e-10, _NOT_NEGATIVE),
+        "centered": (0.0, _FLAG),
+    },
+    "adadelta": {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)},
+    "ftrl": {
+        "learning_rate_power": (-0.5, _NOT_POSITIVE),
+        "initial_accumulator_value": (0.1, _NOT_NEGATIVE),
+        **_PENALTIES,
+        "l2_shrinkage_regularization_strength": (0.0, _NOT_NEGATIVE),
+        "beta": (0.0, _NOT_NEGATIVE),
+    },
+    "proximal_sgd": _PENALTIES,
+    "proximal_adagrad": {**_INITIAL_ACCUMULATOR, **_PENALTIES},
+}
+
+# Rules for variables that take plain updates (statistics, counters) instead of gradients. Learning rates mean nothing to them.
+UPDATE_RULES: dict[str, dict[str, tuple[float, _Domain]]] = {
+    "assign_mean": {},
+    "add": {},
+    "moving_average": {"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))},
+}
+
+# `weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does.
+OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
+    **{name: {**domains, "weight_decay": (0.0, _NOT_NEGATIVE)} for name, domains in _GRADIENT_OPTIMIZERS.items()},
+    **UPDATE_RULES,
+}
+
+# What the slots are filled with when the model is created; a later change would have no effect.
+INITIAL_HYPERPARAMETERS = frozenset({"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy"})
+
+# Schedule -> names of its scalar arguments that must be given, and of those that may be, with defaults.
+SCHEDULES: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
+    "constant": (("value",), {}),
+    "piecewise_constant": ((), {}),
+    "exponential_decay": (("initial", "decay_steps", "decay_rate"), {"staircase": 0.0}),
+    "inverse_time_decay": (("initial", "decay_steps", "decay_rate"), {"staircase": 0.0}),
+    "polynomial_decay": (("initial", "decay_steps"), {"final": 0.0001, "power": 1.0, "cycle": 0.0}),
+    "cosine_decay": (("initial", "decay_steps"), {"alpha": 0.0}),
+}
+
+# Arguments of schedules that may not have just any finite value; outside of these the formulas have no real value.
+_ARGUMENTS = {"decay_steps": _POSITIVE, "decay_rate": _NOT_NEGATIVE, "power": _NOT_NEGATIVE, "staircase": _FLAG, "cycle": _FLAG}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A learning rate as a function of the step."""
+
+    name: str
+    arguments: Mapping[str, float] = field(default_factory=dict)
+    boundaries: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULES:
+            raise InvalidSpec(f"schedule {self.name!r}; want {_known(self.name, SCHEDULES)}")
+        required, optional = SCHEDULES[self.name]
+        for key, value in self.arguments.items():
+            if key not in required and key not in optional:
+                raise InvalidSpec(f"schedule {self.name!r}: unknown argument {key!r}; want {_known(key, (*required, *optional))}")
+            _check_number(f"schedule {self.name!r}: {key}", value, _ARGUMENTS.get(key))
+        for key in required:
+            if key not in self.arguments:
+                raise InvalidSpec(f"schedule {self.name!r}: argument {key!r} is missing")
+        self._check_pieces()
+
+    def _check_pieces(self) -> None:
+        if self.name != "piecewise_constant":
+            if self.boundaries or self.values:
+                raise InvalidSpec(f"schedule {self.name!r} takes no boundaries and no values")
+            return
+        if len(self.values) != len(self.boundaries) + 1:
+            count = len(self.boundaries)
+            raise InvalidSpec(f"schedule 'piecewise_constant': {count} boundaries want {count + 1} values, got {len(self.values)}")
+        for value in (*self.boundaries, *self.values):
+            _check_number("schedule 'piecewise_constant': a boundary or value", value)
+        if list(self.boundaries) != sorted(self.boundaries):
+            raise InvalidSpec(f"schedule 'piecewise_constant': boundaries {self.boundaries} do not ascend; sort them, with their values")
+
+    def argument(self, name: str) -> float:
+        """Returns an argument, or its default."""
+        return self.arguments[name] if name in self.arguments else SCHEDULES[self.name][1][name]
+
+
+def constant(value: float) -> Schedule:
+    """Returns the schedule that is `value` at every step."""
+    return Schedule(name="constant", arguments={"value": value})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """An optimizer by name with its hyper-parameters; checked against the table above. Truth values are 0.0 and 1.0."""
+
+    name: str
+    learning_rate: Schedule
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_optimizer_name(self.name)
+        domains = OPTIMIZERS[self.name]
+        for key, value in self.hyperparameters.items():
+            if key not in domains:
+                raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
+            _check_number(f"optimizer {self.name!r}: {key}", value, domains[key][1])
+            _check_single(f"optimizer {self.name!r}: {key}", value)
+        for value in self._rates():
+            if value < 0:
+                raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
+            _check_single(f"optimizer {self.name!r}: learning_rate", value)
+
+    def _rates(self) -> tuple[float, ...]:
+        schedule = self.learning_rate
+        return (*schedule.values, *(value for key, value in schedule.arguments.items() if key in ("value", "initial", "final")))
+
+    @property
+    def key(self) -> str:
+        """The same text for equal optimizers, on every machine, whatever the order of their hyper-parameters."""
+        rate = self.learning_rate
+        numbers = [sorted((key, float(value)) for key, value in part.items()) for part in (self.hyperparameters, rate.arguments)]
+        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values]))
+
+    @property
+    def is_update_rule(self) -> bool:
+        """Whether this is a rule for plain updates, not for gradients."""
+        return self.name in UPDATE_RULES
+
+    def hyperparameter(self, name: str) -> float:
+        """Returns a hyper-parameter, or its default."""
+        return self.hyperparameters[name] if name in self.hyperparameters else OPTIMIZERS[self.name][name][0]
+
+
+def check_optimizer_name(name: str) -> None:
+    """Raises InvalidSpec unless the servers have an optimizer of this name."""
+    if name not in OPTIMIZERS:
+        raise InvalidSpec(f"optimizer {name!r}; want {_known(name, OPTIMIZERS)}")
+
+
+def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise InvalidSpec(f"{what} = {value!r}, want a finite number")
+    if domain is not None and not domain.allows(value):
+        raise InvalidSpec(f"{what} = {value!r}, want {domain.want}")
+
+
+def _check_single(what: str, value: float) -> None:
+    if abs(value) > _LARGEST:
+        raise InvalidSpec(f"{what} = {value!r}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")
+
+
+def _known(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"one of {', '.join(known)}; did you mean {close[0]!r}?" if close else ", ".join(known)

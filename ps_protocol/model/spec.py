@@ -1,0 +1,356 @@
+"""A model as all workers must present it, and where its rows lie: variables, optimizers, averages, clipping, placement.
+
+Knows no address and no value.
+"""
+
+import itertools
+import math
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OPTIMIZERS, SCHEDULES, OptimizerSpec, Schedule
+from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
+
+# Moving averages of variables, as the servers keep them: which, and by what decay. Knows no array.
+#
+# Source: tf.compat.v1.train.ExponentialMovingAverage.
+
+
+# The averages are read like an optimizer's slot, under this name.
+AVERAGE_SLOT = "ExponentialMovingAverage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageSpec:
+    """average -= (1 - decay) * (average - variable), after each step, for `variables` (empty: all dense ones that take gradients).
+
+    `use_num_updates`: the decay is min(decay, (1 + n) / (10 + n)), where n is the step after the update. `zero_debias`: the average starts
+    from 0 and is divided by 1 - the product of the decays, instead of starting from the variable's first value.
+    """
+
+    decay: float
+    use_num_updates: bool = False
+    zero_debias: bool = False
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decay, bool) or not isinstance(self.decay, (int, float)) or not 0 <= self.decay <= 1:
+            raise InvalidSpec(f"averages: decay = {self.decay!r}, want 0 to 1")
+        if len(set(self.variables)) < len(self.variables):
+            raise InvalidSpec("averages: a variable occurs twice; name each once")
+
+    def decay_at(self, num_updates: int) -> float:
+        """Returns the decay of the update after which the step is `num_updates`."""
+        return min(self.decay, (1 + num_updates) / (10 + num_updates)) if self.use_num_updates else self.decay
+
+
+# Limits on the mean gradient of a step, over all shards: what is asked for, and the factors that follow from norms. Knows no array.
+#
+# Sources: tf.clip_by_value, tf.clip_by_norm, tf.clip_by_global_norm. Norms are of the mean that the optimizer would get, so shards first
+# report sums of squares, slice by slice, and then apply with the factors that follow from all of them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipSpec:
+    """Limits; 0 is none. First every element to -value … value, then every variable to `norm`, then all together to `global_norm`."""
+
+    value: float = 0.0
+    norm: float = 0.0
+    global_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("value", "norm", "global_norm"):
+            limit = getattr(self, name)
+            if not (math.isfinite(limit) and limit >= 0):
+                raise InvalidSpec(f"clip: {name} = {limit!r}, want a finite number > 0, or 0 for no limit")
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether shards must report sums of squares before a step is applied."""
+        return bool(self.norm or self.global_norm)
+
+
+NO_CLIP = ClipSpec()
+
+
+def scales(clip: ClipSpec, *, layouts: Sequence[Layout], sums: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Returns, for each shard, the factor of each of its slices: first `layout.slices`, then `layout.tables`.
+
+    `sums` are the sums of squares in the same arrangement, after clipping by value. Slices of one variable have one factor. A norm that is
+    not finite gives nan: such a step must show in the values, as in the original. Plain updates (not gradients) have 0 and get 1.
+    """
+    by_variable: dict[str, float] = {}
+    for layout, shard_sums in zip(layouts, sums, strict=True):
+        for piece, square in zip((*layout.slices, *layout.tables), shard_sums, strict=True):
+            by_variable[piece.variable.name] = by_variable.get(piece.variable.name, 0.0) + square
+    factors = {name: _factor(math.sqrt(square), clip.norm) for name, square in by_variable.items()}
+    total = math.sqrt(math.fsum(square * factors[name] ** 2 for name, square in by_variable.items()))
+    common = _factor(total, clip.global_norm)
+    return tuple(
+        tuple(1.0 if _is_update(piece) else factors[piece.variable.name] * common for piece in (*layout.slices, *layout.tables))
+        for layout in layouts
+    )
+
+
+def _factor(norm: float, limit: float) -> float:
+    if not limit:
+        return 1.0
+    if not math.isfinite(norm):
+        return math.nan
+    return limit / max(norm, limit)
+
+
+def _is_update(piece: VariableSlice) -> bool:
+    return piece.variable.optimizer is not None and piece.variable.optimizer.is_update_rule
+
+
+# A model as all workers must present it: variables, optimizer, placement policy. Knows no address and no value.
+
+
+STRATEGIES = ("greedy_bytes", "round_robin")
+DEFAULT_SPLIT_BYTES = 64 << 20
+_MAX_SPLIT_BYTES = (1 << 64) - 1  # a uint64 on the wire
+_MAX_SHARD = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPolicy:
+    """How variables are spread: a strategy, and the size above which a variable without a partition is split along axis 0 (0: never).
+
+    `loads` (name, load): what "greedy_bytes" balances instead of bytes; a variable's slices share its load by their size. `pins` (name,
+    shard): variables that lie there, whatever the strategy; they are not split, count as loads there, and take no turn of "round_robin".
+    """
+
+    strategy: str = "greedy_bytes"
+    split_bytes: int = DEFAULT_SPLIT_BYTES
+    loads: tuple[tuple[str, float], ...] = ()
+    pins: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
+            raise InvalidSpec(f"placement strategy {reprlib.repr(self.strategy)}; want one of {', '.join(STRATEGIES)}")
+        # Not isinstance: a bool is an int, but no size.
+        if type(self.split_bytes) is not int or self.split_bytes < 0:
+            raise InvalidSpec(f"split_bytes: got {reprlib.repr(self.split_bytes)}, want a whole number >= 0 (an int; 0: never split)")
+        if self.split_bytes > _MAX_SPLIT_BYTES:
+            raise InvalidSpec("split_bytes: got more than 2^64 - 1; want 0 to never split")
+        for name, load in self.loads:
+            if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 <= load < math.inf:
+                raise InvalidSpec(f"placement: the load of variable {name!r} is {load!r}, want a finite number >= 0")
+        for name, shard in self.pins:
+            if type(shard) is not int or not 0 <= shard <= _MAX_SHARD:
+                raise InvalidSpec(f"placement: variable {name!r} is pinned to {reprlib.repr(shard)}, want the index of a ps, from 0")
+        for what, pairs in (("loads", self.loads), ("pins", self.pins)):
+            if len({name for name, _ in pairs}) < len(pairs):
+                raise InvalidSpec(f"placement: {what} name a variable twice; name each once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedSlice:
+    """A slice and the shard that holds it."""
+
+    slice: VariableSlice
+    shard: int
+
+
+Placement = tuple[PlacedSlice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Variables in order of creation, the optimizer that trains them, and how they are placed."""
+
+    variables: tuple[VariableSpec, ...]
+    optimizer: OptimizerSpec
+    placement: PlacementPolicy
+    averages: AverageSpec | None = None
+    clip: ClipSpec = NO_CLIP
+
+    def __post_init__(self) -> None:
+        if not self.variables:
+            raise InvalidSpec("the model has no variables; give at least one")
+        if len(self.variables) > MAX_VARIABLES:
+            raise LimitExceeded(f"the model has {len(self.variables)} variables, {MAX_VARIABLES} at most")
+        seen: set[str] = set()
+        for variable in self.variables:
+            if variable.name in seen:
+                raise InvalidSpec(f"variable {variable.name!r} occurs twice; names must be unique")
+            seen.add(variable.name)
+        self._check_references()
+
+    def _check_references(self) -> None:
+        by_name = {variable.name: variable for variable in self.variables}
+        for name, _ in (*self.placement.pins, *self.placement.loads):
+            if name not in by_name:
+                raise InvalidSpec(f"placement: there is no variable {name!r} in the model; correct the name, or leave it out")
+        for name, _ in self.placement.pins:
+            partition = by_name[name].partition
+            if partition is not None and partition.num_slices > 1:
+                raise InvalidSpec(f"variable {name!r} is pinned to one ps and cut into {partition.num_slices} slices; do one of the two")
+        for name in self.averages.variables if self.averages is not None else ():
+            if name not in by_name:
+                raise InvalidSpec(f"averages: there is no variable {name!r} in the model; correct the name, or leave it out")
+            if by_name[name].is_sparse or by_name[name].is_state:
+                raise InvalidSpec(f"averages: variable {name!r} is a table or takes plain updates; others have averages")
+
+    def differences(self, other: "ModelSpec") -> list[str]:
+        """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
+        return list(self._differences(other))
+
+    def _differences(self, other: "ModelSpec") -> Iterator[str]:
+        mine, theirs = ({v.name: v for v in m.variables} for m in (self, other))
+        for name, variable in mine.items():
+            if name not in theirs:
+                yield f"variable {name!r} is missing"
+            else:
+                yield from _variable_differences(variable, theirs[name])
+        for name in theirs:
+            if name not in mine:
+                yield f"variable {name!r} is not in the cluster's model"
+        yield from _optimizer_differences(self.optimizer, other.optimizer)
+        yield from _field_differences("placement", _placement_fields(self.placement), _placement_fields(other.placement))
+        if self.averages != other.averages:
+            yield f"averages are {other.averages or 'not kept'}, the cluster's are {self.averages or 'not kept'}"
+        if self.clip != other.clip:
+            yield f"limits are {other.clip}, the cluster's are {self.clip}"
+        if list(mine) != list(theirs) and mine.keys() == theirs.keys():
+            yield "the variables come in another order"
+
+
+def _variable_differences(mine: VariableSpec, theirs: VariableSpec) -> Iterator[str]:
+    what = f"variable {mine.name!r}"
+    if (mine.shape, mine.data_type) != (theirs.shape, theirs.data_type):
+        yield f"{what} has shape {theirs.shape} {theirs.data_type.value}, the cluster's has {mine.shape} {mine.data_type.value}"
+    yield from _field_differences(what, *(_variable_options(variable) for variable in (mine, theirs)))
+
+
+def _variable_options(variable: VariableSpec) -> dict[str, str]:
+    options = {name: getattr(variable, name) for name in ("is_sparse", "sparse_mean", "initializer", "constraint", "partition")}
+    own = variable.optimizer
+    return {name: str(value) for name, value in options.items()} | {"optimizer": "the model's" if own is None else own.key}
+
+
+def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterator[str]:
+    if mine.name != theirs.name:
+        yield f"optimizer is {theirs.name!r}, the cluster's is {mine.name!r}"
+        return
+    defaults = {name: default for name, (default, _) in OPTIMIZERS[mine.name].items()}
+    is_same_schedule = mine.learning_rate.name == theirs.learning_rate.name
+    my_fields, their_fields = (
+        (_schedule_fields(spec.learning_rate) if is_same_schedule else {"learning_rate": _schedule_words(spec.learning_rate)})
+        | _numbers(spec.hyperparameters, defaults)
+        for spec in (mine, theirs)
+    )
+    yield from _field_differences(f"optimizer {mine.name!r}", my_fields, their_fields)
+
+
+def _field_differences(what: str, mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
+    """Both have the same fields."""
+    for name, value in mine.items():
+        if theirs[name] != value:
+            yield f"{what}: {name} is {theirs[name]}, the cluster's is {value}"
+
+
+def _schedule_fields(schedule: Schedule) -> dict[str, str]:
+    if schedule.name == "constant":
+        return {"learning_rate": _schedule_words(schedule)}
+    return {f"learning_rate's {name}": value for name, value in _schedule_arguments(schedule).items()}
+
+
+def _schedule_words(schedule: Schedule) -> str:
+    arguments = _schedule_arguments(schedule)
+    if schedule.name == "constant":
+        return arguments["value"]
+    return f"{schedule.name} ({', '.join(f'{name} {value}' for name, value in arguments.items())})"
+
+
+def _schedule_arguments(schedule: Schedule) -> dict[str, str]:
+    if schedule.name == "piecewise_constant":
+        return {"boundaries": str(list(schedule.boundaries)), "values": str(list(schedule.values))}
+    required, optional = SCHEDULES[schedule.name]
+    return _numbers(schedule.arguments, dict.fromkeys(required, 0.0) | optional)
+
+
+def _numbers(given: Mapping[str, float], defaults: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(float(given[name])) if name in given else f"{default!r} by default" for name, default in defaults.items()}
+
+
+def _placement_fields(placement: PlacementPolicy) -> dict[str, str]:
+    loads, pins = (str(dict(sorted(pairs))) for pairs in (placement.loads, placement.pins))
+    return {"strategy": repr(placement.strategy), "split_bytes": str(placement.split_bytes), "loads": loads, "pins": pins}
+
+
+# Which shard holds which rows, decided once from the model alone: the same model and number of shards give the same answer everywhere.
+
+
+def place(model: ModelSpec, *, num_shards: int) -> Placement:
+    """Places every variable, cut as its partition says, or by rows where it is larger than the policy's threshold.
+
+    "round_robin" deals the slices out in order. "greedy_bytes" gives each to the shard with the least load so far (ties: the lowest
+    index), as the original's GreedyLoadBalancingStrategy does; a slice's load is its bytes, or its share of the load that the policy has
+    for its variable. What is pinned lies where it is pinned, and counts as load from the beginning.
+    """
+    if num_shards < 1:
+        raise InvalidSpec("there are no parameter servers to place variables on; give at least one")
+    pins, loads = dict(model.placement.pins), dict(model.placement.loads)
+    pieces = [piece for variable in model.variables for piece in _slices(variable, model.placement, num_shards)]
+    totals = [0.0] * num_shards
+    for piece in pieces:
+        if (shard := pins.get(piece.variable.name)) is not None:
+            _check_pin(piece.variable.name, shard, num_shards)
+            totals[shard] += _load(piece, loads)
+    placed, turn = [], itertools.cycle(range(num_shards))
+    for piece in pieces:
+        shard = pins.get(piece.variable.name)
+        if shard is None:
+            shard = next(turn) if model.placement.strategy == "round_robin" else totals.index(min(totals))
+            totals[shard] += _load(piece, loads)
+        placed.append(PlacedSlice(slice=piece, shard=shard))
+    return tuple(placed)
+
+
+def split_rows(num_rows: int, num_pieces: int) -> list[tuple[int, int]]:
+    """Cuts `num_rows` into `num_pieces` runs; the first `num_rows % num_pieces` have one row more."""
+    size, rest = divmod(num_rows, num_pieces)
+    bounds = [index * size + min(index, rest) for index in range(num_pieces + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
+    """Returns the layout of each shard; one without variables has an empty layout."""
+    slices: list[list[VariableSlice]] = [[] for _ in range(num_shards)]
+    for placed in placement:
+        slices[placed.shard].append(placed.slice)
+    return tuple(Layout(pieces) for pieces in slices)
+
+
+def _slices(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) -> Iterator[VariableSlice]:
+    partition = variable.partition or Partition(axis=0, num_slices=_num_pieces(variable, policy, num_shards))
+    extent = variable.shape[partition.axis] if variable.shape else 1
+    for start, stop in split_rows(extent, partition.num_slices):
+        yield VariableSlice(variable=variable, start=start, stop=stop, axis=partition.axis)
+
+
+def _num_pieces(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) -> int:
+    is_whole = variable.constraint is not None and variable.constraint.needs_whole_variable
+    if not variable.shape or not policy.split_bytes or variable.nbytes <= policy.split_bytes or is_whole:
+        return 1
+    if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins
+        return 1
+    # More pieces than shards would only lie side by side again.
+    return max(1, min(math.ceil(variable.nbytes / policy.split_bytes), variable.num_rows, num_shards))
+
+
+def _load(piece: VariableSlice, loads: dict[str, float]) -> float:
+    load = loads.get(piece.variable.name)
+    if load is None:
+        return piece.nbytes
+    return load * (piece.stop - piece.start) / piece.extent if piece.extent else load
+
+
+def _check_pin(name: str, shard: int, num_shards: int) -> None:
+    if shard >= num_shards:
+        raise InvalidSpec(f"variable {name!r} is pinned to ps {shard}; there are {num_shards}, ps 0 to {num_shards - 1}")

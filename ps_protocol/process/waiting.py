@@ -1,0 +1,249 @@
+"""How a process waits: conditions, pauses before another try, retries, calls' deadlines, and word of a call that takes long.
+
+Knows time, threads and the log; nothing of what is called.
+"""
+
+import itertools
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+
+# A condition whose `with` block costs no Python call: half of `threading.Condition`'s price, where many are entered with every step.
+
+
+_ReentrantLock: Any = type(threading.RLock())
+
+
+class QuickCondition(_ReentrantLock, threading.Condition):  # type: ignore[misc]  # the lock's type has no name that could be inherited from
+    """A `threading.Condition()` in every way; it is its own lock, whose methods come first."""
+
+    def __init__(self) -> None:
+        threading.Condition.__init__(self, self)
+
+
+# How long to pause before trying again: doubling, jittered, bounded. Pure; the randomness comes from the caller.
+
+
+FIRST_DELAY_S = 0.05
+MAX_DELAY_S = 3.0
+
+
+def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float = MAX_DELAY_S) -> Iterator[float]:
+    """Yields pauses in seconds for ever: each drawn from the upper half of a bound that doubles from `first_s` to `max_s`.
+
+    The jitter keeps many callers that lost the same server from coming back in one wave; the lower half is left out so that no one spins.
+    """
+    bound = first_s
+    while True:
+        yield bound * (0.5 + 0.5 * rng.random())
+        bound = min(2 * bound, max_s)
+
+
+# Repeats an idempotent call for as long as its server cannot be reached. Knows time and the log; no channel, no service.
+#
+# The clients of this package make one attempt a call; whoever wants patience wraps the call:
+#
+# retry.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
+
+
+log = logging.getLogger("lockstep.silence")
+
+FIRST_NOTICE_S = 2.0
+NOTICE_INTERVAL_S = 10.0
+# A server that is started again is found about as soon as it serves: those who repeat are idle meanwhile.
+MAX_PAUSE_S = 1.0
+
+Result = TypeVar("Result")
+
+
+def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, stop: threading.Event | None = None) -> Result:
+    """Returns `attempt(seconds left)`, repeated with jittered pauses while it raises Unavailable, within `timeout_s` altogether.
+
+    Every other error passes through at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
+    Cancelled when `stop` is set meanwhile. `attempt` must be idempotent.
+    """
+    started = time.monotonic()
+    try:
+        return attempt(timeout_s)
+    except Unavailable as error:
+        # Made only now: nearly every call succeeds at once.
+        wait = _Wait(what=what, timeout_s=timeout_s, stop=stop, started=started)
+        wait.pause(error)
+    while True:
+        try:
+            return attempt(wait.left_s())
+        except Unavailable as error:
+            wait.pause(error)
+        except DeadlineExceeded as error:
+            raise wait.explained(error) from None
+
+
+class _Wait:
+    """One caller's patience: what it waits for, since when, and why."""
+
+    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
+        self._what, self._timeout_s, self._stop = what, timeout_s, stop
+        self._started = started
+        self._delays: Iterator[float] = delays_s(random.Random(), max_s=MAX_PAUSE_S)
+        self._next_notice_s = FIRST_NOTICE_S
+        self._failure = ""  # its words: the error itself would hold its caller's frames, and those hold this
+
+    def left_s(self) -> float:
+        return self._timeout_s - (time.monotonic() - self._started)
+
+    def pause(self, failure: Unavailable) -> None:
+        """Sleeps before the next attempt, or raises if there will be none."""
+        self._failure = failure.message
+        delay_s, left_s = next(self._delays), self.left_s()
+        elapsed_s = self._timeout_s - left_s
+        if delay_s >= left_s:
+            raise Unavailable(f"{failure.message} (tried for {elapsed_s:.1f} s)", facts=failure.facts) from None
+        # The pause counts: when it ends, nobody shall have waited over 2 s in silence.
+        if elapsed_s + delay_s >= self._next_notice_s:
+            log.warning("still trying what=%s elapsed_s=%.1f left_s=%.1f cause=%s", self._what, elapsed_s, left_s, failure.message)
+            self._next_notice_s = elapsed_s + NOTICE_INTERVAL_S
+        if (self._stop or threading.Event()).wait(delay_s):
+            raise Cancelled(f"{self._what}: closed while it was waited for; the last failure: {failure.message}")
+
+    def explained(self, error: DeadlineExceeded) -> DeadlineExceeded:
+        """Returns the error with the failures that used up its time."""
+        if not self._failure:
+            return error
+        return DeadlineExceeded(f"{error.message} (before that: {self._failure})", facts=error.facts)
+
+
+# Says that a call has had no answer for too long, while it still blocks. Knows time, a thread and the log; nothing of what is called.
+#
+# `retry.py` speaks between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
+# the deadline ends it. Nobody shall wait over 2 s without being told what for, so a thread of its own looks at the calls under way.
+# Where that may be mended, as by looking for a server that has moved, it sounds an alarm as well.
+
+
+_LOOK_INTERVAL_S = 0.5
+# An answer that was to be waited for is late sooner than one that was to come at once: what it waited for has been said before.
+_GRACE_S = 1.0
+_ALARM_INTERVAL_S = 2.0
+
+
+class _Call:
+    """One call, watched within its `with` block. One object a call, because that is all that every call pays."""
+
+    __slots__ = ("_calls", "_expected_s", "alarm", "next_alarm_s", "next_notice_s", "started_s", "what")
+
+    def __init__(self, calls: "dict[int, _Call]", what: str, expected_s: float, alarm: Callable[[], None] | None) -> None:
+        self._calls, self.what, self._expected_s, self.alarm = calls, what, expected_s, alarm
+        self.started_s = self.next_notice_s = self.next_alarm_s = 0.0
+
+    def __enter__(self) -> None:
+        self.started_s = time.monotonic()
+        self.next_notice_s = self.started_s + max(FIRST_NOTICE_S, self._expected_s and self._expected_s + _GRACE_S)
+        self.next_alarm_s = self.started_s + self._expected_s + _GRACE_S
+        self._calls[id(self)] = self
+
+    def __exit__(self, *_: object) -> None:
+        del self._calls[id(self)]
+
+
+class SilenceWatch:
+    """Watches calls of any number of threads. A call costs it two dictionary writes; its daemon thread looks twice a second."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="lockstep-silence", daemon=True).start()
+
+    def expecting(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """Watches the enclosed call: logs a warning once it has taken 2 s, and 1 s more than `expected_s`; then every 10 s.
+
+        `alarm` is called, in another thread, once it has taken 1 s more than `expected_s`, then every 2 s. It must not block. Where `what`
+        is empty, nothing is logged: others speak for it.
+        """
+        return _Call(self._calls, what, expected_s, alarm)
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent; does not wait."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_LOOK_INTERVAL_S):
+            now = time.monotonic()
+            # A list of a dict's values is made in one go, so calls may begin and end meanwhile.
+            for call in list(self._calls.values()):
+                _look(call, now)
+
+
+def _look(call: _Call, now: float) -> None:
+    if call.alarm is not None and now >= call.next_alarm_s:
+        call.next_alarm_s = now + _ALARM_INTERVAL_S
+        call.alarm()
+    # Half an interval early rather than late.
+    if call.what and now + _LOOK_INTERVAL_S >= call.next_notice_s:
+        call.next_notice_s = now + NOTICE_INTERVAL_S
+        log.warning("no answer yet from %s, for %.1f s: it may be gone, stopped or cut off; still waiting", call.what, now - call.started_s)
+
+
+# Ends calls that have no deadline of their own, when their time is up. Knows time and a thread; nothing of what is called.
+
+
+class Cancellable(Protocol):
+    """A call under way, that can be ended from any thread."""
+
+    def expire(self) -> None:
+        """Ends it, since its time is up. Must not block."""
+
+
+class CallDeadlines:
+    """Watches calls of any number of threads, from one thread of its own that begins with the first. A call costs a few microseconds."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[float, Cancellable]] = {}
+        self._changed = QuickCondition()
+        self._numbers = itertools.count()
+        self._next_look = math.inf
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def begin(self, call: Cancellable, *, timeout_s: float) -> int:
+        """Watches a call from now on; returns its number for `end`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            number = next(self._numbers)
+            self._calls[number] = deadline, call
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lockstep-deadlines", daemon=True)
+                self._thread.start()
+            elif deadline < self._next_look:
+                self._changed.notify_all()
+        return number
+
+    def end(self, number: int) -> None:
+        """Stops watching a call."""
+        with self._changed:
+            self._calls.pop(number, None)
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent; does not wait."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                now = time.monotonic()
+                overdue = [number for number, (deadline, _) in self._calls.items() if deadline <= now]
+                expired = [self._calls.pop(number)[1] for number in overdue]
+                if not expired:
+                    self._next_look = min((deadline for deadline, _ in self._calls.values()), default=math.inf)
+                    self._changed.wait(None if self._next_look == math.inf else self._next_look - now)
+            for call in expired:
+                call.expire()

@@ -1,0 +1,103 @@
+"""What a checkpoint is: its name, and what its manifest says. Knows no file, no storage and no wire."""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.data import DataMarks, DataProgress
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.roles.shard import CheckpointFile, PushId, WorkerPushes
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OWN_TAG = re.compile(r"step-\d{9,19}(?:-epoch-(\d{1,9})(?!\d))?(?:-|\Z)")
+
+
+class Durability(enum.Enum):
+    """What a crash of a parameter server may cost: everything (NONE), the steps since the last checkpoint (INTERVAL), or nothing (STEP)."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPush:
+    """A contribution that is counted and not applied: computed from `step`, and made from these ranges of the training data."""
+
+    push_id: PushId
+    step: int
+    weight: float = 1.0
+    ranges: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChiefRecord:
+    """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
+
+    `rejects_nonfinite`: whether the shards have been told to refuse gradients that are not finite.
+
+    Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that, as somebody may have been told, and the training data done.
+    `earlier`: the life of the cluster, and its chief, that made the checkpoint which the present life has begun with.
+    """
+
+    model: ModelSpec | None
+    policy: PolicySpec
+    settings_version: int = 0
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    num_rollbacks: int = 0
+    last_rollback: str = ""
+    rejects_nonfinite: bool = False
+    epoch: int = 0
+    step: int = 0
+    chosen: tuple[ChosenPush, ...] = ()
+    data: DataMarks | None = None
+    earlier: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """All that a manifest says, but for its format and the time of day. `files` by shard."""
+
+    tag: str
+    cluster: str
+    epoch: int
+    step: int
+    chief_incarnation: int
+    num_shards: int
+    record: ChiefRecord
+    placement: Placement
+    files: tuple[CheckpointFile, ...]
+    pushes: tuple[WorkerPushes, ...] = ()
+    data: DataProgress | None = None
+    life: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def age_order(self) -> tuple[int, int]:
+        """Sorts checkpoints of a cluster, the newest last: what was saved after the cluster was rolled back is newer."""
+        return self.epoch, self.step
+
+
+def check_tag(tag: str) -> str:
+    """Returns the name of a checkpoint as it is. Raises InvalidSpec if it could be anything but the name of a directory."""
+    if not _TAG.fullmatch(tag):
+        raise InvalidSpec(f"checkpoint tag {tag[:80]!r}: want 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
+    return tag
+
+
+def epoch_of(tag: str) -> int:
+    """Returns the epoch that a name by `tag_of` tells, with or without more behind it; 0: it is none."""
+    found = _OWN_TAG.match(tag)
+    return 0 if found is None else int(found.group(1) or 1)
+
+
+def tag_of(*, step: int, epoch: int) -> str:
+    """Returns the name that a checkpoint of this step has, for example "step-000001200", or "step-000001200-epoch-2"."""
+    return f"step-{step:09}" + (f"-epoch-{epoch}" if epoch > 1 else "")

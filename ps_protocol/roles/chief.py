@@ -1,0 +1,439 @@
+"""What workers and observers can ask of the chief, and the values of those calls. Knows words and numbers; no transport, no tensor."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.data import DataRange, DataSpec
+from ps_protocol.model.optimizers import Schedule
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.roles.shard import PushId
+
+# What workers and observers say to the chief, and hear from it, as values. Knows words and numbers; no transport, no tensor.
+
+
+MAX_WAIT_SLICE_S = 20.0
+DEFAULT_POLICY = PolicySpec()
+MAX_INDEX = (1 << 31) - 1
+
+
+class ParticipantKind(enum.Enum):
+    """A worker computes gradients; an observer only reads."""
+
+    WORKER = 1
+    OBSERVER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """Who calls: given by registration.
+
+    `life`: random for each life of a cluster. Another one begins where no server knows of the one before: then epochs and incarnations
+    may be given that were given in it. 0: none is known.
+    """
+
+    epoch: int
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    life: int = 0
+
+    @property
+    def era(self) -> tuple[int, int]:
+        """Names all that becomes of what is contributed: life and epoch. What was said in one holds in no other."""
+        return self.life, self.epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterRequest:
+    """Asks to take part; `index` None: the lowest free one. `request_id` is random, and the same in repetitions.
+
+    `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if nobody took its place.
+    `held`: ranges of the training data that it was leased as that one, and still has.
+    """
+
+    kind: ParticipantKind
+    index: int | None
+    host: str
+    pid: int
+    request_id: int
+    takeover: bool = False
+    former: Participant | None = None
+    held: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
+            raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already.
+
+    `shards_version`: grows when other processes hold the shards than before; 0: there are no standbys, and it stays so.
+    `rejects_nonfinite`: gradients with elements that are not finite are refused.
+    """
+
+    participant: Participant
+    lease_s: float
+    shard_addresses: tuple[str, ...]
+    global_step: int
+    may_contribute: bool
+    chief_incarnation: int = 0
+    standby_addresses: tuple[str, ...] = ()
+    shards_version: int = 0
+    rejects_nonfinite: bool = False
+
+
+class ModelState(enum.Enum):
+    """What a worker shall do about the model."""
+
+    ABSENT = 1
+    INITIALIZE = 2
+    WAIT = 3
+    READY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """The state of the model for the caller; `placement` is empty while ABSENT."""
+
+    state: ModelState
+    placement: Placement
+    attempt: int
+    max_staged_per_worker: int
+    global_step: int
+    waiting_for: str = ""
+    policy: PolicySpec = DEFAULT_POLICY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedModel:
+    """The agreed model; `model` is None while ABSENT."""
+
+    state: ModelState
+    model: ModelSpec | None
+    placement: Placement
+    global_step: int
+
+
+class PushOutcome(enum.Enum):
+    """What became of a contribution: in its step; its step was applied before; seen before; or its step takes no more from this worker.
+
+    ROLLED_BACK is what a session makes of one whose epoch is over, or whose worker was taken for gone: it is in no step.
+    """
+
+    ACCEPTED = 1
+    STALE = 2
+    DUPLICATE = 3
+    LATE = 4
+    ROLLED_BACK = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushCommit:
+    """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
+
+    `ranges`: ids of the leased ranges of the training data that it was made from.
+    """
+
+    push_id: PushId
+    step: int
+    staged: bool
+    is_applied: bool = False
+    ranges: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
+
+    `applied_step`: the step that the contribution is a part of, if it is accepted: the variables of the step after it have it. `staleness`:
+    how many steps older the variables were that it was computed from. `weight`: what its gradients are multiplied with.
+    """
+
+    outcome: PushOutcome
+    global_step: int
+    first_outcome: PushOutcome | None = None
+    applied_step: int | None = None
+    staleness: int = 0
+    weight: float = 1.0
+
+
+class TokenResult(enum.Enum):
+    """How a wait for a token ended."""
+
+    TOKEN = 1
+    WAIT = 2
+    FINISHED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReply:
+    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for.
+
+    `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
+    `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`. `shards_version` is as in
+    Registration: when it changes, register again.
+    """
+
+    result: TokenResult
+    step: int
+    commit: CommitResult | None = None
+    waiting_for: str = ""
+    global_step: int = 0
+    reads_latest: bool = False
+    settings_version: int = 0
+    shards_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A whole checkpoint; with an empty tag: not whole yet, and what is waited for."""
+
+    tag: str
+    step: int
+    waiting_for: str = ""
+
+
+class LeaseResult(enum.Enum):
+    """How a wish for ranges of the training data ended."""
+
+    GRANTED = 1
+    WAIT = 2
+    EXHAUSTED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReply:
+    """Ranges of the training data (GRANTED), or what is waited for (WAIT)."""
+
+    result: LeaseResult
+    ranges: tuple[DataRange, ...] = ()
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperparameterChange:
+    """New values for one optimizer of the model: the model's own, or (`variable` not empty) that of this variable.
+
+    `learning_rate` None leaves it. What is not named stays as it is.
+    """
+
+    variable: str = ""
+    learning_rate: Schedule | None = None
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsReply:
+    """The version of the settings that a change has made, and the step from which on it holds."""
+
+    version: int
+    step: int
+
+
+# What a chief reports of its cluster. Pure: words and numbers, no transport, no tensor.
+
+
+class ClusterState(enum.Enum):
+    """Where the cluster is."""
+
+    CONNECTING = 1
+    WAITING_FOR_MODEL = 2
+    TRAINING = 3
+    FINISHED = 4
+    FAILED = 5
+    RECOVERING = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipantStatus:
+    """One participant as the chief knows it; `state` is "live", "lapsed" or "left"."""
+
+    kind: ParticipantKind
+    index: int
+    incarnation: int
+    host: str
+    pid: int
+    state: str
+    seen_ago_s: float
+    num_accepted: int
+    num_stale: int
+    num_late: int
+    is_waiting: bool
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLink:
+    """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included.
+
+    `standby`: where its standby is that goes along; empty: there is none, for the reason in `standby_missing` if it was to have one.
+    """
+
+    index: int
+    address: str
+    is_reachable: bool
+    step: int | None
+    arena_bytes: int
+    num_slices: int
+    standby: str = ""
+    standby_missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """What one applied step was made of; durations in seconds."""
+
+    step: int
+    contributors: tuple[PushId, ...]
+    num_stale: int
+    num_late: int
+    duration_s: float
+    apply_duration_s: float
+    last_worker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """Checkpoints of a cluster: the latest whole one of this run (an empty tag: none yet), and the one that is being written.
+
+    `durability` is "none", "interval" or "step". `failure`: why the last attempt failed; empty: it did not.
+    """
+
+    durability: str
+    tag: str = ""
+    step: int = 0
+    age_s: float = 0.0
+    saving: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataStatus:
+    """How far a cluster is in its training data: the pass under way, and how many of its ranges are done, and leased."""
+
+    name: str
+    epoch: int
+    num_done: int
+    num_leased: int
+    num_ranges: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for."""
+
+    cluster: str
+    epoch: int
+    state: ClusterState
+    reason: str
+    global_step: int
+    max_steps: int | None
+    policy: str
+    replicas_to_aggregate: int
+    total_num_replicas: int
+    num_contributions: int
+    waiting_for: str
+    step_age_s: float
+    participants: tuple[ParticipantStatus, ...]
+    shards: tuple[ShardLink, ...]
+    ledger: tuple[LedgerEntry, ...]
+    num_accepted: int
+    num_stale: int
+    num_late: int
+    hyperparameters_version: int = 0
+    optimizer: str = ""
+    max_observed_staleness: int = 0
+    chief_incarnation: int = 0
+    checkpoint: CheckpointStatus | None = None
+    num_rollbacks: int = 0
+    last_rollback: str = ""
+    min_replicas: int = 0
+    data: DataStatus | None = None
+
+
+# The seam to the chief: what workers and observers ask of it, whatever carries it. Knows words and numbers; no transport, no tensor.
+
+
+class Chief(Protocol):
+    """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed.
+
+    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable.
+    """
+
+    def register_worker(self, request: RegisterRequest) -> Registration:
+        """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
+
+    def heartbeat(self, participant: Participant) -> bool:
+        """Renews the lease; True once training is finished."""
+
+    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
+        """Ends the lease."""
+
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
+        """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch.
+
+        Without `may_initialize` the caller is never told to INITIALIZE, and its model becomes the agreed one only where the
+        parameter servers hold values of it already.
+        """
+
+    def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
+        """Tells that the shards hold their initial values. Raises NotInitializer."""
+
+    def get_model(self, *, max_wait_s: float) -> AgreedModel:
+        """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
+
+    def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
+        """Counts a contribution. Never blocks."""
+
+    def dequeue_token(
+        self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
+    ) -> TokenReply:
+        """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Reports the cluster."""
+
+    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes how workers are coordinated, at the next moment when no step is being applied; None if that has not come in time.
+
+        Contributions counted and not applied go over to the new policy. Idempotent per `request_id`. Raises InvalidSpec.
+        """
+
+    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
+        """Changes an optimizer, at the next moment when no step is being applied; None if that has not come in time.
+
+        Idempotent per `request_id`. Raises InvalidSpec, VariableNotFound, NotInitialized.
+        """
+
+    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
+        """Saves a checkpoint when no step is being applied, and waits until it is whole; blocks at most `max_wait_s` (and 20 s).
+
+        Idempotent per `request_id`. Raises CheckpointStorageMissing, NotInitialized, StorageFull.
+        """
+
+    def lease_ranges(
+        self,
+        participant: Participant,
+        data: DataSpec,
+        *,
+        max_ranges: int,
+        request_id: int,
+        max_wait_s: float,
+        returned: tuple[int, ...] = (),
+    ) -> LeaseReply:
+        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s) while all that is left is leased to others.
+
+        Idempotent per `request_id`. `returned`: what the caller holds and will not use. Raises InvalidSpec, DataMismatch.
+        """
+
+    def finish(self, *, reason: str) -> int:
+        """Ends training; returns the last step."""
+
+    def close(self) -> None:
+        """Releases the caller's connection; the chief goes on."""

@@ -1,0 +1,551 @@
+"""What chief and workers can ask of a parameter server, and the values of those calls. Knows steps and bytes; no transport."""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import InvalidSpec, PsError
+from ps_protocol.model.layout import Layout, Segments, check_disjoint
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
+from ps_protocol.model.variables import Array
+
+# What chief and workers say to a parameter server, and hear from it, as values. Knows steps and bytes; no transport.
+
+
+MAX_STEP = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PushId:
+    """Names one contribution for ever; sorts by worker, then incarnation, then sequence: the order of every sum."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePart:
+    """The gradient of one table (its position in `layout.tables`): so many rows."""
+
+    table: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One worker's report of a number, that counts `weight` times in a mean."""
+
+    value: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushHeader:
+    """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
+
+    Its bytes are, one after the other: the arena (left out if `absent` has all slices); then for each of `sparse`, whose tables ascend, the
+    indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
+    the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
+    has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
+    `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
+    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds. `life`: of the
+    cluster that the worker is registered in; 0: it knows none.
+    """
+
+    epoch: int
+    push_id: PushId
+    step: int
+    layout_hash: str
+    sparse: tuple[SparsePart, ...] = ()
+    absent: tuple[int, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    refused: tuple[int, ...] = ()
+    encoding: FloatEncoding = FloatEncoding.AS_IS
+    encoded_bytes: int = 0
+    memory_slot: int | None = None
+    life: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step <= MAX_STEP:
+            raise InvalidSpec(f"local_step: got {self.step}, want 0 to 2^62")
+        if self.push_id.incarnation < 1 or self.push_id.sequence < 1:
+            raise InvalidSpec(f"push id: got {self.push_id}, want an incarnation and a sequence >= 1")
+
+
+class PushResult(enum.Enum):
+    """What became of a push at one shard."""
+
+    STAGED = 1
+    STALE = 2
+    DUPLICATE = 3
+    # In a shard that applies on arrival.
+    APPLIED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushReply:
+    """What became of a push, and the shard's step at that moment."""
+
+    result: PushResult
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSpec:
+    """All that a shard must know of its part of the model."""
+
+    epoch: int
+    shard: int
+    layout: Layout
+    optimizer: OptimizerSpec
+    initial_step: int = 0
+    attempt: int = 1
+    max_staged_per_worker: int = 2
+    averages: AverageSpec | None = None
+    clip: ClipSpec = NO_CLIP
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial_step <= MAX_STEP:
+            raise InvalidSpec(f"initial_step: got {self.initial_step}, want 0 to 2^62")
+        if self.max_staged_per_worker < 1:
+            raise InvalidSpec(f"max_staged_per_worker: got {self.max_staged_per_worker}, want >= 1")
+        check_disjoint((*self.layout.slices, *self.layout.tables))
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of the first values that are sent: the arena, then the tables that have no initializer, in their order."""
+        return self.layout.nbytes + sum(table.nbytes for table in self.layout.tables if table.variable.initializer is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSettings:
+    """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
+
+    `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
+    contribution is applied as soon as it is whole, in place and without a lock. `step`: where the shard is from now on, when it has applied
+    on arrival until now. `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it.
+    `rejects_nonfinite`: a gradient with elements that are not finite is refused when it is pushed.
+    """
+
+    epoch: int
+    chief_incarnation: int
+    version: int
+    step: int
+    accepts_stale: bool = False
+    applies_on_arrival: bool = False
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    rejects_nonfinite: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRequest:
+    """The step to apply and the contributions to average, sorted.
+
+    `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
+    `scales`: one factor for the mean of each slice, as `clipping.scales` has it; empty: all 1. `discards`: contributions that will never
+    be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
+    this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request.
+    """
+
+    epoch: int
+    chief_incarnation: int
+    step: int
+    contributors: tuple[PushId, ...]
+    weights: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    discards: tuple[PushId, ...] = ()
+    ranges: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedPush:
+    """A contribution that was applied as a part of `step`, by its number among those of its incarnation."""
+
+    sequence: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPushes:
+    """What has been applied of one worker lately, by its newest incarnation; in order of sequences."""
+
+    worker: int
+    incarnation: int
+    applied: tuple[AppliedPush, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
+
+    `record` is the latest that a chief has had kept there (empty: none), `last_apply` the step that was applied last in this epoch.
+    """
+
+    step: int | None
+    layout_hash: str
+    record: bytes = b""
+    record_version: int = 0
+    last_apply: ApplyRequest | None = None
+    pushes: tuple[WorkerPushes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyReply:
+    """The shard's step now, and whether this very request had been carried out before."""
+
+    step: int
+    repeated_request: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRequest:
+    """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
+
+    Slots are only kept for the latest step.
+    """
+
+    epoch: int
+    layout_hash: str
+    table: int
+    step: int | None
+    slot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCell:
+    """What one worker has reported under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
+
+    name: str
+    worker: int
+    total: float
+    weight: float
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatus:
+    """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds.
+
+    `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has told it.
+    """
+
+    shard: int
+    process_incarnation: int
+    epoch: int
+    chief_incarnation: int
+    step: int | None
+    num_slices: int
+    arena_bytes: int
+    allocated_bytes: int
+    num_staged: int
+    num_pushes: int
+    num_stale: int
+    num_duplicates: int
+    num_nonfinite: int
+    last_apply_s: float
+    settings_version: int = 0
+    num_sharing: int = 0
+    chief_address: str = ""
+    chief_heard_ago_s: float | None = None
+    is_alone: bool = False
+    life: int = 0
+
+
+# What a chief says to a parameter server about checkpoints, and hears from it, as values. Knows steps and bytes; no file, no transport.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """A step to save under the name `tag`. `num_shards`: parameter servers of the cluster, for the file's name."""
+
+    epoch: int
+    chief_incarnation: int
+    step: int
+    tag: str
+    num_shards: int = 1
+
+
+class SaveState(enum.Enum):
+    """How far a save is: the values are copied and being written; the file is on stable storage; it has come to nothing."""
+
+    WRITING = 1
+    DONE = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    """One file of a checkpoint: its name in the checkpoint's directory, whose it was, its size, and its SHA-256 in hexadecimal digits."""
+
+    name: str
+    shard: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveProgress:
+    """How far a save is; with DONE the file, with FAILED why."""
+
+    state: SaveState
+    file: CheckpointFile | None = None
+    failure: PsError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
+
+    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `life`: of the cluster.
+    """
+
+    chief_incarnation: int
+    spec: ShardSpec
+    tag: str
+    manifest_sha256: str
+    settings: ShardSettings
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreProgress:
+    """How far a restoration is, in bytes of files."""
+
+    is_done: bool
+    num_bytes_read: int = 0
+    num_bytes: int = 0
+
+
+# The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport.
+
+
+class Shard(Protocol):
+    """One parameter server. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
+
+    `timeout_s` bounds a call; None: the transport's default. All calls are idempotent, so a caller may repeat any that ended as
+    Unavailable. Implementations are thread-safe.
+    """
+
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+
+        `life`: of the cluster, see Participant; who pushes in another one is refused.
+        """
+
+    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+        """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
+
+    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
+        """Copies the values of a step, then writes them to storage in the background; asked again, waits for the end, `max_wait_s` at most.
+
+        Idempotent per tag. Raises Superseded, StepMismatch, CheckpointStorageMissing.
+        """
+
+    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
+        """Replaces whatever the shard has by a checkpoint's values, under the epoch of the request; asked again, waits for the end.
+
+        Idempotent per epoch and tag. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
+        """
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables with their initial values, all or nothing; False if they stood already.
+
+        Raises VariableExists if others stand.
+        """
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copies the variables of `step` (None: the latest) into the caller's memory and returns their step.
+
+        If that is `held_step`, which the caller has there already, nothing is copied. Raises NotInitialized, StepGone, StepNotReady. After
+        an error the contents of `into` are undefined.
+        """
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Says that the caller will read `step`, which need not be there yet: it may leave as soon as it is. A hint; never fails."""
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the arena of a step where the shard has it, read-only; None if this transport copies: then `read_variables` does.
+
+        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. Raises
+        what `read_variables` raises.
+        """
+
+    def gradient_memory(self) -> Array | None:
+        """Returns an arena to write the next gradients into, that `push_gradients` then need not copy; None if this transport copies.
+
+        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
+        TooManyPushes if there is none that is free, and no more can be had.
+        """
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution, all or nothing. `gradients` may begin with what `gradient_memory` gave: then that is not copied."""
+
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sum of squares of the mean that `apply_step` would use, for each of `layout.slices` and `layout.tables`. No effect.
+
+        Raises what `apply_step` raises.
+        """
+
+    def apply_step(self, request: ApplyRequest) -> ApplyReply:
+        """Averages the contributions and lets the optimizer make the next step."""
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Copies rows of one table, or of one of its slots, into the caller's memory, and returns their step.
+
+        `indices`: int64, counted from the slice's first row, any order, repetitions allowed. `into` has as many bytes as those rows.
+        `meanwhile`, only where these are some, is called with the step while the shard counts the caller among the readers of that step.
+        Raises IndexOutOfRange, SlotNotFound, NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
+        """
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported, by name and worker."""
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Returns the names of the optimizer's slots, sorted."""
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Copies one slot of all dense variables into the caller's memory and returns its step. Raises SlotNotFound.
+
+        `averages.AVERAGE_SLOT` gives the moving averages; a variable that has none, or whose optimizer has no such slot, has zeros there.
+        """
+
+    def status(self) -> ShardStatus:
+        """Reports step, memory and counters."""
+
+    def shutdown(self, *, epoch: int, reason: str) -> None:
+        """Ends the server."""
+
+    def close(self) -> None:
+        """Releases the caller's connection; the server goes on."""
+
+
+# A shard that passes every call on to another one: the base of those that do some things differently. Knows the Protocol; no transport.
+
+
+class ForwardingShard:
+    """Implements Shard over another one; every method is as that one has it. As thread-safe as it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._forward = shard
+
+    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+        """Puts the shard under a chief."""
+        return self._forward.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+
+    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+        """Keeps a record for the chief's successor."""
+        self._forward.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+
+    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
+        """Has a step saved."""
+        return self._forward.save(request, max_wait_s=max_wait_s)
+
+    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
+        """Has the shard brought back to a checkpoint."""
+        return self._forward.restore(request, max_wait_s=max_wait_s)
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables with their initial values; False if they stood already."""
+        return self._forward.create_variables(spec, values, timeout_s=timeout_s)
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copies the variables of a step into the caller's memory; returns their step."""
+        return self._forward.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Says that the variables of a step will be read."""
+        self._forward.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the shard's own memory of a step, if there is a way to it."""
+        return self._forward.variables_view(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def gradient_memory(self) -> Array | None:
+        """Returns memory of the shard to write gradients into, if there is a way to it."""
+        return self._forward.gradient_memory()
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution."""
+        return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
+
+    def configure(self, settings: ShardSettings) -> None:
+        """Changes how the shard works."""
+        self._forward.configure(settings)
+
+    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
+        """Returns the sums of squares of the step's means."""
+        return self._forward.prepare_step(request)
+
+    def apply_step(self, request: ApplyRequest) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        return self._forward.apply_step(request)
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Copies rows of one table, or of one of its slots, into the caller's memory; returns their step."""
+        return self._forward.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported."""
+        return self._forward.read_metrics(epoch=epoch)
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Returns the names of the optimizers' slots."""
+        return self._forward.list_slots(epoch=epoch)
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Copies one slot of all variables into the caller's memory; returns its step."""
+        return self._forward.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
+
+    def status(self) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return self._forward.status()
+
+    def shutdown(self, *, epoch: int, reason: str) -> None:
+        """Ends the server."""
+        self._forward.shutdown(epoch=epoch, reason=reason)
+
+    def close(self) -> None:
+        """Releases the connection."""
+        self._forward.close()

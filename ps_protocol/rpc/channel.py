@@ -1,0 +1,176 @@
+"""Channels and ports: their options, each with its reason, encrypted or not, and the token that each call carries. Knows no method."""
+
+from collections.abc import Callable, Sequence
+
+import grpc
+import grpc.aio
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.listening import most_connections
+from ps_protocol.roles.identity import Address, parse_address
+from ps_protocol.security import tokens
+from ps_protocol.security.certificates import ServerCertificates, channel_credentials
+from ps_protocol.security.options import OPEN, Security
+from ps_protocol.security.permissions import CallerRole
+
+# The options of every gRPC channel and server, each with its reason, and the opening of channels. Knows no service.
+
+
+MAX_MESSAGE_BYTES = 16 << 20
+# A process has a connection of its own for each server and user, with a handful of streams and calls.
+MAX_CALLS_A_CONNECTION = 128
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Bounds what one message can make the receiver allocate. Tensors of any size travel as many frames of FRAME_BYTES.
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The sender refuses as well, with a clearer error than the receiver's reset.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Bit 0 is "identity": gradients do not compress, and a compressed message could unfold to far more than its size.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # A peer that stops answering (power loss, SIGSTOP, a cut cable) is given up after 20 + 10 s instead of TCP's 15 minutes.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Newer versions of gRPC go by this one instead, whose default is a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # Also while no call is under way: otherwise the next call would be the one that finds out.
+    ("grpc.keepalive_permit_without_calls", 1),
+    # The default of 2 pings would end keepalive in the middle of a long wait for a token.
+    ("grpc.http2.max_pings_without_data", 0),
+    # Room for an error's text and facts, which `status.py` cuts to fit; no more, since anybody may fill it.
+    ("grpc.max_metadata_size", 16_384),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # Peers of a cluster talk to each other directly; http_proxy in the environment is meant for the web.
+    ("grpc.enable_http_proxy", 0),
+    # gRPC's own retry keeps copies of what was sent and gives up on streams of our size; `retry.py` repeats instead.
+    ("grpc.enable_retries", 0),
+    # The service config would come from DNS TXT records; asking for them only delays the first connection.
+    ("grpc.service_config_disable_resolution", 1),
+    # Channels to one address share nothing, so that closing one, or one's backoff, does not touch another user of this process.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A restarted server is found within about a second: its users wait for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name also how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    # After a name was looked up in vain, look again soon: containers get their names while they start.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+
+_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # With 1 two servers could share a port unnoticed, and each would get half of the calls; with 0 the second refuses to start.
+    ("grpc.so_reuseport", 0),
+    # Probing, gRPC lets every peer send tens of MiB ahead of what is taken: memory for nothing where it was measured (one host). Without, a
+    # message under way is still asked for whole: a frame each round trip, 1 GB/s at one of 1 ms.
+    ("grpc.http2.bdp_probe", 0),
+    # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
+    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
+    ("grpc.max_concurrent_streams", MAX_CALLS_A_CONNECTION),
+    # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
+    # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.
+    ("grpc.server.max_pending_requests", 4_096),
+    ("grpc.server.max_pending_requests_hard_limit", 6_144),
+    # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Returns the options for `grpc.server` and `grpc.aio.server`."""
+    # Whoever reaches the port can hold connections: they must not take the descriptors that a checkpoint or a worker's memory needs.
+    return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Opens a channel to "host:port" or "unix:/path"; raises InvalidSpec otherwise. Connects at the first call, and again when lost."""
+    return grpc.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
+
+
+def open_aio_channel(address: str) -> grpc.aio.Channel:
+    """Opens a channel for asyncio, as `open_channel` does."""
+    return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
+
+
+# How this process reaches others: encrypted or not, and the token that each call carries. Opens channels; knows no method.
+
+
+Metadata = tuple[tuple[str, str], ...]
+_NO_METADATA: Metadata = ()
+
+
+class Access:
+    """What a caller of one role sends to prove who it is. Thread-safe.
+
+    Without a token of its own it takes the one beside a Unix socket, where a launcher has left it. To other hosts a token goes by TLS only.
+    """
+
+    def __init__(self, security: Security = OPEN, *, role: CallerRole = CallerRole.WORKER) -> None:
+        self._security, self._role = security, role
+
+    @property
+    def security(self) -> Security:
+        """What it was made of."""
+        return self._security
+
+    def uses_tls(self, address: str) -> bool:
+        """Whether calls to the address are encrypted."""
+        return self._security.calls_with_tls and not parse_address(address).is_unix
+
+    def open_channel(self, address: str) -> grpc.Channel:
+        """Opens a channel; raises InvalidSpec for an address or a certificate that is none. Connects at the first call, again when lost."""
+        target = str(parse_address(address))
+        if not self.uses_tls(address):
+            return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(target, channel_credentials(self._security), options=self._tls_options())
+
+    def open_aio_channel(self, address: str) -> grpc.aio.Channel:
+        """Opens a channel for asyncio, as `open_channel` does."""
+        target = str(parse_address(address))
+        if not self.uses_tls(address):
+            return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(target, channel_credentials(self._security), options=self._tls_options())
+
+    def metadata_for(self, address: str) -> Callable[[], Metadata]:
+        """Returns what gives the metadata of each call to the address. Raises InvalidSpec rather than send a token in the clear."""
+        parsed = parse_address(address)
+        if not self._has_token:
+            beside = tokens.tokens_beside(parsed.path) if parsed.is_unix else None
+            return tokens.TokenSource(beside, role=self._role).header if beside is not None else lambda: _NO_METADATA
+        self._check_privacy(parsed, address)
+        if self._security.token_file is not None:
+            return tokens.TokenSource(self._security.token_file, role=self._role).header
+        header = tokens.bearer(self._security.token)
+        return lambda: header
+
+    @property
+    def _has_token(self) -> bool:
+        return bool(self._security.token) or self._security.token_file is not None
+
+    def _check_privacy(self, parsed: Address, address: str) -> None:
+        if not (parsed.is_loopback or self.uses_tls(address)):
+            raise InvalidSpec(f"refusing to send a token without TLS to {parsed.host}; pass tls_ca= (--tls-ca) or tls=True")
+
+    def _tls_options(self) -> Sequence[tuple[str, str | int]]:
+        name = self._security.tls_server_name
+        return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
+
+
+# For whoever was given nothing: loopback, Unix sockets, and networks where everybody is trusted.
+DEFAULT_ACCESS = Access()
+
+
+# The port of a server, encrypted if the server has a certificate. Knows grpc and certificates; no service.
+
+
+def add_port(server: grpc.Server, address: Address, *, security: Security) -> int:
+    """Opens the port and returns its number. Raises RuntimeError if gRPC cannot, InvalidSpec for certificates that are not right."""
+    if security.tls_cert is None or address.is_unix:
+        port: int = server.add_insecure_port(str(address))
+    else:
+        port = server.add_secure_port(str(address), ServerCertificates(security).credentials())
+    return port

@@ -1,0 +1,288 @@
+"""The one table between typed errors and gRPC statuses, applied by servers and reversed by clients. Knows no service."""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ps_protocol import errors
+from ps_protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidSpec,
+    LimitExceeded,
+    MalformedMessage,
+    PsError,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
+from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
+from ps_protocol.v1 import error_pb2
+from ps_protocol.wire.codec import fitting, typed_error
+
+# Typed errors and plain words for what gRPC itself reports: nobody answered, or none of ours. Knows no channel and no service.
+
+
+# What gRPC's text contains -> what it means, and what to do. The first that occurs counts.
+_CAUSES: tuple[tuple[str, str], ...] = (
+    ("http1.x server", "what listens there speaks HTTP/1.1, not gRPC; check the address"),
+    ("Connection refused", "connection refused; is it started?"),
+    ("No such file or directory", "there is no such socket; is it started?"),
+    ("Permission denied", "permission denied; is the socket another user's?"),
+    ("Domain name not found", "the name is unknown; check the address, or wait for its DNS entry"),
+    ("address lookup failed", "the name cannot be looked up; check the address and the DNS"),
+    ("DNS resolution failed", "the name cannot be looked up; check the address and the DNS"),
+    ("No route to host", "no route to host; check the address and the network"),
+    ("Network is unreachable", "the network is unreachable; check the address and the network"),
+    ("keepalive", "it stopped answering (keepalive); is the process or the machine stopped?"),
+    ("ping timeout", "it stopped answering (keepalive); is the process or the machine stopped?"),
+    # A connection that has failed before gRPC looked why; for want of time it is "FD Shutdown (connect() timed out)".
+    ("Timeout occurred: FD shutdown", "connection refused; is it started?"),
+    ("imed out", "no answer to the attempt to connect; check the address and firewalls"),
+    ("imeout occurred", "no answer to the attempt to connect; check the address and firewalls"),
+    ("Failed parsing HTTP/2", "what listens there does not speak gRPC; check the address"),
+    ("onnection reset", "the connection was lost; did it end?"),
+    ("Socket closed", "the connection was lost; did it end?"),
+    # Whoever reads when it is cut hears that the socket was closed, and who comes later, that it is.
+    ("FD shutdown", "the connection was lost; did it end?"),
+    ("FD Shutdown", "the connection was lost; did it end?"),
+    ("Endpoint closing", "the connection was lost; did it end?"),
+    ("ransport closed", "the connection was lost; did it end?"),
+    ("roken pipe", "the connection was lost; did it end?"),
+    ("GOAWAY", "the connection was lost; did it end?"),
+)
+
+# Connections that come to nothing however often they are tried.
+_HOPELESS: dict[str, tuple[type[PsError], str]] = {
+    "WRONG_VERSION_NUMBER": (InvalidSpec, "server is not using TLS; pass tls=False, or leave out --tls-ca"),
+    "CERTIFICATE_VERIFY_FAILED": (Unauthenticated, "its certificate is not of the authority that was given; check --tls-ca (tls_ca=)"),
+    "Hostname Verification Check failed": (
+        Unauthenticated,
+        "its certificate is for other names than this address; make one with `lockstep certs create --host`, or pass --tls-server-name",
+    ),
+}
+
+
+def from_status(code: grpc.StatusCode, details: str, *, target: str, awaited: str, timeout_s: float | None) -> PsError:
+    """Returns the error for a call to `target` that ended with `code`; `details` is gRPC's own text."""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        for fragment, (error_type, words) in _HOPELESS.items():
+            if fragment in details:
+                return error_type(f"cannot talk to {target}: {words}")
+        return Unavailable(f"cannot reach {target}: {_cause(details)}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        limit = "in time" if timeout_s is None else f"within {timeout_s:.3g} s"
+        return DeadlineExceeded(
+            f"{target}: waited for {awaited}, which did not come {limit}; raise the timeout, or see what it is busy with"
+        )
+    if code is grpc.StatusCode.CANCELLED:
+        return Cancelled(f"{target}: the call was cancelled while it waited for {awaited}: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Unimplemented(
+            f"{target}: {details}: it is an older version, has another role, or is no Lockstep server; check the address and the versions"
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        hint = f"; a message may have {MAX_MESSAGE_BYTES} bytes at most" if "larger than max" in details else ""
+        return LimitExceeded(f"{target}: {details}{hint}")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return MalformedMessage(f"{target}: {details}")
+    return InternalError(f"{target}: {code.name}: {details}")
+
+
+def _cause(details: str) -> str:
+    for fragment, words in _CAUSES:
+        if fragment in details:
+            return words
+    return details or "no cause was given"
+
+
+# The one table between typed errors and gRPC statuses, applied by servers and reversed by clients. Knows no service.
+#
+# A server wraps each method in `answering` (or `answering_aio`): a PsError ends the call with its status, its text, and the trailing
+# metadata "ps-reason" (for people and proxies) and "ps-error-bin" (ErrorDetails). `rebuild` makes the same error of it again at the client.
+
+
+log = logging.getLogger("lockstep.rpc")
+
+REASON_KEY = "ps-reason"
+DETAILS_KEY = "ps-error-bin"
+
+_Code = grpc.StatusCode
+
+STATUS: dict[type[PsError], grpc.StatusCode] = {
+    # Wrong whatever the state.
+    errors.InvalidSpec: _Code.INVALID_ARGUMENT,
+    errors.ShapeMismatch: _Code.INVALID_ARGUMENT,
+    errors.DtypeMismatch: _Code.INVALID_ARGUMENT,
+    errors.IncompletePush: _Code.INVALID_ARGUMENT,
+    errors.IndexOutOfRange: _Code.INVALID_ARGUMENT,
+    errors.NonFiniteGradient: _Code.INVALID_ARGUMENT,
+    errors.MalformedMessage: _Code.INVALID_ARGUMENT,
+    errors.TruncatedStream: _Code.INVALID_ARGUMENT,
+    errors.FrameOutOfOrder: _Code.INVALID_ARGUMENT,
+    errors.PushIdReused: _Code.INVALID_ARGUMENT,
+    errors.WorkerIndexOutOfRange: _Code.OUT_OF_RANGE,
+    # There is none, or there is another one.
+    errors.VariableNotFound: _Code.NOT_FOUND,
+    errors.SlotNotFound: _Code.NOT_FOUND,
+    errors.AccumulatorNotFound: _Code.NOT_FOUND,
+    errors.AccumulatorExists: _Code.ALREADY_EXISTS,
+    errors.VariableExists: _Code.ALREADY_EXISTS,
+    errors.ModelMismatch: _Code.ALREADY_EXISTS,
+    errors.WorkerIndexTaken: _Code.ALREADY_EXISTS,
+    # Too much.
+    errors.ClusterFull: _Code.RESOURCE_EXHAUSTED,
+    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
+    errors.TooManyPushes: _Code.RESOURCE_EXHAUSTED,
+    # Wrong now; something else must be done first.
+    errors.NotInitialized: _Code.FAILED_PRECONDITION,
+    errors.NotInitializer: _Code.FAILED_PRECONDITION,
+    errors.LayoutMismatch: _Code.FAILED_PRECONDITION,
+    errors.LeaseExpired: _Code.FAILED_PRECONDITION,
+    errors.StepGone: _Code.FAILED_PRECONDITION,
+    errors.StepNotReady: _Code.FAILED_PRECONDITION,
+    errors.StepAhead: _Code.FAILED_PRECONDITION,
+    errors.StepMismatch: _Code.FAILED_PRECONDITION,
+    errors.ContributionMissing: _Code.FAILED_PRECONDITION,
+    errors.WrongCluster: _Code.FAILED_PRECONDITION,
+    errors.WrongRole: _Code.FAILED_PRECONDITION,
+    errors.ProtocolMismatch: _Code.FAILED_PRECONDITION,
+    errors.TrainingFailed: _Code.FAILED_PRECONDITION,
+    errors.CheckpointMismatch: _Code.FAILED_PRECONDITION,
+    errors.CheckpointStorageMissing: _Code.FAILED_PRECONDITION,
+    errors.DataMismatch: _Code.FAILED_PRECONDITION,
+    # Storage.
+    errors.CheckpointNotFound: _Code.NOT_FOUND,
+    errors.StorageFull: _Code.RESOURCE_EXHAUSTED,
+    # Not UNAVAILABLE: another attempt of the same call would only meet the same disk.
+    errors.StorageFailed: _Code.FAILED_PRECONDITION,
+    errors.DataLoss: _Code.DATA_LOSS,
+    # Not let in.
+    errors.Unauthenticated: _Code.UNAUTHENTICATED,
+    errors.PermissionDenied: _Code.PERMISSION_DENIED,
+    # Fenced: start again.
+    errors.EpochMismatch: _Code.ABORTED,
+    errors.Superseded: _Code.ABORTED,
+    # The call did not come through.
+    errors.Unavailable: _Code.UNAVAILABLE,
+    errors.ShuttingDown: _Code.UNAVAILABLE,
+    errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
+    errors.Cancelled: _Code.CANCELLED,
+    errors.Unimplemented: _Code.UNIMPLEMENTED,
+    errors.InternalError: _Code.INTERNAL,
+}
+
+
+@contextlib.contextmanager
+def answering(context: grpc.ServicerContext, *, server_name: str = "the server") -> Iterator[None]:
+    """Ends the call with the status of whatever error the block raises; `server_name` says in whose log a defect's details are."""
+    try:
+        yield
+    except PsError as error:
+        _abort(context, error)
+    except grpc.RpcError:
+        # The request iterator ends so when the client has gone: nobody is left to be answered.
+        if context.is_active():
+            _abort(context, defect(server_name))
+        raise
+    except Exception:
+        _abort(context, defect(server_name))
+
+
+@contextlib.asynccontextmanager
+async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, server_name: str = "the server") -> AsyncIterator[None]:
+    """Does for asyncio what `answering` does for threads."""
+    try:
+        yield
+    except PsError as error:
+        await context.abort(*_answer(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        await context.abort(*_answer(defect(server_name)))
+
+
+def set_status(context: grpc.ServicerContext, error: PsError) -> None:
+    """Has a call end with the error's status when its handler ends it."""
+    ending_with(error)(context)
+
+
+def ending_with(error: PsError) -> Callable[[grpc.ServicerContext], None]:
+    """Returns what does that for any call: for an error that many calls end with."""
+    code, text, metadata = _answer(error)
+
+    def set_it(context: grpc.ServicerContext) -> None:
+        context.set_trailing_metadata(metadata)
+        context.set_code(code)
+        context.set_details(text)
+
+    return set_it
+
+
+def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
+    code, text, metadata = _answer(error)
+    context.set_trailing_metadata(metadata)
+    context.abort(code, text)
+
+
+def defect(server_name: str) -> InternalError:
+    """Logs the exception that is being handled, and returns what the caller is told of it."""
+    number = secrets.token_hex(4)
+    log.exception("internal error number=%s", number)
+    return InternalError(f"internal error {number} (see the log of {server_name})")
+
+
+def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+    # Somebody may keep the error, and shall not keep with it all that it came through.
+    error.__traceback__ = None
+    text, facts = fitting(error)
+    details = error_pb2.ErrorDetails(reason=error.reason, facts=facts)
+    return status_of(error), text, ((REASON_KEY, error.reason), (DETAILS_KEY, details.SerializeToString()))
+
+
+def status_of(error: PsError) -> grpc.StatusCode:
+    """Returns the status that the error travels with."""
+    return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), _Code.INTERNAL)
+
+
+def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", timeout_s: float | None = None) -> PsError:
+    """Returns the typed error behind a failed call.
+
+    `target` says who was called, for example "ps 0 at 127.0.0.1:5000"; `awaited` what for, and `timeout_s` how long: for the texts of
+    errors that gRPC itself reports.
+    """
+    if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
+        return InternalError(f"{target}: {error!r}")
+    metadata = error.trailing_metadata() or ()
+    return from_ending(error.code(), error.details() or "", tuple(metadata), target=target, awaited=awaited, timeout_s=timeout_s)
+
+
+def from_ending(
+    code: grpc.StatusCode,
+    text: str,
+    metadata: Iterable[tuple[str, str | bytes]],
+    *,
+    target: str,
+    awaited: str = "an answer",
+    timeout_s: float | None = None,
+) -> PsError:
+    """Returns the typed error behind the end of a call: its status, its text and its trailing metadata. See `rebuild`."""
+    details = _details(metadata)
+    if details is None:
+        return from_status(code, text, target=target, awaited=awaited, timeout_s=timeout_s)
+    return typed_error(details.reason, text, dict(details.facts))
+
+
+def _details(metadata: Iterable[tuple[str, str | bytes]]) -> error_pb2.ErrorDetails | None:
+    for key, value in metadata:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                return error_pb2.ErrorDetails.FromString(value)
+    return None

@@ -1,0 +1,126 @@
+"""Certificates and keys as gRPC wants them, for callers and for servers. Knows files and gRPC; no method and no token."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import grpc
+
+from ps_protocol.errors import InvalidSpec, PermissionDenied
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
+
+log = logging.getLogger("lockstep.rpc")
+
+_SCHEME = "lockstep"
+_LOOK_INTERVAL_S = 1.0
+_MAX_FILE_BYTES = 1 << 20
+
+
+def identity_uri(cluster: str, role: CallerRole) -> str:
+    """Returns what a certificate says about its holder."""
+    return f"{_SCHEME}://{quote(cluster, safe='')}/{role.value}"
+
+
+def certified_roles(auth_context: Mapping[str, Sequence[bytes]], *, cluster: str) -> frozenset[CallerRole]:
+    """Returns the roles that the caller's certificate gives it in this cluster. Raises PermissionDenied if there is none."""
+    # URIs only: an authority that checks who has a host name may put any other text that looks like one into a certificate.
+    by_cluster = _identities(auth_context.get("peer_uri", ()))
+    if not by_cluster:
+        raise PermissionDenied(f"the certificate has no name {identity_uri(cluster, CallerRole.WORKER)!r}; see `lockstep certs create`")
+    if cluster not in by_cluster:
+        raise PermissionDenied(f"certificate is for cluster {min(by_cluster)!r}, this is {cluster!r}")
+    return frozenset(by_cluster[cluster])
+
+
+def _identities(names: Iterable[bytes]) -> dict[str, set[CallerRole]]:
+    roles = {role.value: role for role in CallerRole}
+    found: dict[str, set[CallerRole]] = {}
+    for name in names:
+        try:
+            parts = urlsplit(name.decode("utf-8", "replace"))
+        except ValueError:
+            continue
+        role = roles.get(parts.path.removeprefix("/"))
+        if parts.scheme == _SCHEME and role is not None and not (parts.query or parts.fragment):
+            # `netloc`, since `hostname` would make lower-case letters of the cluster's.
+            found.setdefault(unquote(parts.netloc), set()).add(role)
+    return found
+
+
+def channel_credentials(security: Security) -> grpc.ChannelCredentials:
+    """Returns what a caller opens a channel with; the files are read now. Raises InvalidSpec."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=_pem(security.tls_ca, "CERTIFICATE"),
+        private_key=_pem(security.tls_key, "PRIVATE KEY"),
+        certificate_chain=_pem(security.tls_cert, "CERTIFICATE"),
+    )
+
+
+class ServerCertificates:
+    """A server's certificates, read again when their files change: for new connections. Raises InvalidSpec for files that are not right."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+        self._lock = threading.Lock()
+        self._next_look = 0.0
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._first = self._configuration()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Returns what a server opens its port with."""
+        # grpcio takes None for "as before", which its types do not say.
+        newest: Any = self._newest
+        return grpc.dynamic_ssl_server_credentials(self._first, newest, require_client_authentication=self._security.verify_clients)
+
+    def _newest(self) -> grpc.ServerCertificateConfiguration | None:
+        """Is asked by gRPC for each connection; None: what was given last."""
+        with self._lock:
+            if time.monotonic() < self._next_look:
+                return None
+            try:
+                if self._stamps() == self._seen:
+                    return None
+                configuration = self._configuration()
+            except (InvalidSpec, OSError) as error:
+                log.warning("changed certificates cannot be used, those read before stay cause=%s", error)
+                return None
+            log.info("read the certificates again path=%s", self._security.tls_cert)
+            return configuration
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        security = self._security
+        self._next_look = time.monotonic() + _LOOK_INTERVAL_S
+        # Before the files are read: what is replaced meanwhile is seen at the next look.
+        stamps = self._stamps()
+        key, chain = _pem(security.tls_key, "PRIVATE KEY") or b"", _pem(security.tls_cert, "CERTIFICATE") or b""
+        authority = _pem(security.tls_ca, "CERTIFICATE") if security.verify_clients else None
+        configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
+        self._seen = stamps
+        return configuration
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        security = self._security
+        paths = [path for path in (security.tls_cert, security.tls_key, security.tls_ca) if path is not None]
+        try:
+            return tuple((about.st_ino, about.st_mtime_ns) for about in map(os.stat, paths))
+        except OSError as error:
+            raise InvalidSpec(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _pem(path: Path | None, kind: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise InvalidSpec(f"cannot read {path}: {error.strerror}") from None
+    if f"{kind}-----".encode() not in text:
+        raise InvalidSpec(f"{path}: there is no PEM block {kind} in it")
+    return text

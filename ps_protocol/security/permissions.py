@@ -1,0 +1,86 @@
+"""Which role may call which method: one table over all RPCs. Knows no token, no certificate and no wire."""
+
+import enum
+from collections.abc import Iterable, Mapping
+
+from ps_protocol.errors import PermissionDenied
+
+_PACKAGE = "ps_protocol.v1"
+HEALTH = "grpc.health.v1.Health"
+
+
+class CallerRole(enum.Enum):
+    """Who calls, as a token or a certificate says. The value is the word in token files and certificates."""
+
+    CHIEF = "chief"
+    WORKER = "worker"
+    OBSERVER = "observer"
+    ADMIN = "admin"
+    PS = "ps"
+
+
+_CHIEF = frozenset({CallerRole.CHIEF})
+_WORKER = frozenset({CallerRole.WORKER})
+# Who looks at a model without taking part, and who takes part: a worker may do whatever an observer may.
+_READERS = frozenset({CallerRole.WORKER, CallerRole.OBSERVER, CallerRole.ADMIN})
+_OPERATORS = frozenset({CallerRole.WORKER, CallerRole.ADMIN})
+_EVERYBODY = frozenset(CallerRole)
+
+
+def _rows(service: str, roles: frozenset[CallerRole], methods: str) -> dict[str, frozenset[CallerRole]]:
+    return {f"/{_PACKAGE}.{service}/{method}": roles for method in methods.split()}
+
+
+# Every RPC has a row; a method without one may be called by nobody.
+ALLOWED: Mapping[str, frozenset[CallerRole]] = {
+    **_rows("HandshakeService", _EVERYBODY, "Handshake"),
+    # What changes a shard's model as a whole is the chief's.
+    **_rows("ParameterService", _CHIEF, "AdoptShard ConfigureShard PrepareStep ApplyStep CommandShard"),
+    **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
+    **_rows("ParameterService", _WORKER, "CreateVariables PushGradients StreamPushes ShareMemory"),
+    **_rows("ParameterService", _READERS, "ReadVariables StreamVariables ReadRows ReadMetrics ListSlots ReadSlot"),
+    **_rows("ParameterService", _EVERYBODY, "GetShardStatus"),
+    **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
+    **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),
+    **_rows("AccumulatorService", _READERS, "GetAccumulator"),
+    # Observers are participants, too: they have a lease, so that the processes stay until they have read.
+    **_rows("ChiefService", _READERS, "RegisterWorker Heartbeat DeregisterWorker GetModel"),
+    **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization CommitPush DequeueToken Converse LeaseRanges"),
+    **_rows("ChiefService", _OPERATORS, "SetPolicy SetHyperparameters SaveCheckpoint FinishTraining"),
+    **_rows("ChiefService", _EVERYBODY, "GetClusterStatus"),
+    # As long as the caller likes: not for strangers, as the question for the health is.
+    f"/{HEALTH}/Watch": _EVERYBODY,
+}
+
+# Says only whether the process is alive; those who ask, kubelet and load balancers, have no token.
+_OPEN = frozenset({f"/{HEALTH}/Check"})
+# Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
+_STANDING = frozenset(
+    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["StreamPushes", "StreamVariables", "ShareMemory", "CommandShard"]}
+    | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "PushGradients", "ReadVariables", "ReadRows", "ReadSlot"]}
+    | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
+    | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}
+)
+
+
+def is_open(method: str) -> bool:
+    """Whether anybody may call the method, "/service/method"."""
+    return method in _OPEN
+
+
+def is_standing(method: str) -> bool:
+    """Whether a call of the method may last: then its token must stay good, too."""
+    return method in _STANDING
+
+
+def check_allowed(method: str, role: CallerRole, *, proof: str = "token") -> None:
+    """Raises PermissionDenied unless `role` may call the method; `proof` is what says that it has the role: "token" or "certificate"."""
+    roles = ALLOWED.get(method)
+    if roles is None or role not in roles:
+        raise denied(method.rpartition("/")[2], roles or (), role, proof=proof)
+
+
+def denied(action: str, roles: Iterable[CallerRole], role: CallerRole, *, proof: str = "token") -> PermissionDenied:
+    """Returns the error for a caller of another role than the action needs."""
+    wanted = " or ".join(sorted(allowed.value for allowed in roles)) or "that nobody has"
+    return PermissionDenied(f"{action} needs role {wanted}, {proof} has role {role.value}", facts={"role": role.value})

@@ -1,0 +1,4 @@
+"""The transport between processes of one host: nothing travels but references. Knows pages and descriptors; no gradient's meaning.
+
+`segment` is the memory and what lies where in it, `slots` a worker's room for gradients, `worker` the `Shard` made of both.
+"""

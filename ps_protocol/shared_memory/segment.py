@@ -1,0 +1,153 @@
+"""Memory that two processes map, and what lies where in it. Knows descriptors, pages and positions; no RPC, no step."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ps_protocol.model.variables import Array
+from ps_protocol.shared_memory.words import (
+    ARENA_BYTES_AT,
+    FORMAT,
+    FORMAT_AT,
+    HEADER_BYTES,
+    KIND_AT,
+    MAGIC,
+    MAGIC_AT,
+    NONCE_AT,
+    NONCE_BYTES,
+    SegmentKind,
+    Words,
+    num_arenas,
+    page_aligned,
+    segment_bytes,
+)
+
+# Memory without a name that two processes map: made by one, found by the other in /proc. Knows descriptors and pages; no RPC, no step.
+#
+# A segment is a memfd. It has no name in any file system, so nothing can be left behind: it is gone with the last process that maps it. Its
+# size is sealed, so that nobody can cut it off under another's feet; that of the variables is sealed against writing too. Another process
+# of the same user opens it as /proc/<pid>/fd/<descriptor>. What it finds there, or does not, may be anything where process numbers mean
+# something else (containers): it looks at name, size, seals and header before it believes, and then proves that it has read the nonce.
+
+
+NAME_PREFIX = "lockstep-"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Linux 5.1; Python 3.11 has no name for it. Mappings that can be written stay, no new ones can be made.
+_SEAL_FUTURE_WRITE = 0x0010
+
+
+class Segment:
+    """One mapped segment. `arenas` are views of the mapping, which lasts as long as any of them; `descriptor` is None once it is closed.
+
+    The descriptor goes with the segment, if not before: while one is open, so is the memory, though nobody maps it.
+    """
+
+    descriptor: int | None = None
+
+    def __init__(self, mapping: mmap.mmap, *, kind: SegmentKind, arena_bytes: int, descriptor: int | None) -> None:
+        whole = np.frombuffer(mapping, np.uint8)
+        starts = range(HEADER_BYTES, len(mapping) + 1, page_aligned(arena_bytes) or HEADER_BYTES)[: num_arenas(kind)]
+        self.kind = kind
+        self.num_bytes = len(mapping)
+        self.arenas: tuple[Array, ...] = tuple(whole[start : start + arena_bytes] for start in starts)
+        if not arena_bytes:
+            self.arenas = tuple(whole[:0] for _ in range(num_arenas(kind)))
+        self.words: Words = memoryview(mapping)[:HEADER_BYTES].cast("Q")
+        self.descriptor = descriptor
+
+    @property
+    def nonce(self) -> bytes:
+        """The random bytes in the header."""
+        return self.words[NONCE_AT : NONCE_AT + 2].tobytes()
+
+    def close_descriptor(self) -> None:
+        """Lets go of the descriptor: nobody else can map the segment from now on. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close_descriptor()
+
+
+class SegmentMaker:
+    """Makes segments whose names, which only /proc shows, say whose they are. Raises OSError where there is no memory or no memfd."""
+
+    def __init__(self, *, cluster: str, index: int, process_incarnation: int) -> None:
+        plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in cluster)[:64]
+        self._name = f"{NAME_PREFIX}{plain}-ps{index}-{process_incarnation:x}"
+
+    def variables(self, arena_bytes: int) -> Segment:
+        """Returns a segment for the variables: two arenas, all zero."""
+        return self._make(SegmentKind.VARIABLES, arena_bytes, "variables")
+
+    def gradients(self, arena_bytes: int, *, worker: int) -> Segment:
+        """Returns a slot for a worker, all zero."""
+        return self._make(SegmentKind.GRADIENTS, arena_bytes, f"w{worker}")
+
+    def _make(self, kind: SegmentKind, arena_bytes: int, suffix: str) -> Segment:
+        if not can_share():
+            raise OSError("no memfd with seals on this system")
+        descriptor = os.memfd_create(f"{self._name}-{suffix}", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, segment_bytes(arena_bytes, kind=kind))
+            segment = Segment(mmap.mmap(descriptor, 0), kind=kind, arena_bytes=arena_bytes, descriptor=descriptor)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            if kind is SegmentKind.VARIABLES:
+                # An older kernel: the file's mode and the workers' way of opening it have to do.
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        words, nonce = segment.words, secrets.token_bytes(NONCE_BYTES)
+        words[NONCE_AT], words[NONCE_AT + 1] = int.from_bytes(nonce[:8], "little"), int.from_bytes(nonce[8:], "little")
+        words[FORMAT_AT], words[KIND_AT], words[ARENA_BYTES_AT] = FORMAT, kind, arena_bytes
+        words[MAGIC_AT] = MAGIC
+        return segment
+
+
+def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind, arena_bytes: int) -> Segment:
+    """Maps a segment of another process, that of variables for reading only. Raises OSError, in words, if it is not there or another."""
+    path = f"/proc/{pid}/fd/{descriptor}"
+    # Before it is opened: with what else may lie there, opening could block or do something.
+    if not (name := os.readlink(path)).startswith(f"/memfd:{NAME_PREFIX}"):
+        raise OSError(f"{path} is {name}, no shared memory; the server has another space of process numbers")
+    is_written = kind is SegmentKind.GRADIENTS
+    own = os.open(path, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        wanted, found = segment_bytes(arena_bytes, kind=kind), os.fstat(own).st_size
+        if not num_bytes == wanted == found:
+            raise OSError(f"{path} has {found} bytes, {num_bytes} were offered, and the layout needs {wanted}")
+        if not fcntl.fcntl(own, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError(f"{path} is not sealed against being cut off")
+        mapping = mmap.mmap(own, num_bytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_written else 0))
+    finally:
+        os.close(own)
+    segment = Segment(mapping, kind=kind, arena_bytes=arena_bytes, descriptor=None)
+    if tuple(segment.words[:NONCE_AT]) != (MAGIC, FORMAT, kind, arena_bytes):
+        raise OSError(f"{path} has another header than expected; install the same version of Lockstep on both sides")
+    return segment
+
+
+def boot_id() -> str:
+    """Returns what identifies the running kernel of this host; empty if memory cannot be shared here."""
+    if not can_share():
+        return ""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def can_share() -> bool:
+    """Whether this system has what sharing needs: memfd with seals, and whole numbers as the headers have them."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS") and sys.byteorder == "little" and HEADER_BYTES % mmap.PAGESIZE == 0

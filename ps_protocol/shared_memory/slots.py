@@ -1,0 +1,206 @@
+"""A worker's slots for gradients: which is free, what lies in which, and what became of it. Knows memory and numbers; no lock, no RPC."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult
+from ps_protocol.shared_memory import words as at
+from ps_protocol.shared_memory.words import PushMode, Words
+
+# As many as a shard remembers of one worker.
+_OUTCOMES_KEPT = 64
+
+
+@dataclass(slots=True, eq=False)
+class WorkerSlot:
+    """One slot. `sequence`: of the contribution that it was last used for; `is_busy`: that may still be applied, for all we know here."""
+
+    index: int
+    memory: Array
+    words: Words
+    sequence: int = 0
+    step: int = 0
+    is_busy: bool = False
+
+    def fill(self, pieces: Sequence[Array]) -> None:
+        """Copies pieces that together are an arena into the slot, unless they are the slot itself."""
+        if pieces and pieces[0] is not self.memory:
+            Segments([self.memory]).copy_from(Segments(pieces))
+
+
+class WorkerSlots:
+    """The slots that one incarnation of a worker has at one shard. `board`: what the shard publishes. For one thread at a time."""
+
+    def __init__(self, board: Words, *, worker: int, incarnation: int) -> None:
+        self._board = board
+        self.worker = worker
+        self._incarnation = incarnation
+        self._slots: list[WorkerSlot] = []
+        self._current: WorkerSlot | None = None
+        self._kept: WorkerSlot | None = None
+        self._outcomes: dict[int, tuple[int, PushResult]] = {}
+        self._last_sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def are_of(self, push_id: PushId) -> bool:
+        """Whether it is for a contribution of this worker's that these are."""
+        return push_id.worker == self.worker and push_id.incarnation == self._incarnation
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the shard has given these slots up, though nobody may have said so yet."""
+        return bool(self._slots) and self._slots[0].words[at.CLOSED] != 0
+
+    @property
+    def num_busy(self) -> int:
+        """Slots whose contributions may still be applied."""
+        return sum(self._is_busy(slot) for slot in self._slots)
+
+    def add(self, memory: Array, words: Words) -> None:
+        """Adds a slot."""
+        words[at.WORKER], words[at.INCARNATION] = self.worker, self._incarnation
+        self._slots.append(WorkerSlot(len(self._slots), memory, words))
+
+    def free(self) -> WorkerSlot | None:
+        """Returns the slot for the next contribution, the same one until it has been used; None if none is free.
+
+        From now on there is no whole contribution in it. The one used last comes first, so that its arrays can be kept.
+        """
+        if self._current is None:
+            found = [slot for slot in self._slots if slot is not self._kept and not self._is_busy(slot)]
+            if not found:
+                return None
+            self._current = max(found, key=lambda slot: slot.sequence)
+            self._current.words[at.SEQUENCE] = 0
+            self._current.is_busy = False
+        return self._current
+
+    def kept(self) -> WorkerSlot | None:
+        """Returns the slot that is set apart as `kept_memory`; None while what was last in it may be applied, or if none is set apart."""
+        slot = self._kept
+        if slot is None or self._is_busy(slot):
+            return None
+        slot.words[at.SEQUENCE] = 0
+        return slot
+
+    def keep(self, slot: WorkerSlot) -> None:
+        """Sets a free slot apart for good: `free` gives it no more."""
+        self._kept, self._current = slot, None
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether a slot is set apart."""
+        return self._kept is not None
+
+    def for_pieces(self, pieces: Sequence[Array]) -> WorkerSlot | None:
+        """Returns the slot for a contribution: the one set apart if the contribution lies in it already, else what `free` returns."""
+        if self._kept is not None and pieces and pieces[0] is self._kept.memory:
+            return self.kept() or self.free()
+        return self.free()
+
+    def known(self, header: PushHeader) -> PushReply | None:
+        """Returns what became of a contribution, as far as that is known without its bytes: it has come before, or its step is gone."""
+        sequence, step, board = header.push_id.sequence, header.step, self._board
+        if sequence <= self._last_sequence and sequence in self._outcomes:
+            first_step, result = self._outcomes[sequence]
+            if first_step != step:
+                # The shard says what is wrong.
+                return None
+            self._count(at.NUM_DUPLICATES)
+            return PushReply(result=PushResult.STALE if result is PushResult.STALE else PushResult.DUPLICATE, step=board[at.OPEN_STEP])
+        if board[at.MODE] == PushMode.OPEN_STEP_ONLY and step < (open_step := board[at.OPEN_STEP]) and sequence > self._last_sequence:
+            self._count(at.NUM_STALE)
+            self._remember(header, PushResult.STALE)
+            return PushReply(result=PushResult.STALE, step=open_step)
+        return None
+
+    def can_commit(self, header: PushHeader) -> bool:
+        """Whether the shard takes this contribution from a slot without being called, and it is a new one."""
+        mode = self._board[at.MODE]
+        is_wanted = mode == PushMode.ANY_STEP or (mode == PushMode.OPEN_STEP_ONLY and header.step == self._board[at.OPEN_STEP])
+        return is_wanted and header.push_id.sequence > self._last_sequence
+
+    def commit(self, slot: WorkerSlot, header: PushHeader) -> PushReply:
+        """Makes what lies in the slot a whole contribution."""
+        words, sequence = slot.words, header.push_id.sequence
+        words[at.OF_STEP], words[at.OF_EPOCH] = header.step, header.epoch
+        words[at.NUM_PUSHES] += 1
+        words[at.SEQUENCE] = sequence
+        self._use(slot, header, PushResult.STAGED)
+        return PushReply(result=PushResult.STAGED, step=self._board[at.OPEN_STEP])
+
+    def begin_call(self, slot: WorkerSlot, header: PushHeader) -> bool:
+        """Notes that the shard is about to be told of a contribution in the slot; whether it may have been told before."""
+        is_repeated = slot.sequence == header.push_id.sequence
+        slot.sequence, slot.step = header.push_id.sequence, header.step
+        self.pass_over(header)
+        return is_repeated
+
+    def pass_over(self, header: PushHeader) -> None:
+        """Notes that the shard is told of this contribution: whether it is a repetition, only the shard knows from now on."""
+        self._last_sequence = max(self._last_sequence, header.push_id.sequence)
+
+    def end_call(self, slot: WorkerSlot, header: PushHeader, result: PushResult, *, is_repeated: bool) -> None:
+        """Notes the shard's answer: whether it holds the slot now."""
+        if result is PushResult.STAGED or (result is PushResult.DUPLICATE and is_repeated):
+            self._use(slot, header, PushResult.STAGED)
+        else:
+            self._remember(header, result)
+
+    def release(self, sequences: Sequence[int]) -> tuple[int, ...]:
+        """Frees the slots of contributions that nobody will apply; returns those of `sequences` that the shard must be told of.
+
+        These are the ones that it was told of: it holds them by itself.
+        """
+        mine = {slot.sequence: slot for slot in self._slots if slot.is_busy}
+        told = []
+        for sequence in sequences:
+            slot = mine.get(sequence)
+            if slot is not None and slot.words[at.SEQUENCE] == sequence:
+                slot.words[at.SEQUENCE] = 0
+                slot.is_busy = False
+            elif slot is not None or sequence not in self._outcomes:
+                told.append(sequence)
+        return tuple(told)
+
+    def _is_busy(self, slot: WorkerSlot) -> bool:
+        if slot.is_busy:
+            board = self._board
+            is_over = slot.words[at.DONE] == slot.sequence
+            slot.is_busy = not (is_over or (board[at.MODE] == PushMode.OPEN_STEP_ONLY and board[at.OPEN_STEP] > slot.step))
+        return slot.is_busy
+
+    def _use(self, slot: WorkerSlot, header: PushHeader, result: PushResult) -> None:
+        slot.sequence, slot.step, slot.is_busy = header.push_id.sequence, header.step, True
+        if self._current is slot:
+            self._current = None
+        self._remember(header, result)
+
+    def _remember(self, header: PushHeader, result: PushResult) -> None:
+        self._outcomes[header.push_id.sequence] = header.step, result
+        self.pass_over(header)
+        if len(self._outcomes) > _OUTCOMES_KEPT:
+            del self._outcomes[next(iter(self._outcomes))]
+
+    def _count(self, position: int) -> None:
+        if self._slots:
+            self._slots[0].words[position] += 1
+
+
+def cut(pieces: Sequence[Array], nbytes: int) -> tuple[list[Array], list[Array]]:
+    """Returns the first `nbytes` bytes and the rest, sharing the memory of the pieces."""
+    first: list[Array] = []
+    rest: list[Array] = []
+    for piece in pieces:
+        count = min(nbytes, piece.nbytes)
+        nbytes -= count
+        if count:
+            # The piece itself if it is whole: who made it may know it by that.
+            first.append(piece if count == piece.nbytes else piece[:count])
+        if count < piece.nbytes:
+            rest.append(piece[count:] if count else piece)
+    return first, rest

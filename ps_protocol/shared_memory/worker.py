@@ -1,0 +1,414 @@
+"""A parameter server whose memory this worker shares: the `Shard` in which nothing travels. Knows slots and arenas; calls where it must."""
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import LimitExceeded, MalformedMessage, PsError, Unavailable, Unimplemented
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.identity import HandshakeReply
+from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply
+from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
+from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
+from ps_protocol.shared_memory import segment as memory_segments
+from ps_protocol.shared_memory import words
+from ps_protocol.shared_memory import words as at
+from ps_protocol.shared_memory.segment import Segment
+from ps_protocol.shared_memory.slots import WorkerSlot, WorkerSlots, cut
+from ps_protocol.shared_memory.words import NO_STEP, PushMode, SegmentKind
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire.codec import decode_message
+
+# The variables of a shard as they lie in memory that it shares: which arena has which step, and copies of one step. No RPC, no slot.
+
+
+# A copy is faster than a step; whoever is overtaken so often asks the server, which may wait for its readers.
+_MAX_TRIES = 3
+
+
+class SharedVariables:
+    """What a shard publishes, for reading. Thread-safe."""
+
+    def __init__(self, segment: Segment, *, layout_hash: str) -> None:
+        self._arenas = segment.arenas
+        self._words = segment.words
+        self._layout_hash = layout_hash
+        # Taken only to keep reads in their order, also where the processor may change it.
+        self._fence = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the shard serves; 0: it serves nobody."""
+        return int(self._words[at.EPOCH])
+
+    @property
+    def max_slots(self) -> int:
+        """How many contributions of one worker the shard holds."""
+        return int(self._words[at.MAX_SLOTS])
+
+    def view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the arena of a step; None if it is not there, or not for this caller."""
+        words = self._words
+        if words[at.EPOCH] == epoch and layout_hash == self._layout_hash:
+            for position, arena in zip(at.ARENA_AT, self._arenas, strict=True):
+                if words[position + at.STEP] == step:
+                    return arena
+        return None
+
+    def copy(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None) -> int | None:
+        """Copies a step (None: the latest) unless it is the held one, and returns it; None as `view` does, or if it is overtaken."""
+        words = self._words
+        for _ in range(_MAX_TRIES):
+            if words[at.EPOCH] != epoch or layout_hash != self._layout_hash or into.nbytes != self._arenas[0].nbytes:
+                return None
+            # The version first: if it stays the same, so did what is read after it.
+            states = [(words[position + at.VERSION], words[position + at.STEP], number) for number, position in enumerate(at.ARENA_AT)]
+            found = [state for state in states if state[1] != NO_STEP and step in (None, state[1])]
+            if not found:
+                return None
+            version, found_step, number = max(found, key=lambda state: state[1])
+            if found_step == held_step:
+                return found_step
+            is_torn_allowed = words[at.MODE] == PushMode.BY_CALL
+            with self._fence:
+                into.copy_from(Segments([self._arenas[number]]))
+            if is_torn_allowed or words[at.ARENA_AT[number] + at.VERSION] == version:
+                return found_step
+        return None
+
+
+# The conversation by which a worker comes to a shard's memory, and the stream that keeps it. Knows messages and segments; no gradient.
+
+
+METHOD = "ShareMemory"
+# Beyond any cluster, so that nonsense is noticed before it is mapped.
+_MAX_SEGMENTS = 1_000
+# How long the shard may take to hear that the stream ends.
+_GOODBYE_S = 0.1
+
+
+class MemoryNotShared(Unimplemented):
+    """Memory cannot be shared with this shard. Its fact "same_host" is "true" if the shard runs on the same host all the same."""
+
+    def __init__(self, message: str, *, is_same_host: bool) -> None:
+        super().__init__(message, facts={"same_host": "true" if is_same_host else "false"})
+
+
+class MemoryLink:
+    """One stream of ShareMemory. `close` ends it, and with it the sharing; so does whatever else ends it. For one thread at a time."""
+
+    def __init__(self, connection: Connection, *, arena_bytes: int, timeout_s: float) -> None:
+        self.target = connection.target
+        self._arena_bytes = arena_bytes
+        self._timeout_s = timeout_s
+        self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._ended, self._over = threading.Event(), threading.Event()
+        with translating(self.target, awaited="its memory", timeout_s=timeout_s):
+            self._call: Any = connection.open_stream(METHOD, iter(self._sent.get, None))
+        if not self._call.add_callback(self._end):
+            self._end()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shard still shares, as far as is known here."""
+        return not self._ended.is_set()
+
+    def claim(self, claim: pb.MemoryClaim) -> tuple[list[Segment], int]:
+        """Returns the segments, that of the variables first, and the number of slots. Raises MemoryNotShared, or what the shard raises."""
+        return self._converse(pb.ShareMemoryRequest(claim=claim), first_kind=SegmentKind.VARIABLES)
+
+    def want(self, num_slots: int) -> tuple[list[Segment], int]:
+        """Asks for so many slots in all; returns the new ones and the number of all."""
+        return self._converse(pb.ShareMemoryRequest(num_slots=num_slots), first_kind=SegmentKind.GRADIENTS)
+
+    def close(self) -> None:
+        """Ends the stream, and says so to the shard, which then gives the memory back at once. Takes 0.1 s at most. Idempotent."""
+        self._ended.set()
+        self._sent.put(None)
+        self._over.wait(_GOODBYE_S)
+        self._call.cancel()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._over.set()
+        # Lets go of the thread by which gRPC sends.
+        self._sent.put(None)
+
+    def _converse(self, request: pb.ShareMemoryRequest, *, first_kind: SegmentKind) -> tuple[list[Segment], int]:
+        """Whatever goes wrong ends the stream: the shard then takes back what it has offered."""
+        try:
+            with translating(self.target, awaited="its memory", timeout_s=self._timeout_s):
+                answer = self._ask(request)
+                segments: list[Segment] = []
+                if answer.HasField("offer"):
+                    segments = self._map(answer.offer, first_kind)
+                    answer = self._ask(pb.ShareMemoryRequest(proof=pb.MemoryProof(nonces=[segment.nonce for segment in segments])))
+        except BaseException:
+            self.close()
+            raise
+        if not answer.HasField("grant"):
+            self.close()
+            raise MalformedMessage(f"{self.target}: its answer about shared memory is no grant")
+        return segments, answer.grant.num_slots
+
+    def _ask(self, request: pb.ShareMemoryRequest) -> pb.ShareMemoryResponse:
+        # A message has no deadline of its own in a stream that lasts; this one cancels the stream, and may not outlive the question.
+        limit = threading.Timer(self._timeout_s, self._call.cancel)
+        limit.daemon = True
+        limit.start()
+        try:
+            with CancellingOnInterrupt(outlives_block=True) as block:
+                block.watch(self._call)
+                self._sent.put(request.SerializeToString())
+                answer = next(self._call, None)
+        finally:
+            limit.cancel()
+        if answer is None:
+            raise Unavailable(f"{self.target}: the stream by which its memory is shared has ended")
+        return decode_message(pb.ShareMemoryResponse, answer)
+
+    def _map(self, offer: pb.MemoryOffer, first_kind: SegmentKind) -> list[Segment]:
+        if len(offer.segments) > _MAX_SEGMENTS:
+            raise MalformedMessage(f"{self.target}: offers {len(offer.segments)} segments, {_MAX_SEGMENTS} at most")
+        kinds = [first_kind, *[SegmentKind.GRADIENTS] * len(offer.segments)]
+        try:
+            return [
+                memory_segments.map_segment(
+                    pid=offer.pid,
+                    descriptor=segment.descriptor,
+                    num_bytes=segment.num_bytes,
+                    kind=kind,
+                    arena_bytes=self._arena_bytes,
+                )
+                for segment, kind in zip(offer.segments, kinds, strict=False)
+            ]
+        except (OSError, ValueError) as error:
+            raise MemoryNotShared(f"{self.target}: its memory cannot be mapped here: {error}", is_same_host=True) from None
+
+
+# A parameter server whose memory this worker shares: the `Shard` in which nothing travels. Knows slots and arenas; calls where it must.
+#
+# A push is a few numbers in a slot's header, and a read is the server's own memory. Whatever is out of the ordinary (another epoch, rows, a
+# step that is not open, a server that ends) is asked of the server, which decides and has the words.
+
+
+log = logging.getLogger("lockstep.rpc")
+
+
+def share_memory(
+    shard: GrpcShard,
+    *,
+    epoch: int,
+    worker: int,
+    incarnation: int,
+    layout: Layout,
+    num_slots: int = 1,
+    timeout_s: float = CONTROL_TIMEOUT_S,
+) -> "SharedMemoryShard":
+    """Maps the memory of a shard whose variables stand, and returns it as a Shard that owns `shard`: its `close` closes both.
+
+    `num_slots`: for gradients, at first; more are asked for when they are needed. Blocks for a few calls. Raises MemoryNotShared if it
+    cannot be (then `shard` is as good as before), and what any call raises.
+    """
+    boot_id = memory_segments.boot_id()
+    if not boot_id:
+        raise MemoryNotShared(f"{shard.connection.target}: this system has no memory without a name", is_same_host=False)
+    claim = pb.MemoryClaim(
+        epoch=epoch, worker=worker, incarnation=incarnation, layout_hash=layout.hash, num_slots=num_slots, boot_id=boot_id
+    )
+    link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s)
+    try:
+        (variables, *slots), _ = link.claim(claim)
+    except MemoryNotShared:
+        raise
+    except Unimplemented as error:
+        # A server that can says whether it is on this host; one that does not know the method says nothing.
+        raise MemoryNotShared(error.message, is_same_host=error.facts.get("same_host") == "true") from None
+    except LimitExceeded as error:
+        raise MemoryNotShared(error.message, is_same_host=True) from None
+    own = WorkerSlots(variables.words, worker=worker, incarnation=incarnation)
+    for slot in slots:
+        own.add(slot.arenas[0], slot.words)
+    return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
+
+
+class SharedMemoryShard(ForwardingShard):
+    """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
+
+    def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, slots: WorkerSlots, *, layout: Layout) -> None:
+        super().__init__(shard)
+        self._shard = shard
+        self._link = link
+        self._variables = variables
+        self._slots = slots
+        self._layout_hash, self._nbytes, self._num_slices = layout.hash, layout.nbytes, len(layout.slices)
+        self._lock = threading.Lock()
+        self._is_loss_known = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether memory is shared; once it is not, everything travels."""
+        return self._link.is_open
+
+    @property
+    def unshared(self) -> GrpcShard:
+        """The shard that everything travels to then."""
+        return self._shard
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self._shard.address
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copies the variables of a step into the caller's memory; returns their step."""
+        if self._link.is_open:
+            found = self._variables.copy(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
+            if found is not None:
+                return found
+        return self._shard.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Does nothing while memory is shared: the variables are where they will be read."""
+        if not self._link.is_open:
+            self._shard.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the server's own arena of a step, read-only; None once memory is not shared any more."""
+        while self._link.is_open:
+            found = self._variables.view(epoch=epoch, step=step, layout_hash=layout_hash)
+            if found is not None:
+                return found
+            # It says why there is none; and if it says nothing, the step has come meanwhile.
+            self._shard.read_variables(Segments(()), epoch=epoch, step=step, layout_hash=layout_hash, held_step=step)
+        return None
+
+    def gradient_memory(self) -> Array | None:
+        """Returns a slot's arena; None once memory is not shared any more."""
+        return self._memory_of(self._free_slot)
+
+    def kept_memory(self) -> Array | None:
+        """Returns the arena of one slot that is set apart: always the same, and written by pushes from it only, so its views can be kept.
+
+        None once memory is not shared any more. Raises TooManyPushes while the contribution that was last in it may still be applied.
+        """
+        return self._memory_of(self._kept_slot)
+
+    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+        with self._lock:
+            return self._push_locally(header, gradients)
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution in memory; calls the server if it has more to know than a slot says. An encoded one travels."""
+        is_encoded = header.encoding is not FloatEncoding.AS_IS
+        with self._lock:
+            reply = None if is_encoded else self._push_locally(header, gradients)
+            if reply is not None:
+                return reply
+            has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
+            if has_arena and gradients.nbytes >= self._nbytes and self._is_mine(header):
+                slot = self._slots.for_pieces(gradients.pieces) or self._free_slot()
+                if slot is not None:
+                    # Perhaps a slot was all that was missing.
+                    return self._push_locally(header, gradients) or self._push_by_call(slot, header, gradients, timeout_s)
+            self._slots.pass_over(header)
+        reply = self._shard.push_gradients(header, gradients, timeout_s=timeout_s)
+        self._note_loss()
+        return reply
+
+    def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
+        """Returns who is there; see GrpcShard."""
+        return self._shard.handshake(timeout_s)
+
+    def close(self) -> None:
+        """Gives the slots back and closes the connection. Idempotent."""
+        self._is_loss_known = True
+        self._link.close()
+        self._shard.close()
+
+    def _push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        if header.sparse or header.absent or header.metrics or not self._is_mine(header):
+            return None
+        if header.refused and self._slots.release(header.refused):
+            return None
+        reply = self._slots.known(header)
+        if reply is not None:
+            return reply
+        if gradients.nbytes != self._nbytes or not self._slots.can_commit(header):
+            return None
+        slot = self._slots.for_pieces(gradients.pieces)
+        if slot is None:
+            return None
+        slot.fill(gradients.pieces)
+        reply = self._slots.commit(slot, header)
+        # If it was closed meanwhile, nobody may have seen this one: it travels, and counts once all the same.
+        return None if self._slots.is_closed else reply
+
+    def _push_by_call(self, slot: WorkerSlot, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
+        """The arena lies in the slot; only the rest travels."""
+        arena, rest = cut(gradients.pieces, self._nbytes)
+        slot.fill(arena)
+        is_repeated = self._slots.begin_call(slot, header)
+        told = dataclasses.replace(header, memory_slot=slot.index, refused=self._slots.release(header.refused))
+        reply = self._shard.push_gradients(told, Segments(rest), timeout_s=timeout_s)
+        self._slots.end_call(slot, header, reply.result, is_repeated=is_repeated)
+        return reply
+
+    def _is_mine(self, header: PushHeader) -> bool:
+        return (
+            self._link.is_open
+            and not self._slots.is_closed
+            and self._variables.epoch == header.epoch
+            and header.layout_hash == self._layout_hash
+            and self._slots.are_of(header.push_id)
+        )
+
+    def _memory_of(self, find: Callable[[], WorkerSlot | None]) -> Array | None:
+        with self._lock:
+            slot = find() if self._link.is_open else None
+            if slot is not None:
+                return slot.memory
+            if not self._link.is_open:
+                return None
+            limit, in_flight = self._variables.max_slots, self._slots.num_busy
+        raise words.too_many_pushes(self._slots.worker, in_flight=in_flight, limit=limit)
+
+    def _kept_slot(self) -> WorkerSlot | None:
+        if not self._slots.has_kept:
+            slot = self._free_slot()
+            if slot is not None:
+                self._slots.keep(slot)
+        return self._slots.kept()
+
+    def _free_slot(self) -> WorkerSlot | None:
+        slot = self._slots.free()
+        if slot is None and len(self._slots) < self._variables.max_slots:
+            try:
+                segments, _ = self._link.want(len(self._slots) + 1)
+            except PsError as error:
+                log.warning("%s: no more memory to share: %s", self._link.target, error.message)
+                return None
+            for segment in segments:
+                self._slots.add(segment.arenas[0], segment.words)
+            slot = self._slots.free()
+        return slot
+
+    def _note_loss(self) -> None:
+        if not self._link.is_open and not self._is_loss_known:
+            self._is_loss_known = True
+            log.warning("%s: its memory is not shared any more; gradients and variables travel from now on", self._link.target)

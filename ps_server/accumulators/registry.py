@@ -1,0 +1,445 @@
+"""The named accumulators of a parameter server, as many threads see them: their locks, their callers and who waits. Knows no wire, no sum.
+
+A gradient or a taking that comes again, because its answer was lost, gets the first answer. Whoever has to wait longer than one call may
+last asks again and keeps its place meanwhile, for a few seconds.
+"""
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.accumulators import (
+    MAX_WAIT_SLICE_S,
+    AccumulatorSpec,
+    AccumulatorStatus,
+    GradientHeader,
+    GradientReply,
+    Taken,
+    TakeRequest,
+    arrays_of,
+    content_of,
+)
+from ps_server.accumulators.rounds import ConditionalAccumulator, DenseSum, Gradient, SparseSum, Take, combined
+from ps_server.numbers.memory import MemoryBudget
+
+# One named accumulator: owner of its lock, of what each caller sent last, and of those who wait.
+
+
+# How long a taking between two calls of its client keeps its place.
+PLACE_S = 5.0
+# Callers whose last gradient is remembered; the longest silent one is forgotten first.
+MAX_CALLERS = 4_096
+# Results that are kept in case their answer was lost, besides the newest one; the oldest is let go first.
+MAX_KEPT_RESULTS = 16
+MAX_KEPT_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A taking that is queued up; `num_calls` are at it now, and without any it ends at `ends_s`."""
+
+    sequence: int
+    take: Take
+    num_calls: int = 0
+    ends_s: float = 0.0
+    failure: PsError | None = None
+
+
+class NamedAccumulator:
+    """Thread-safe. `clock` is in seconds. Every method raises Cancelled once the accumulator is deleted."""
+
+    def __init__(self, spec: AccumulatorSpec, *, budget: MemoryBudget, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = spec
+        self._budget = budget
+        self._clock = clock
+        self._lock = threading.Condition()
+        self._core = ConditionalAccumulator(spec, SparseSum(spec) if spec.is_sparse else DenseSum(spec))
+        self._failure: PsError | None = None
+        self._replies: OrderedDict[int, tuple[int, GradientReply]] = OrderedDict()
+        self._waiting: dict[int, _Waiting] = {}
+        self._results: OrderedDict[int, tuple[int, Taken | None]] = OrderedDict()
+        self._num_counted_bytes = 0
+
+    def settled(self, header: GradientHeader) -> GradientReply | None:
+        """Returns the answer if it is known without the gradient's content: it came before, or it is stale; else None.
+
+        Raises PushIdReused, and ShapeMismatch if it cannot be added now.
+        """
+        with self._lock:
+            return self._settled_locked(header)
+
+    def apply(self, header: GradientHeader, gradient: Gradient) -> GradientReply:
+        """Adds a gradient whose arrays are its own. Raises ShapeMismatch, IndexOutOfRange, LimitExceeded, and then nothing has changed."""
+        if self.spec.is_sparse:
+            gradient = combined(gradient, self.spec)
+        with self._lock:
+            reply = self._settled_locked(header)
+            if reply is not None:
+                return reply
+            self._drop_expired_locked()
+            accepted = self._add_locked(gradient, local_step=header.local_step)
+            reply = GradientReply(accepted=accepted, step=self._core.step)
+            self._replies[header.client] = (header.sequence, reply)
+            self._replies.move_to_end(header.client)
+            while len(self._replies) > MAX_CALLERS:
+                self._replies.popitem(last=False)
+            return reply
+
+    def open_take(self, request: TakeRequest) -> "Taking":
+        """Begins to wait for gradients. Raises PushIdReused for a taking that is older than the caller's newest."""
+        with self._lock:
+            self._check_locked()
+            self._drop_expired_locked()
+            waiting = self._waiting.get(request.client)
+            if waiting is not None and waiting.sequence != request.sequence:
+                self._check_newer_locked(request, waiting.sequence)
+                self._withdraw_locked(request.client, _withdrawn(self.spec, "its client asked for another"))
+                waiting = None
+            if waiting is None and not self._has_result_locked(request):
+                waiting = _Waiting(request.sequence, self._core.take(request.num_required))
+                self._waiting[request.client] = waiting
+                self._collect_locked()
+            if waiting is not None:
+                waiting.num_calls += 1
+            return Taking(self, request, waiting)
+
+    def set_step(self, step: int) -> None:
+        """Sets the step."""
+        with self._lock:
+            self._check_locked()
+            self._core.set_step(step)
+
+    def describe(self) -> AccumulatorStatus:
+        """Reports the accumulator."""
+        with self._lock:
+            self._check_locked()
+            self._drop_expired_locked()
+            core = self._core
+            return AccumulatorStatus(spec=self.spec, num_accumulated=core.count, step=core.step, num_waiting=core.num_waiting)
+
+    def end(self, failure: PsError) -> None:
+        """Makes every call, also those that wait, raise `failure`, and lets go of all memory. Idempotent: the first failure stays."""
+        with self._lock:
+            self._failure = self._failure or failure
+            self._waiting.clear()
+            self._results.clear()
+            self._budget.release(self._num_counted_bytes)
+            self._num_counted_bytes = 0
+            self._lock.notify_all()
+
+    def wait(self, request: TakeRequest, waiting: _Waiting | None) -> Taken:
+        """Returns what was taken, or, without it, that the time was up; for Taking."""
+        ends_s = self._clock() + min(request.max_wait_s, MAX_WAIT_SLICE_S)
+        with self._lock:
+            while True:
+                self._check_locked()
+                self._drop_expired_locked()
+                if waiting is None:
+                    return self._result_locked(request)
+                if waiting.take.taken is not None:
+                    return waiting.take.taken
+                if waiting.failure is not None:
+                    raise waiting.failure
+                left_s = ends_s - self._clock()
+                if left_s <= 0:
+                    not_ready = Taken(count=self._core.count, step=self._core.step)
+                    if request.max_wait_s <= 0 and waiting.num_calls == 1:
+                        self._withdraw_locked(request.client, _withdrawn(self.spec, "its client gave up"))
+                    return not_ready
+                # Places of those who went away must end even if nothing else happens.
+                self._lock.wait(min(left_s, PLACE_S))
+
+    def leave(self, request: TakeRequest, waiting: _Waiting, *, is_gone: bool) -> None:
+        """Ends one call's part in a taking, which keeps its place for a while unless its caller is gone; for Taking."""
+        with self._lock:
+            waiting.num_calls -= 1
+            if waiting.num_calls or self._waiting.get(request.client) is not waiting:
+                return
+            waiting.ends_s = self._clock() + PLACE_S
+            if is_gone:
+                self._withdraw_locked(request.client, _withdrawn(self.spec, "its caller went away"))
+
+    def _add_locked(self, gradient: Gradient, *, local_step: int) -> bool:
+        growth = self._core.growth(gradient)
+        self._budget.reserve(growth, purpose=f"the gradients of accumulator {self.spec.name!r}")
+        try:
+            return self._core.apply(gradient, local_step=local_step)
+        finally:
+            self._collect_locked()
+            self._budget.release(growth)
+
+    def _check_locked(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _settled_locked(self, header: GradientHeader) -> GradientReply | None:
+        self._check_locked()
+        sequence, reply = self._replies.get(header.client, (0, None))
+        if header.sequence < sequence:
+            raise PushIdReused(
+                f"accumulator {header.name!r}: gradient {header.sequence} of this client came after its gradient {sequence}; count upwards"
+            )
+        if header.sequence == sequence and reply is not None:
+            return reply
+        if self._core.is_stale(header.local_step):
+            return GradientReply(accepted=False, step=self._core.step)
+        self._core.check(header.shape, num_indices=header.num_indices, dense_shape=header.dense_shape)
+        return None
+
+    def _check_newer_locked(self, request: TakeRequest, sequence: int) -> None:
+        if request.sequence < sequence:
+            raise PushIdReused(
+                f"accumulator {self.spec.name!r}: taking {request.sequence} of this client came after its taking {sequence}; count upwards"
+            )
+
+    def _has_result_locked(self, request: TakeRequest) -> bool:
+        sequence, _ = self._results.get(request.client, (0, None))
+        self._check_newer_locked(request, sequence)
+        return request.sequence == sequence
+
+    def _result_locked(self, request: TakeRequest) -> Taken:
+        sequence, taken = self._results.get(request.client, (0, None))
+        if sequence != request.sequence or taken is None:
+            raise Cancelled(f"accumulator {self.spec.name!r}: the gradients were taken, but the result is not kept any more; take again")
+        return taken
+
+    def _collect_locked(self) -> None:
+        """Files what has been taken under its caller, lets old results go, and wakes who waits."""
+        done = [client for client, waiting in self._waiting.items() if waiting.take.taken is not None]
+        for client in done:
+            waiting = self._waiting.pop(client)
+            self._results[client] = (waiting.sequence, waiting.take.taken)
+            self._results.move_to_end(client)
+        kept = [client for client, (_, taken) in self._results.items() if taken is not None]
+        room = MAX_KEPT_BYTES
+        for number, client in enumerate(reversed(kept)):
+            sequence, taken = self._results[client]
+            assert taken is not None
+            room -= _nbytes(taken)
+            if number and (room < 0 or number >= MAX_KEPT_RESULTS):
+                # That it was taken is remembered, so that asking again does not take a second time.
+                self._results[client] = (sequence, None)
+        while len(self._results) > MAX_CALLERS:
+            self._results.popitem(last=False)
+        self._count_bytes_locked()
+        if done:
+            self._lock.notify_all()
+
+    def _count_bytes_locked(self) -> None:
+        held = self._core.nbytes + sum(_nbytes(taken) for _, taken in self._results.values() if taken is not None)
+        self._budget.release(self._num_counted_bytes - held)
+        self._num_counted_bytes = held
+
+    def _withdraw_locked(self, client: int, reason: PsError) -> None:
+        waiting = self._waiting.pop(client)
+        waiting.failure = reason
+        self._core.cancel(waiting.take)
+        self._collect_locked()
+        self._lock.notify_all()
+
+    def _drop_expired_locked(self) -> None:
+        now = self._clock()
+        for client in [client for client, w in self._waiting.items() if not w.num_calls and now >= w.ends_s]:
+            self._withdraw_locked(client, _withdrawn(self.spec, "its client did not ask again"))
+
+
+class Taking:
+    """One call's part in a taking, as a context manager; made by `open_take`. `wait` is for one thread, `abandon` for any."""
+
+    def __init__(self, accumulator: NamedAccumulator, request: TakeRequest, waiting: _Waiting | None) -> None:
+        self._accumulator = accumulator
+        self._request = request
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._has_left = waiting is None
+
+    def __enter__(self) -> "Taking":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(is_gone=False)
+
+    def wait(self) -> Taken:
+        """Returns what was taken, or, without it, that the time was up. Raises Cancelled."""
+        return self._accumulator.wait(self._request, self._waiting)
+
+    def abandon(self) -> None:
+        """Takes note that the caller is gone: the taking is withdrawn if it waits and is nobody else's. Idempotent."""
+        self._leave(is_gone=True)
+
+    def _leave(self, *, is_gone: bool) -> None:
+        with self._lock:
+            has_left, self._has_left = self._has_left, True
+        if not has_left and self._waiting is not None:
+            self._accumulator.leave(self._request, self._waiting, is_gone=is_gone)
+
+
+def _withdrawn(spec: AccumulatorSpec, why: str) -> Cancelled:
+    return Cancelled(f"accumulator {spec.name!r}: TakeGrad operation was cancelled: {why}")
+
+
+def _nbytes(taken: Taken) -> int:
+    return sum(part.nbytes for part in (taken.values, taken.indices) if part is not None)
+
+
+# The named accumulators by name.
+
+
+MAX_ACCUMULATORS = 10_000
+# Each of them holds one of the server's threads, and the training needs some as well.
+MAX_TAKERS = 64
+
+
+class AccumulatorRegistry:
+    """All accumulators of one server. Thread-safe. Implements ps_protocol.roles.accumulators.Accumulators; `owner` is for texts."""
+
+    def __init__(self, *, owner: str, budget: MemoryBudget) -> None:
+        self._owner = owner
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._accumulators: dict[str, NamedAccumulator] = {}
+        self._num_takers = 0
+        self._shutdown: ShuttingDown | None = None
+
+    def create(self, spec: AccumulatorSpec) -> bool:
+        """Creates an accumulator, or finds the one of this name (False). Raises AccumulatorExists, LimitExceeded."""
+        # An element type that this installation lacks is found out here, and not by the first gradient.
+        _ = spec.data_type.dtype
+        with self._lock:
+            self._check_running_locked()
+            existing = self._accumulators.get(spec.name)
+            if existing is not None:
+                difference = existing.spec.difference(spec)
+                if difference:
+                    raise AccumulatorExists(f"{self._owner}: accumulator {spec.name!r} exists: {difference}; use another name")
+                return False
+            if len(self._accumulators) >= MAX_ACCUMULATORS:
+                raise LimitExceeded(f"{self._owner}: has {MAX_ACCUMULATORS} accumulators, the most there may be; delete some")
+            self._accumulators[spec.name] = NamedAccumulator(spec, budget=self._budget)
+            return True
+
+    def open_gradient(self, header: GradientHeader) -> "IncomingGradient":
+        """Begins to take a gradient in; it is settled at once if its content is not wanted."""
+        accumulator = self._find(header.name)
+        reply = accumulator.settled(header)
+        return IncomingGradient(accumulator, header, budget=self._budget, reply=reply)
+
+    def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
+        """Adds a copy of a gradient, unless it is stale."""
+        with self.open_gradient(header) as incoming:
+            for offset, data in content_of(values, indices).chunks(1 << 30):
+                if incoming.is_settled:
+                    break
+                incoming.write(offset, data)
+            return incoming.finish()
+
+    @contextlib.contextmanager
+    def open_take(self, request: TakeRequest) -> Iterator[Taking]:
+        """Queues up for gradients; the block then waits for them. Raises LimitExceeded if too many do so already."""
+        accumulator = self._find(request.name)
+        with self._lock:
+            if self._num_takers >= MAX_TAKERS:
+                raise LimitExceeded(f"{self._owner}: {MAX_TAKERS} calls wait for gradients, the most there may be; ask again later")
+            self._num_takers += 1
+        try:
+            with accumulator.open_take(request) as taking:
+                yield taking
+        finally:
+            with self._lock:
+                self._num_takers -= 1
+
+    def take_gradient(self, request: TakeRequest) -> Taken:
+        """Waits for gradients and takes them."""
+        with self.open_take(request) as taking:
+            return taking.wait()
+
+    def set_step(self, name: str, step: int) -> None:
+        """Sets the step of an accumulator."""
+        self._find(name).set_step(step)
+
+    def describe(self, name: str) -> AccumulatorStatus:
+        """Reports an accumulator."""
+        return self._find(name).describe()
+
+    def delete(self, name: str) -> bool:
+        """Drops an accumulator; who waits for it gets Cancelled. False if there was none."""
+        with self._lock:
+            self._check_running_locked()
+            accumulator = self._accumulators.pop(name, None)
+        if accumulator is not None:
+            accumulator.end(Cancelled(f"accumulator {name!r}: TakeGrad operation was cancelled: the accumulator was deleted"))
+        return accumulator is not None
+
+    def begin_shutdown(self, reason: str) -> None:
+        """Refuses all calls from now on, and ends those that wait. Idempotent: the first reason stays."""
+        with self._lock:
+            self._shutdown = self._shutdown or ShuttingDown(f"{self._owner} is shutting down: {reason}")
+            accumulators, self._accumulators = list(self._accumulators.values()), {}
+        for accumulator in accumulators:
+            accumulator.end(self._shutdown)
+
+    def _find(self, name: str) -> NamedAccumulator:
+        with self._lock:
+            self._check_running_locked()
+            if name not in self._accumulators:
+                raise AccumulatorNotFound(
+                    f"{self._owner}: no accumulator {name!r}; create it first, and again after the parameter server has restarted"
+                )
+            return self._accumulators[name]
+
+    def _check_running_locked(self) -> None:
+        if self._shutdown is not None:
+            raise self._shutdown
+
+
+class IncomingGradient:
+    """A gradient on its way in; leaving the `with` block before `finish` drops it without effect. For one thread."""
+
+    def __init__(self, accumulator: NamedAccumulator, header: GradientHeader, *, budget: MemoryBudget, reply: GradientReply | None) -> None:
+        self._accumulator = accumulator
+        self._header = header
+        self._budget = budget
+        self._reply = reply
+        self._nbytes = 0 if reply is not None else header.num_bytes(accumulator.spec.data_type)
+        self._buffer = budget.allocate(self._nbytes, purpose=f"a gradient of accumulator {header.name!r}")
+        self._writer = Segments([self._buffer]).writer()
+
+    def __enter__(self) -> "IncomingGradient":
+        return self
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._budget.release(self._nbytes)
+        self._nbytes = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no bytes are wanted."""
+        return self._reply is not None
+
+    def write(self, offset: int, data: bytes | memoryview) -> bool:
+        """Takes the next bytes; False if they are not wanted. Raises FrameOutOfOrder."""
+        if self._reply is not None:
+            return False
+        self._writer.write(offset, data)
+        return True
+
+    def finish(self) -> GradientReply:
+        """Adds the gradient if all of it has come (else TruncatedStream), and tells what became of it."""
+        if self._reply is None:
+            self._writer.finish()
+            self._reply = self._accumulator.apply(self._header, self._gradient())
+        return self._reply
+
+    def _gradient(self) -> Gradient:
+        header, spec = self._header, self._accumulator.spec
+        values, indices = arrays_of(self._buffer, data_type=spec.data_type, shape=header.shape, num_indices=header.num_indices)
+        return Gradient(values, indices, header.dense_shape) if spec.is_sparse else Gradient(values)

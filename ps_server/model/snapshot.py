@@ -1,0 +1,224 @@
+"""All that a shard's next steps depend on, tensors and numbers: taken from a model, copied, given to another. Knows no file, no lock.
+
+The numbers stand in a file's metadata, written so that the same bits come back.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ps_protocol.errors import DataLoss
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import AppliedPush, MetricCell, ShardSpec, WorkerPushes
+from ps_server.model.shard_model import ShardModel
+from ps_server.numbers.apply import averaged_slices
+from ps_server.optimizers.rule import UpdateRule
+
+# What a shard's next steps depend on besides its tensors, as the texts that stand in its file.
+
+
+_KEY = "shard"
+_FORMAT = 1
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenState:
+    """`powers` by the key of the optimizer (empty: the model's own); `average_product`: of the averages' decays of the steps gone by."""
+
+    step: int
+    powers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    average_product: float = 1.0
+    num_nonfinite: int = 0
+    metrics: tuple[MetricCell, ...] = ()
+    pushes: tuple[WorkerPushes, ...] = ()
+
+
+def encode_hidden_state(state: HiddenState) -> dict[str, str]:
+    """Returns the texts for the file's metadata."""
+    fields = {
+        "format": _FORMAT,
+        "step": state.step,
+        "powers": state.powers,
+        "average_product": state.average_product,
+        "num_nonfinite": state.num_nonfinite,
+        "metrics": [[cell.name, cell.worker, *_numbers(cell)] for cell in state.metrics],
+        "pushes": [[one.worker, one.incarnation, [[push.sequence, push.step] for push in one.applied]] for one in state.pushes],
+    }
+    return {_KEY: json.dumps(fields, separators=(",", ":"))}
+
+
+def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenState:
+    """Returns what `encode_hidden_state` was given. Raises DataLoss if the texts are not its own; `where` names the file."""
+    try:
+        fields = json.loads(metadata[_KEY])
+        if fields["format"] != _FORMAT:
+            raise ValueError(f"format {fields['format']}")
+        return HiddenState(
+            step=_natural(fields["step"]),
+            powers={str(key): _each(powers, _finite) for key, powers in fields["powers"].items()},
+            average_product=_finite(fields["average_product"]),
+            num_nonfinite=_natural(fields["num_nonfinite"]),
+            metrics=_each(fields["metrics"], _cell),
+            pushes=_each(fields["pushes"], _worker_pushes),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataLoss(f"{where}: the state of the shard in its header cannot be read ({str(error)[:80]})") from None
+
+
+def _numbers(cell: MetricCell) -> tuple[object, ...]:
+    # JSON has no number that is not finite, and a loss may be one.
+    return repr(cell.total), repr(cell.weight), cell.count, repr(cell.last)
+
+
+def _cell(fields: list[Any]) -> MetricCell:
+    name, worker, total, weight, count, last = fields
+    return MetricCell(
+        name=str(name),
+        worker=_natural(worker),
+        total=float(total),
+        weight=_finite(float(weight)),
+        count=_natural(count),
+        last=float(last),
+    )
+
+
+def _worker_pushes(fields: list[Any]) -> WorkerPushes:
+    worker, incarnation, applied = fields
+    return WorkerPushes(worker=_natural(worker), incarnation=_natural(incarnation), applied=_each(applied, _applied))
+
+
+def _applied(fields: list[Any]) -> AppliedPush:
+    sequence, step = fields
+    return AppliedPush(sequence=_natural(sequence), step=_natural(step))
+
+
+def _each(items: object, decode: Callable[[Any], Item]) -> tuple[Item, ...]:
+    if not isinstance(items, list):
+        raise ValueError("a list is missing")
+    return tuple(decode(item) for item in items)
+
+
+def _natural(value: object) -> int:
+    # Not isinstance: a bool is an int.
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"got {str(value)[:40]}, want a whole number from 0")
+    return value
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]  # type is known from the line itself
+        raise ValueError(f"got {str(value)[:40]}, want a finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
+# The tensors of a shard's state, taken from a model, copied, given to another.
+
+
+# What the moving averages are called in a file; no slot of an optimizer has this name.
+AVERAGE_PART = "average"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTensor:
+    """One slice's values (`part` empty), or one of its slots, or its average: a view of the memory, in the slice's shape."""
+
+    piece: VariableSlice
+    part: str
+    memory: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateMemory:
+    """The memories of one step: arenas of values, slots and averages, and each table's rows and slots."""
+
+    values: Array
+    slots: Mapping[str, Array]
+    average: Array | None
+    tables: Sequence[tuple[Array, Mapping[str, Array]]]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All of them, in a fixed order."""
+        averages = [] if self.average is None else [self.average]
+        tables = [memory for rows, slots in self.tables for memory in (rows, *slots.values())]
+        return [self.values, *self.slots.values(), *averages, *tables]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(memory.nbytes for memory in self.arrays)
+
+
+def memory_of(model: ShardModel, *, values: Array) -> StateMemory:
+    """Returns a model's memories; `values` is the one of its two arenas that is meant."""
+    tables = [model.tables.table(position) for position in range(len(model.tables))]
+    return StateMemory(
+        values=values,
+        slots=model.arena.slots,
+        average=model.arena.average,
+        tables=[(table.values, table.slots) for table in tables],
+    )
+
+
+def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMemory:
+    """Returns memories of the same sizes, with the contents that `allocate` gives so many bytes."""
+    pieces = iter([allocate(memory.nbytes).view(memory.dtype).reshape(memory.shape) for memory in state.arrays])
+    return StateMemory(
+        values=next(pieces),
+        slots={name: next(pieces) for name in state.slots},
+        average=None if state.average is None else next(pieces),
+        tables=[(next(pieces), {name: next(pieces) for name in slots}) for _, slots in state.tables],
+    )
+
+
+def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory) -> Iterator[StateTensor]:
+    """Yields what stands for the state: for each slice its values, the slots that its optimizer has, and its average if it has one."""
+    layout = spec.layout
+    averaged = set(averaged_slices(layout, spec.averages)) if spec.averages is not None and memory.average is not None else set()
+    of_rule = {"" if optimizer is None else optimizer.key: rules[position] for position, optimizer in enumerate(layout.rules)}
+    for index, piece in enumerate(layout.slices):
+        yield StateTensor(piece, "", layout.view(memory.values, index))
+        for name in of_rule[_rule_key(piece)].slots:
+            yield StateTensor(piece, name, layout.view(memory.slots[name], index))
+        if index in averaged and memory.average is not None:
+            yield StateTensor(piece, AVERAGE_PART, layout.view(memory.average, index))
+    for piece, (rows, slots) in zip(layout.tables, memory.tables, strict=True):
+        yield StateTensor(piece, "", rows.reshape(piece.shape))
+        for name, slot in slots.items():
+            yield StateTensor(piece, name, slot.reshape(piece.shape))
+
+
+def hidden_state_of(model: ShardModel, *, step: int) -> HiddenState:
+    """Returns what a model's next steps depend on besides tensors; `step` is the one that it is saved as."""
+    return HiddenState(
+        step=step,
+        powers=dict(zip(rule_keys(model.spec.layout), (rule.powers for rule in model.settings.rules), strict=True)),
+        average_product=model.fused.average_product(model.step),
+        num_nonfinite=model.num_nonfinite,
+        metrics=tuple(model.metrics.cells()),
+        pushes=model.applied.lately(),
+    )
+
+
+def resume(model: ShardModel, state: HiddenState) -> None:
+    """Lets a new model, whose tensors have been filled, go on from there. Raises InvalidSpec, LimitExceeded if it is not its state."""
+    for key, rule in zip(rule_keys(model.spec.layout), model.settings.rules, strict=True):
+        rule.resume(state.powers.get(key, rule.powers))
+    model.fused.resume_averages(state.average_product)
+    model.metrics.resume(state.metrics)
+    model.applied.resume(state.pushes)
+    model.num_nonfinite = state.num_nonfinite
+
+
+def rule_keys(layout: Layout) -> list[str]:
+    """Returns the keys of the layout's optimizers, in their order; the model's own has an empty one."""
+    return ["" if optimizer is None else optimizer.key for optimizer in layout.rules]
+
+
+def _rule_key(piece: VariableSlice) -> str:
+    return "" if piece.variable.optimizer is None else piece.variable.optimizer.key

@@ -1,0 +1,166 @@
+"""The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ps_protocol.errors import LimitExceeded
+from ps_protocol.model.layout import aligned_bytes
+from ps_protocol.model.variables import Array
+from ps_protocol.shared_memory.words import Words, private_words
+
+Memory = TypeVar("Memory")
+
+# Steps over which a pool remembers how many buffers it needed at once.
+_PEAK_WINDOW = 64
+
+
+def format_bytes(nbytes: int) -> str:
+    """Returns a size for people, for example "1.5 GiB"."""
+    value, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+class MemoryBudget:
+    """Counts allocated bytes against a limit. As thread-safe as `lock`, which is entered while it counts; None: for one thread."""
+
+    def __init__(self, limit_bytes: int | None, *, owner: str, lock: AbstractContextManager[object] | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.allocated_bytes = 0
+        self._owner = owner
+        self._lock = lock or nullcontext()
+        self._let_go: list[Callable[[], object]] = []
+
+    def check(self, nbytes: int, *, purpose: str) -> None:
+        """Raises LimitExceeded unless `nbytes` more are free."""
+        if self._fits(nbytes):
+            return
+        for let_go in self._let_go:
+            let_go()
+        self._check_as_it_is(nbytes, purpose=purpose)
+
+    def on_shortage(self, let_go: Callable[[], object]) -> None:
+        """Has `let_go` release what is only kept for later, before anything is refused. It is called without the lock."""
+        self._let_go.append(let_go)
+
+    def reserve(self, nbytes: int, *, purpose: str) -> None:
+        """Counts bytes that the caller will allocate by itself, until `release`; raises LimitExceeded if they do not fit."""
+        self.check(nbytes, purpose=purpose)
+        with self._lock:
+            self._check_as_it_is(nbytes, purpose=purpose)
+            self.allocated_bytes += nbytes
+
+    def allocate(self, nbytes: int, *, purpose: str) -> Array:
+        """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
+        return self.allocate_by(lambda: aligned_bytes(nbytes), nbytes, purpose=purpose)
+
+    def allocate_by(self, make: Callable[[], Memory], nbytes: int, *, purpose: str) -> Memory:
+        """Returns what `make` makes of so many bytes; raises LimitExceeded if they do not fit, or it raises MemoryError or OSError."""
+        self.reserve(nbytes, purpose=purpose)
+        try:
+            return make()
+        except (MemoryError, OSError):
+            self.release(nbytes)
+            raise LimitExceeded(
+                f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, which this machine does not give; add parameter servers"
+            ) from None
+
+    def release(self, nbytes: int) -> None:
+        """Takes bytes off the count whose buffer has been let go; a negative number counts bytes that are held already."""
+        with self._lock:
+            self.allocated_bytes -= nbytes
+
+    def _check_as_it_is(self, nbytes: int, *, purpose: str) -> None:
+        if self.limit_bytes is None or self._fits(nbytes):
+            return
+        free = max(0, self.limit_bytes - self.allocated_bytes)
+        raise LimitExceeded(
+            f"{self._owner}: {purpose} needs {format_bytes(nbytes)}, {format_bytes(free)} of {format_bytes(self.limit_bytes)} free;"
+            " add parameter servers, or raise --max-memory-bytes",
+            facts={"needed_bytes": str(nbytes), "free_bytes": str(free), "limit_bytes": str(self.limit_bytes)},
+        )
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes
+
+
+class VariablesMemory(Protocol):
+    """Where both copies of a shard's variables lie, and the words that say which steps these are, as `shared_memory` has them."""
+
+    @property
+    def arenas(self) -> tuple[Array, ...]:
+        """The two, zeroed, each at a multiple of 64 bytes."""
+
+    @property
+    def words(self) -> Words:
+        """The header page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PrivateVariables:
+    """Memory of this process only."""
+
+    arenas: tuple[Array, ...]
+    words: Words
+
+
+def private_variables(arena_bytes: int) -> VariablesMemory:
+    """Returns memory that nobody shares."""
+    return _PrivateVariables(arenas=(aligned_bytes(arena_bytes), aligned_bytes(arena_bytes)), words=private_words())
+
+
+class BufferPool:
+    """Buffers of one size, lent out and taken back. Keeps as many as were needed at once lately. Not thread-safe."""
+
+    def __init__(self, nbytes: int, *, budget: MemoryBudget) -> None:
+        self._nbytes = nbytes
+        self._budget = budget
+        self._free: list[Array] = []
+        self._num_lent = 0
+        self._peak = 0
+        self._peaks: deque[int] = deque(maxlen=_PEAK_WINDOW)
+        self._is_closed = False
+
+    @property
+    def num_buffers(self) -> int:
+        """Buffers held, lent or free."""
+        return self._num_lent + len(self._free)
+
+    def lend(self, *, purpose: str) -> Array:
+        """Returns a buffer with undefined contents; raises LimitExceeded if a new one would not fit."""
+        buffer = self._free.pop() if self._free else self._budget.allocate(self._nbytes, purpose=purpose)
+        self._num_lent += 1
+        self._peak = max(self._peak, self._num_lent)
+        return buffer
+
+    def take_back(self, buffer: Array) -> None:
+        """Accepts a buffer again."""
+        self._num_lent -= 1
+        if self._is_closed:
+            self._budget.release(self._nbytes)
+        else:
+            self._free.append(buffer)
+
+    def end_step(self) -> None:
+        """Lets go of buffers that no step has needed lately, so that workers that left do not keep memory."""
+        self._peaks.append(self._peak)
+        self._peak = self._num_lent
+        while self._free and self.num_buffers > max(self._peaks):
+            self._free.pop()
+            self._budget.release(self._nbytes)
+
+    def release_all(self) -> None:
+        """Lets go of every free buffer."""
+        self._budget.release(self._nbytes * len(self._free))
+        self._free.clear()
+
+    def close(self) -> None:
+        """Lets go of every free buffer, and of each that is lent as soon as it comes back."""
+        self._is_closed = True
+        self.release_all()

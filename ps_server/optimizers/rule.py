@@ -1,0 +1,250 @@
+"""An optimizer with its schedule, powers and weight decay, step after step; and the rules of a shard. Knows blocks; no variable, no lock.
+
+Several variables share a rule, dense ones and tables; each step begins it once, applies it to any number of blocks, and advances it once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OPTIMIZERS, OptimizerSpec, Schedule
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import ShardSettings, ShardSpec
+from ps_protocol.shared_memory.words import PushMode
+from ps_server.optimizers.formulas import Formula, Scalars, initial_powers, make_formula, next_powers, single
+
+# Learning-rate schedules, evaluated at a step.
+#
+# The formulas are those of tf.compat.v1.train: exponential_decay, inverse_time_decay, polynomial_decay, cosine_decay
+# (keras/optimizers/legacy_learning_rate_decay.py, learning_rate_schedule.py) and piecewise_constant, in double precision. The step is the
+# one whose gradients are applied, that is global_step before it rises. What has no finite value is inf or nan, never an exception.
+
+
+def learning_rate(schedule: Schedule, *, step: int) -> float:
+    """Returns the learning rate of `step`."""
+    with np.errstate(all="ignore"):
+        return _FORMULAS[schedule.name](schedule, np.float64(step))
+
+
+def _constant(schedule: Schedule, step: np.float64) -> float:
+    return schedule.argument("value")
+
+
+def _piecewise_constant(schedule: Schedule, step: np.float64) -> float:
+    # A boundary itself still belongs to the piece before it.
+    return schedule.values[int(np.searchsorted(np.array(schedule.boundaries), step, side="left"))]
+
+
+def _exponential_decay(schedule: Schedule, step: np.float64) -> float:
+    return float(schedule.argument("initial") * np.float64(schedule.argument("decay_rate")) ** _periods(schedule, step))
+
+
+def _inverse_time_decay(schedule: Schedule, step: np.float64) -> float:
+    return float(schedule.argument("initial") / (1.0 + schedule.argument("decay_rate") * _periods(schedule, step)))
+
+
+def _periods(schedule: Schedule, step: np.float64) -> np.float64:
+    periods = step / schedule.argument("decay_steps")
+    return np.floor(periods) if schedule.argument("staircase") else periods
+
+
+def _polynomial_decay(schedule: Schedule, step: np.float64) -> float:
+    initial, final = schedule.argument("initial"), schedule.argument("final")
+    decay_steps = schedule.argument("decay_steps")
+    if schedule.argument("cycle"):
+        # The first step that is a multiple of decay_steps: the rate falls to `final` at each of them.
+        decay_steps *= max(1.0, np.ceil(step / decay_steps))
+    fraction = np.minimum(step, decay_steps) / decay_steps
+    return float((initial - final) * (1.0 - fraction) ** schedule.argument("power") + final)
+
+
+def _cosine_decay(schedule: Schedule, step: np.float64) -> float:
+    decay_steps, alpha = schedule.argument("decay_steps"), schedule.argument("alpha")
+    cosine = 0.5 * (1.0 + np.cos(np.pi * np.minimum(step, decay_steps) / decay_steps))
+    return float(schedule.argument("initial") * ((1.0 - alpha) * cosine + alpha))
+
+
+_FORMULAS: dict[str, Callable[[Schedule, np.float64], float]] = {
+    "constant": _constant,
+    "piecewise_constant": _piecewise_constant,
+    "exponential_decay": _exponential_decay,
+    "inverse_time_decay": _inverse_time_decay,
+    "polynomial_decay": _polynomial_decay,
+    "cosine_decay": _cosine_decay,
+}
+
+
+# One rule of a shard: an optimizer with its learning rate, powers and weight decay.
+
+
+class _Moment:
+    """The numbers of one step. Replaced as a whole, so that who applies in another thread sees those of one step."""
+
+    def __init__(self, formula: Formula, *, rate: float, powers: Scalars, step: int, weight_decay: float) -> None:
+        self.formula = formula
+        self.has_weight_decay = bool(weight_decay)
+        self._rate, self._powers, self._step = rate, powers, step
+        self._weight_decay = weight_decay
+        self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any]]] = {}  # what `constants` has returned
+
+    def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]"]:
+        """Returns the formula's constants, and lr * weight decay."""
+        if dtype not in self.known:
+            with np.errstate(all="ignore"):
+                constants = self.formula.constants(self._rate, powers=self._powers, step=self._step, dtype=dtype)
+                self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay)
+        return self.known[dtype]
+
+
+class UpdateRule:
+    """Applies what `spec` says. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several beside them."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        self._spec = spec
+        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
+        self._formula = make_formula(spec)
+        self._powers = initial_powers(self._formula)
+        self._slots = dict(self._formula.slots)
+        self._begun: int | None = None
+        self._moment = self._at(0)
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        """The optimizer with its present numbers."""
+        return self._spec
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        """Names of the slots, sorted, and the value that each starts with."""
+        return self._slots
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the rows of a table that no gradient touches stay as they are, with their slots. Not so for adam, unless asked for."""
+        return self._spec.name != "adam" or bool(self._spec.hyperparameter("lazy"))
+
+    @property
+    def sums(self) -> bool:
+        """Whether it wants the sum of the contributions, not their mean."""
+        return self._spec.name == "add"
+
+    def begin(self, step: int) -> None:
+        """Makes the numbers of the step whose gradients are applied next. Repeated for the same step, it has no effect."""
+        if self._begun != step:
+            self._moment = self._at(step)
+            self._begun = step
+
+    def apply(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array]) -> None:
+        """Writes the next values of a block to `out`, and those of the slots in place.
+
+        All arrays are one-dimensional, contiguous, of one length, and of `sum_dtype`, which is computed in. `slots` has the order of
+        their names; `scratch` has at least NUM_SCRATCH blocks; no two arrays share memory; `value` and `gradient` stay as they are.
+        Infinities and nan go where the formula takes them; a caller that wants no warnings of them says so by np.errstate.
+        """
+        moment = self._moment
+        constants, decay = moment.known.get(value.dtype) or moment.constants(value.dtype)
+        moment.formula.apply_block(value, out=out, slots=slots, gradient=gradient, scratch=scratch, constants=constants)
+        if moment.has_weight_decay:
+            np.multiply(value, decay, out=scratch[0])
+            np.subtract(out, scratch[0], out=out)
+
+    def advance(self) -> None:
+        """Ends a step: the powers of the optimizer's decays move on."""
+        self._powers = next_powers(self._formula, self._powers)
+        self._begun = None
+
+    @property
+    def powers(self) -> tuple[float, ...]:
+        """Powers of the optimizer's decays that the next step needs; each is a float32 number."""
+        return tuple(float(power) for power in self._powers)
+
+    def resume(self, powers: Sequence[float]) -> None:
+        """Goes on from what `powers` has returned. Raises InvalidSpec if these are not as many as the optimizer has."""
+        if len(powers) != len(self._powers):
+            raise InvalidSpec(f"optimizer {self._spec.name!r}: {len(powers)} powers of its decays, want {len(self._powers)}")
+        self._powers = tuple(np.float32(power) for power in powers)
+        self._begun = None
+
+    def change(self, spec: OptimizerSpec) -> None:
+        """Goes on with other numbers, from the next `begin`; powers and slots stay.
+
+        Raises InvalidSpec for another optimizer, or another value of what only counts when the model is created.
+        """
+        if spec.name != self._spec.name:
+            raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: its slots are others; create the model anew")
+        for name in sorted(INITIAL_HYPERPARAMETERS & OPTIMIZERS[spec.name].keys()):
+            if spec.hyperparameter(name) != self._spec.hyperparameter(name):
+                raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
+        self._spec = spec
+        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
+        self._formula = make_formula(spec)
+        self._begun = None
+
+    def _at(self, step: int) -> _Moment:
+        rate = single(learning_rate(self._spec.learning_rate, step=step)) if self._rate is None else self._rate
+        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay)
+
+
+def _constant_rate(spec: OptimizerSpec) -> float | None:
+    schedule = spec.learning_rate
+    return single(learning_rate(schedule, step=0)) if schedule.name == "constant" else None
+
+
+def _weight_decay(spec: OptimizerSpec) -> float:
+    return 0.0 if spec.is_update_rule else spec.hyperparameter("weight_decay")
+
+
+# How a shard works at present: its update rules with their numbers, and its mode.
+
+
+class RuleSettings:
+    """The rules of a layout, in the order of `layout.rules`, and the settings in force."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self._needs_norms = spec.clip.needs_norms
+        self._originals: tuple[OptimizerSpec, ...] = tuple(optimizer or spec.optimizer for optimizer in spec.layout.rules)
+        self.rules: Sequence[UpdateRule] = [UpdateRule(optimizer) for optimizer in self._originals]
+        self.current = ShardSettings(epoch=spec.epoch, chief_incarnation=0, version=0, step=spec.initial_step)
+
+    def is_news(self, settings: ShardSettings) -> bool:
+        """Whether they are newer than those in force: of a later epoch or chief, or of the same one with a higher version."""
+        return _age(settings) > _age(self.current)
+
+    def change(self, settings: ShardSettings) -> None:
+        """Puts settings in force, all or nothing; raises InvalidSpec."""
+        if settings.applies_on_arrival and self._needs_norms:
+            raise InvalidSpec("applies_on_arrival: a limit on the norm needs the mean over all shards; use locking, or take the limit away")
+        changes = {original.key: current for original, current in settings.optimizers}
+        specs = [changes.get(original.key, original) for original in self._originals]
+        before = [rule.spec for rule in self.rules]
+        try:
+            for rule, spec in zip(self.rules, specs, strict=True):
+                rule.change(spec)
+        except InvalidSpec:
+            for rule, spec in zip(self.rules, before, strict=True):
+                rule.change(spec)
+            raise
+        self.current = settings
+
+    def begin(self, step: int) -> None:
+        """Makes the rules' numbers for a step."""
+        for rule in self.rules:
+            rule.begin(step)
+
+    def advance(self) -> None:
+        """Ends a step for all rules, also for those that nobody had a gradient for."""
+        for rule in self.rules:
+            rule.advance()
+
+
+def _age(settings: ShardSettings) -> tuple[int, int, int]:
+    return settings.epoch, settings.chief_incarnation, settings.version
+
+
+def push_mode(settings: ShardSettings) -> PushMode:
+    """Returns what workers who share memory may do without a call."""
+    if settings.applies_on_arrival:
+        return PushMode.BY_CALL
+    return PushMode.ANY_STEP if settings.accepts_stale else PushMode.OPEN_STEP_ONLY

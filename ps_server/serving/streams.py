@@ -1,0 +1,723 @@
+"""The standing streams of a parameter server: contributions up, variables down, commands of the chief. Knows messages; decides nothing.
+
+The thread that takes gRPC's events does what takes no longer than to wake another thread; the rest is done by a thread of the stream's own,
+and no message is taken meanwhile. What fails is answered within its stream, which goes on; a message that is too large, or a defect of
+gRPC's, ends the stream.
+"""
+
+import contextlib
+import enum
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+import grpc
+import numpy as np
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage, PsError, TruncatedStream
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.roles.shard import PushHeader, PushReply
+from ps_protocol.rpc.server_stream import Peer, ThreadedHandler, standing_method_handler
+from ps_protocol.rpc.status import defect
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
+from ps_protocol.wire.codec import VariablesRequest, decode_message, decode_standing_request, encode_call_error, require
+from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
+from ps_server.model.shard_model import SMALL_BYTES
+from ps_server.shard.handles import Push, Reading
+from ps_server.shard.shard import ParameterStore
+
+# Ends streams in which nothing has moved for too long, since each holds a thread or memory.
+#
+# A standing stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
+
+
+log = logging.getLogger("lockstep.server")
+
+IDLE_LIMIT_S = 30.0
+# Leaves threads for all other calls; who gets no standing stream does without.
+MAX_STANDING = 3_072
+
+Message = TypeVar("Message")
+
+
+class Stream:
+    """One stream under way, and since when it has waited for its peer; None while the server itself is at work.
+
+    `is_resting` is for standing streams: set by who serves it while it may wait for its peer as long as it likes.
+    """
+
+    def __init__(self, context: grpc.ServicerContext, name: str, *, is_standing: bool) -> None:
+        self.context = context
+        self.name = name
+        self.is_standing = is_standing
+        self.is_resting = is_standing
+        self.is_to_end = False
+        self.waiting_since: float | None = None
+
+    def rest(self) -> None:
+        """Notes that a standing stream has done what its peer asked for."""
+        self.is_resting = True
+        if self.is_to_end:
+            self.context.cancel()
+
+    def begin_waiting(self) -> None:
+        """Notes that its peer is to send, in the middle of what it has begun; until `waiting_since` is None again."""
+        self.waiting_since = time.monotonic()
+
+    def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
+        """Yields what the peer sends."""
+        while True:
+            if self.is_resting and self.is_to_end:
+                self.context.cancel()
+            self.waiting_since = None if self.is_resting else time.monotonic()
+            message = next(messages, None)
+            self.waiting_since = None
+            if message is None:
+                return
+            yield message
+
+    def outgoing(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yields what the peer is sent; gRPC asks for the next message when the peer has made room for it."""
+        for message in messages:
+            self.waiting_since = time.monotonic()
+            yield message
+            self.waiting_since = None
+
+
+class IdleStreams:
+    """Watches streams from one thread of its own, between `start` and `stop`. Thread-safe.
+
+    A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
+    """
+
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_standing: int = MAX_STANDING) -> None:
+        self._limit_s = limit_s
+        self._max_standing = max_standing
+        self._num_standing = 0
+        self._takes_standing = True
+        self._streams: set[Stream] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idle-streams", daemon=True)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams under way."""
+        return len(self._streams)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def watching(self, context: grpc.ServicerContext, *, name: str) -> contextlib.AbstractContextManager[Stream]:
+        """Watches one stream for as long as the block lasts."""
+        return self._watching(Stream(context, name, is_standing=False))
+
+    @contextlib.contextmanager
+    def standing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one standing stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
+        stream = self.begin_standing(context, name=name)
+        try:
+            yield stream
+        finally:
+            self.end_of(stream)
+
+    def begin_standing(self, context: grpc.ServicerContext, *, name: str) -> Stream:
+        """As `standing`, for a stream that no block serves: until `end_of`."""
+        stream = Stream(context, name, is_standing=True)
+        with self._lock:
+            if self._num_standing >= self._max_standing or not self._takes_standing:
+                raise LimitExceeded(f"{name}: {self._num_standing} standing streams, {self._max_standing} at most; do without one")
+            self._num_standing += 1
+            self._streams.add(stream)
+        return stream
+
+    def end_of(self, stream: Stream) -> None:
+        """The end of what `begin_standing` began. Call it once."""
+        with self._lock:
+            self._num_standing -= 1
+            self._streams.discard(stream)
+
+    def end_standing(self) -> None:
+        """Cancels the standing streams when they rest, and takes no more: for a server that is about to end."""
+        with self._lock:
+            self._takes_standing = False
+            standing = [stream for stream in self._streams if stream.is_standing]
+        for stream in standing:
+            # In this order: whoever comes to rest meanwhile looks.
+            stream.is_to_end = True
+            if stream.is_resting:
+                stream.context.cancel()
+
+    @contextlib.contextmanager
+    def _watching(self, stream: Stream) -> Iterator[Stream]:
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._limit_s / 4):
+            now = time.monotonic()
+            with self._lock:
+                idle = [stream for stream in self._streams if now - (stream.waiting_since or now) > self._limit_s]
+            for stream in idle:
+                log.warning("stream cut rpc=%s peer=%s idle_s>%.3g", stream.name, stream.context.peer(), self._limit_s)
+                stream.context.cancel()
+
+
+# An arena as it goes out, message by message.
+
+
+def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Generator[bytes, None, None]:
+    """Yields a reading's messages; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
+    for offset, data in reading.chunks(FRAME_BYTES, encoding):
+        message = encode_frame(first, offset=offset, data=data)
+        # After the copy and before anybody sees it.
+        reading.check()
+        yield message
+        first = b""
+    if first:
+        yield first
+
+
+# The indices of rows as they come in frames, and the rows as they go out.
+
+
+_INDEX = np.dtype("<i8")
+
+
+class Rows(Protocol):
+    """Rows of one table, of one step."""
+
+    @property
+    def step(self) -> int:
+        """The step that they belong to."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+
+    def take(self, indices: Array) -> Array:
+        """Returns these rows, one after the other. Raises IndexOutOfRange, StepGone."""
+
+
+def index_blocks(frame: Frame | None, messages: Iterator[bytes], *, num_rows: int) -> Iterator[Array]:
+    """Yields `num_rows` indices in blocks, as their frames come: `frame` is that of the first message, the rest are in `messages`.
+
+    Holds one frame at a time, so that a caller cannot make the server allocate more by asking for more. Raises FrameOutOfOrder,
+    TruncatedStream, MalformedMessage.
+    """
+    num_bytes, received, rest = num_rows * _INDEX.itemsize, 0, b""
+    while True:
+        if frame is not None:
+            _check_place(frame, received=received, num_bytes=num_bytes)
+            received += len(frame.data)
+            # A frame may end in the middle of an index.
+            data = rest + bytes(frame.data)
+            whole = len(data) // _INDEX.itemsize * _INDEX.itemsize
+            rest = data[whole:]
+            yield np.frombuffer(data, _INDEX, count=whole // _INDEX.itemsize)
+        message = next(messages, None)
+        if message is None:
+            break
+        header, frame = parse(message, pb.ReadRowsRequest)
+        if header is not None:
+            raise MalformedMessage("ReadRowsRequest: a header came again in the middle of the stream; send it first only")
+    if received != num_bytes:
+        raise TruncatedStream(
+            f"{received} of {num_bytes} bytes of indices received; send {_INDEX.itemsize} for each of the {num_rows} rows"
+        )
+
+
+def row_messages(rows: Rows, blocks: Iterator[Array]) -> Iterator[bytes]:
+    """Yields the messages that answer ReadRows, in the order of the indices; without rows there is one, the header alone."""
+    first, offset = pb.ReadRowsResponse(step=rows.step).SerializeToString(), 0
+    rows_at_once = max(1, FRAME_BYTES // max(1, rows.row_bytes))
+    for indices in blocks:
+        for start in range(0, len(indices), rows_at_once):
+            taken = rows.take(indices[start : start + rows_at_once]).reshape(-1).view(np.uint8)
+            for begin, data in Segments([taken]).chunks(FRAME_BYTES):
+                yield encode_frame(first, offset=offset + begin, data=data)
+                first = b""
+            offset += taken.nbytes
+    if first:
+        yield first
+
+
+def _check_place(frame: Frame, *, received: int, num_bytes: int) -> None:
+    if frame.offset != received:
+        raise FrameOutOfOrder(f"frame at offset {frame.offset}, expected {received}; send frames in order, with no gap or overlap")
+    if received + len(frame.data) > num_bytes:
+        raise FrameOutOfOrder(f"frame at offset {received} has {len(frame.data)} bytes and ends beyond the indices' {num_bytes}")
+
+
+# Contributions that follow each other in one standing stream.
+
+
+class _Wish(enum.Enum):
+    """What a flow of contributions goes on with: a message (None: no more will come), or None in a thread that may take long."""
+
+    MESSAGE = enum.auto()
+    TIME = enum.auto()
+
+
+_Flow = Generator[_Wish, bytes | None, None]
+
+
+class PushStream:
+    """See FinishingHandler. One stream of contributions."""
+
+    def __init__(self, store: ParameterStore, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+        self._peer, self._idle_streams, self._name = peer, idle_streams, name
+        self._stream = idle_streams.begin_standing(context, name="StreamPushes")
+        self._flow: _Flow = _Contributions(store, peer, self._stream, name=name).flow()
+        self._lock = threading.Lock()
+        self._is_running = self._is_closed = False
+        self._long: queue.SimpleQueue[bool] | None = None
+        self._go_on(None)
+
+    def take(self, message: bytes) -> None:
+        """Takes in the next message of a contribution, and answers the contribution that it completes; or has the stream's thread do it."""
+        if self._go_on(message) is _Wish.TIME:
+            self._peer.pause()
+            if self._long is None:
+                self._long = queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(self._long,), name="standing-stream", daemon=True).start()
+            self._long.put(True)
+
+    def finish(self) -> None:
+        """The worker sends no more: what is not whole is answered as such."""
+        self._go_on(None)
+        self._peer.end()
+
+    def close(self) -> None:
+        """The stream is over; what is not whole is dropped."""
+        self._idle_streams.end_of(self._stream)
+        if self._long is not None:
+            self._long.put(False)
+        with self._lock:
+            self._is_closed, is_left_to_others = True, self._is_running
+        if not is_left_to_others:
+            self._flow.close()
+
+    def _work(self, long: "queue.SimpleQueue[bool]") -> None:
+        while long.get():
+            try:
+                while self._go_on(None) is _Wish.TIME:
+                    pass
+                self._peer.go_on()
+            except Exception:
+                self._peer.end(defect(self._name))
+
+    def _go_on(self, message: bytes | None) -> _Wish | None:
+        """Lets the flow go on to its next wish; None if it is over. One thread at a time, but for `close`."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            self._is_running = True
+        try:
+            return self._flow.send(message)
+        except StopIteration:
+            return None
+        finally:
+            with self._lock:
+                self._is_running, is_over = False, self._is_closed
+            if is_over:
+                self._flow.close()
+
+
+class _Contributions:
+    """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
+
+    def __init__(self, store: ParameterStore, peer: Peer, stream: Stream, *, name: str) -> None:
+        self._store, self._peer, self._stream, self._name = store, peer, stream, name
+        self._is_dropping = False
+        # Begins the next contribution, and was read too early.
+        self._ahead: bytes | None = None
+
+    def flow(self) -> _Flow:
+        """Takes messages, and sends one answer for each contribution, in order."""
+        while True:
+            message, self._ahead = self._ahead, None
+            if message is None:
+                self._stream.rest()
+                message = yield _Wish.MESSAGE
+                self._stream.is_resting = False
+            if message is None:
+                return
+            answer = yield from self._answer(message)
+            if answer is not None:
+                self._peer.send(answer)
+
+    def _answer(self, message: bytes) -> Generator[_Wish, bytes | None, bytes | None]:
+        """Takes in the contribution that begins with `message`, or drops a frame of one that has its answer."""
+        push_id: tensor_pb2.PushId | None = None
+        try:
+            if takes_long(message):
+                yield _Wish.TIME
+            header, frame = parse(message, pb.StreamPushesRequest)
+            if header is None:
+                raise MalformedMessage("StreamPushesRequest: a frame that belongs to no contribution; begin each with its header")
+            push_id, self._is_dropping = header.header.push_id, False
+            reply = yield from self._take(codec.decode_push_header(header.header), frame, num_bytes=header.header.content_bytes)
+            return pb.StreamPushesResponse(push_id=push_id, reply=codec.encode_push_reply(reply)).SerializeToString()
+        except PsError as error:
+            failure = error.with_traceback(None)  # which would hold this frame, and with it the model
+        except Exception:
+            failure = defect(self._name)
+        if self._is_dropping and push_id is None:
+            return None
+        self._is_dropping = True
+        return pb.StreamPushesResponse(push_id=push_id, error=encode_call_error(failure)).SerializeToString()
+
+    def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int) -> Generator[_Wish, bytes | None, PushReply]:
+        with self._store.open_push(header) as push:
+            if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._is_quick(push):
+                return push.finish_with(frame.data)
+            if num_bytes:
+                # Nothing but their number tells where the contribution ends.
+                push.expect(num_bytes)
+            while not push.is_settled:
+                if frame is not None and header.encoding is FloatEncoding.INT8_BLOCKS:
+                    yield _Wish.TIME
+                if (frame is not None and not push.write(frame.offset, frame.data)) or push.is_whole:
+                    break
+                frame = yield from self._next_frame()
+            # Whoever sends on does not know yet that nothing more is wanted.
+            self._is_dropping = push.is_settled
+            if not self._is_quick(push):
+                yield _Wish.TIME
+            return push.finish()
+
+    def _is_quick(self, push: Push) -> bool:
+        return push.is_small and self._store.is_quick
+
+    def _next_frame(self) -> Generator[_Wish, bytes | None, Frame | None]:
+        self._stream.begin_waiting()
+        message = yield _Wish.MESSAGE
+        self._stream.waiting_since = None
+        if message is not None and takes_long(message):
+            yield _Wish.TIME
+        if message is None:
+            raise TruncatedStream("the stream ended in the middle of a contribution; nothing was changed; send it again")
+        header, frame = parse(message, pb.StreamPushesRequest)
+        if header is not None:
+            self._ahead = message
+            raise TruncatedStream("the next contribution began in the middle of this one; nothing was changed; send it again")
+        return frame
+
+
+# Variables that are asked for over one standing stream, also before they are there.
+#
+# A request that has to wait holds no thread. What is small is copied and sent by the thread that takes gRPC's events, or that has made the
+# step; what is large, or what the reader is slow to take, by a thread of the stream's own. There is one request at a time: the next one is
+# taken when this one is answered.
+
+
+# Answers that a reader has not taken; from here on they are made one by one, as it takes them.
+_MAX_UNSENT = 4
+
+_Job = tuple[bytes, Reading, FloatEncoding]
+
+
+class VariablesStreamOut:
+    """See Handler. One stream of variables."""
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        peer: Peer,
+        context: grpc.ServicerContext,
+        *,
+        idle_streams: IdleStreams,
+        deadlines: CallDeadlines,
+        name: str,
+    ) -> None:
+        self._store, self._peer, self._idle_streams, self._deadlines, self._name = store, peer, idle_streams, deadlines, name
+        self._stream = idle_streams.begin_standing(context, name="StreamVariables")
+        self._waiting: _Wait | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None
+
+    def take(self, message: bytes) -> None:
+        """Answers a request, now or when its step is there."""
+        self._peer.pause()
+        try:
+            wanted, max_wait_s = decode_standing_request(message)
+        except PsError as error:
+            self._break_off(error)
+            return
+        if max_wait_s > 0:
+            self._waiting = wait = _Wait(self, wanted)
+            if not self.look(wait):
+                wait.begin(self._deadlines, max_wait_s)
+        else:
+            self.answer(wanted)
+
+    def close(self) -> None:
+        """The stream is over."""
+        self._idle_streams.end_of(self._stream)
+        wait = self._waiting
+        if wait is not None and wait.settle():
+            self._store.forget(wait.look)
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+    def look(self, wait: "_Wait") -> bool:
+        """Answers a request whose step is there, or which is wrong; False if it waits on."""
+        wanted = wait.wanted
+        try:
+            reading = self._store.await_variables(wait.look, epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            if reading is None:
+                return False
+            if wait.settle():
+                self._send(wanted, reading)
+        except PsError as error:
+            if wait.settle():
+                self._break_off(error)
+        except Exception:
+            if wait.settle():
+                self._break_off(defect(self._name))
+        return True
+
+    def answer(self, wanted: VariablesRequest) -> None:
+        """Answers a request that does not wait, or not any more."""
+        try:
+            reading = self._store.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            self._send(wanted, reading)
+        except PsError as error:
+            self._break_off(error)
+        except Exception:
+            self._break_off(defect(self._name))
+
+    def forget(self, wait: "_Wait") -> None:
+        """Has the store forget a request."""
+        self._store.forget(wait.look)
+
+    def _send(self, wanted: VariablesRequest, reading: Reading) -> None:
+        header = pb.VariablesHeader(step=reading.step)
+        if reading.step == wanted.held_step:
+            self._peer.send(pb.StreamVariablesResponse(header=header).SerializeToString())
+            self._done()
+            return
+        header.num_bytes = num_bytes = reading.nbytes(wanted.encoding)
+        first = pb.StreamVariablesResponse(header=header).SerializeToString()
+        if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
+            for message in content_messages(first, reading, wanted.encoding):
+                self._peer.send(message)
+            self._done()
+            return
+        self._stream.is_resting = False
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(self._jobs,), name="standing-stream", daemon=True).start()
+        self._jobs.put((first, reading, wanted.encoding))
+
+    def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
+        for first, reading, encoding in iter(jobs.get, None):
+            messages = content_messages(first, reading, encoding)
+            try:
+                for message in self._stream.outgoing(messages):
+                    if not self._peer.wait_for_room():
+                        return
+                    self._peer.send(message)
+            except PsError as error:
+                self._break_off(error)
+            except Exception:
+                self._break_off(defect(self._name))
+            else:
+                self._done()
+            finally:
+                messages.close()
+
+    def _break_off(self, error: PsError) -> None:
+        self._peer.send(pb.StreamVariablesResponse(header=pb.VariablesHeader(error=encode_call_error(error))).SerializeToString())
+        self._done()
+
+    def _done(self) -> None:
+        self._stream.rest()
+        self._peer.go_on()
+
+
+class _Wait:
+    """A request that waits for its step. Thread-safe: it is settled once, by the step, the time or the end of the stream."""
+
+    def __init__(self, stream: VariablesStreamOut, wanted: VariablesRequest) -> None:
+        self.wanted = wanted
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._is_settled = False
+        self._watched: tuple[CallDeadlines, int] | None = None
+
+    def begin(self, deadlines: CallDeadlines, max_wait_s: float) -> None:
+        """Lets it wait so long."""
+        number = deadlines.begin(self, timeout_s=max_wait_s)
+        with self._lock:
+            self._watched = deadlines, number
+            is_late = self._is_settled
+        if is_late:
+            deadlines.end(number)
+
+    def settle(self) -> bool:
+        """Whether it is the caller's to answer; nobody else's then."""
+        with self._lock:
+            if self._is_settled:
+                return False
+            self._is_settled = True
+            watched = self._watched
+        if watched is not None:
+            watched[0].end(watched[1])
+        return True
+
+    def look(self) -> None:
+        """Something has changed."""
+        if not self._is_settled:
+            self._stream.look(self)
+
+    def expire(self) -> None:
+        """Its time is up."""
+        if self.settle():
+            self._stream.forget(self)
+            self._stream.answer(self.wanted)
+
+
+# The standing stream of the chief: what it asks of a parameter server with every step, in order.
+#
+# A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
+
+
+class CommandService:
+    """Serves one store. Thread-safe. `on_chief_call` is told of each command; it must not block."""
+
+    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
+        self._store = store
+        self._idle_streams = idle_streams
+        self._on_chief_call = on_chief_call
+        self._name = f"ps {store.index}"
+
+        self.CommandShard = standing_method_handler(lambda peer, context: _Commands(self, peer, context), server_name=self._name)
+
+    def begin(self, context: grpc.ServicerContext) -> Stream:
+        """Notes a stream that begins, until `end`. Raises LimitExceeded."""
+        return self._idle_streams.begin_standing(context, name="CommandShard")
+
+    def end(self, stream: Stream) -> None:
+        """Notes its end."""
+        self._idle_streams.end_of(stream)
+
+    def threaded(self, peer: Peer, stream: Stream, *, first: bytes) -> ThreadedHandler:
+        """Returns a thread that carries out the commands of a stream, one after the other."""
+
+        def answers(commands: Iterator[bytes]) -> Iterator[bytes]:
+            for data in stream.incoming(commands):
+                stream.is_resting = False
+                said: list[bytes] = []
+                self.carry_out(data, said.append)
+                yield from said
+                stream.is_resting = True
+
+        return ThreadedHandler(peer, answers, first=first, server_name=self._name)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a command is carried out in a moment now."""
+        return self._store.is_quick
+
+    def carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
+        """Carries out a command and answers it, before readers are told that there is a new step. Raises MalformedMessage."""
+        message = decode_message(pb.CommandShardRequest, data)
+        self._on_chief_call()
+        try:
+            self._carry_out(message, lambda reply: answer(reply.SerializeToString()))
+            return
+        except PsError as error:
+            failure = error.with_traceback(None)  # which would hold this frame, and with it the model
+        except Exception:
+            failure = defect(self._name)
+        answer(pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
+
+    def _carry_out(self, message: pb.CommandShardRequest, answer: Callable[[pb.CommandShardResponse], object]) -> None:
+        match message.WhichOneof("command"):
+            case "apply":
+                self._store.apply_step(
+                    codec.decode_apply_request(message.apply),
+                    on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode_apply_reply(reply))),
+                )
+            case "prepare":
+                require(message.prepare, "apply")
+                sums = self._store.prepare_step(codec.decode_apply_request(message.prepare.apply))
+                answer(pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums)))
+            case "configure":
+                self._store.configure(codec.decode_settings(message.configure))
+                answer(pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse()))
+            case _:
+                raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")
+
+
+class _Commands:
+    """See FinishingHandler. One stream; as soon as a command may take long, a thread of its own carries out this and all later ones."""
+
+    def __init__(self, service: CommandService, peer: Peer, context: grpc.ServicerContext) -> None:
+        self._service, self._peer = service, peer
+        self._stream = service.begin(context)
+        self._threaded: ThreadedHandler | None = None
+
+    def take(self, message: bytes) -> None:
+        if self._threaded is not None:
+            self._threaded.take(message)
+        elif self._service.is_quick:
+            self._stream.is_resting = False
+            self._service.carry_out(message, self._peer.send)
+            self._stream.rest()
+        else:
+            self._threaded = self._service.threaded(self._peer, self._stream, first=message)
+
+    def finish(self) -> None:
+        if self._threaded is not None:
+            self._threaded.finish()
+        else:
+            self._peer.end()
+
+    def close(self) -> None:
+        self._service.end(self._stream)
+        if self._threaded is not None:
+            self._threaded.close()
+
+
+# The standing streams between a worker and a parameter server.
+
+
+class StreamService:
+    """Serves one store. Thread-safe; events serve a stream as long as what it carries is small."""
+
+    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams) -> None:
+        name = f"ps {store.index}"
+        self._deadlines = deadlines = CallDeadlines()
+        self.StreamPushes = standing_method_handler(
+            lambda peer, context: PushStream(store, peer, context, idle_streams=idle_streams, name=name), server_name=name
+        )
+        self.StreamVariables = standing_method_handler(
+            lambda peer, context: VariablesStreamOut(store, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
+            server_name=name,
+        )
+
+    def close(self) -> None:
+        """Lets go of what the streams share, when they are over. Idempotent."""
+        self._deadlines.close()

@@ -1,0 +1,180 @@
+"""Workers that share the shard's memory: what each was offered, and that it ends. Knows models and segments; no messages.
+
+A sharing lasts as long as its `with` block. A segment that was offered counts only once the worker has proved that it has mapped it.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition
+from types import TracebackType
+
+from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
+from ps_protocol.shared_memory.segment import Segment, SegmentMaker
+from ps_server.contributions.slots import GradientSlot
+from ps_server.model.shard_model import ShardModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who asks for memory, and for how many slots at first."""
+
+    epoch: int
+    worker: int
+    incarnation: int
+    layout_hash: str
+    num_slots: int
+
+    def __post_init__(self) -> None:
+        if self.incarnation < 1:
+            raise InvalidSpec(f"worker {self.worker}: incarnation {self.incarnation}, want >= 1")
+
+
+class Sharing:
+    """What one worker shares. For one thread, but for its end."""
+
+    def __init__(self, owner: "Sharings", model: ShardModel, claim: Claim, *, on_end: Callable[[], object]) -> None:
+        self.model = model
+        self.claim = claim
+        self.on_end = on_end
+        self.is_ended = False
+        self.slots: list[GradientSlot] = []
+        self._owner = owner
+        self._offered: list[Segment] = []
+        self._is_granted = False
+
+    def __enter__(self) -> "Sharing":
+        return self
+
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._take_back()
+        self._owner.close(self, is_lost=exception_type is not None)
+        # gRPC keeps what ended the stream, and with it this; the model may be another by now.
+        del self.model
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the worker may use."""
+        return len(self.slots)
+
+    def offer(self, num_slots: int) -> Sequence[Segment]:
+        """Makes memory for so many slots in all, no more than the shard holds contributions of one worker; returns what is new.
+
+        The first offer begins with the segment of the variables. Raises LimitExceeded if the worker has no slot and gets none; where it
+        has some, it has to do with those.
+        """
+        missing = min(num_slots, self.model.spec.max_staged_per_worker) - len(self.slots)
+        if missing > 0:
+            self._owner.check_claim(self)
+        try:
+            for _ in range(missing):
+                self._offered.append(self._owner.make_slot(self))
+        except LimitExceeded:
+            if not (self.slots or self._offered):
+                raise
+        return self._offered if self._is_granted else [self._owner.variables(self.model), *self._offered]
+
+    def prove(self, nonces: Sequence[bytes], offered: Sequence[Segment]) -> None:
+        """Lets the worker use what it was offered; raises InvalidSpec unless it has read the nonces there."""
+        if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
+            raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
+        claim = self.claim
+        slots = [
+            GradientSlot(segment.arenas[0], segment.words, worker=claim.worker, incarnation=claim.incarnation, epoch=claim.epoch)
+            for segment in self._offered
+        ]
+        self._owner.grant(self, slots)
+        # Mapped on both sides; nobody else needs to find them.
+        for segment in self._offered:
+            segment.close_descriptor()
+        self._offered, self._is_granted = [], True
+
+    def _take_back(self) -> None:
+        for segment in self._offered:
+            segment.close_descriptor()
+            self.model.budget.release(segment.arenas[0].nbytes)
+        self._offered = []
+
+
+class Sharings:
+    """All sharings of one shard. Calls that end in `_locked` are made while the owner's lock is held, the others while it is not."""
+
+    def __init__(self, lock: Condition, maker: SegmentMaker | None, *, name: str) -> None:
+        self._lock = lock
+        self._maker = maker
+        self._name = name
+        self.open: list[Sharing] = []
+
+    @property
+    def num_sharing(self) -> int:
+        """Workers that share memory now."""
+        return len(self.open)
+
+    def open_locked(self, model: ShardModel, claim: Claim, *, on_end: Callable[[], object]) -> Sharing:
+        """Begins to share; `on_end` is called, from any thread, when it must end. Raises Unimplemented where memory cannot be shared."""
+        self.variables(model)
+        return Sharing(self, model, claim, on_end=on_end)
+
+    def variables(self, model: ShardModel) -> Segment:
+        """Returns the segment that a model's variables lie in."""
+        memory = model.arena.memory
+        if self._maker is None or not isinstance(memory, Segment):
+            raise Unimplemented(f"{self._name}: its system has no memory that could be shared", facts={"same_host": "true"})
+        return memory
+
+    def make_slot(self, sharing: Sharing) -> Segment:
+        """Makes memory for one contribution; raises LimitExceeded."""
+        assert self._maker is not None
+        maker, nbytes, worker = self._maker, sharing.model.spec.layout.nbytes, sharing.claim.worker
+        return sharing.model.budget.allocate_by(
+            lambda: maker.gradients(nbytes, worker=worker), nbytes, purpose=f"a slot of shared memory for worker {worker}"
+        )
+
+    def check_claim(self, sharing: Sharing) -> None:
+        """Raises Superseded if a later incarnation of the worker has pushed."""
+        with self._lock:
+            sharing.model.accumulator.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
+
+    def grant(self, sharing: Sharing, slots: Sequence[GradientSlot]) -> None:
+        """Has contributions looked for in the slots. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
+        with self._lock:
+            if sharing.is_ended:
+                raise Cancelled(f"{self._name}: what was shared with worker {sharing.claim.worker} is not there any more; register again")
+            earlier = [other for other in self.open if slots and other.slots and self._is_earlier(other, sharing)]
+            say_so = self.end_locked(earlier)
+            sharing.model.shared.add(slots)
+            sharing.slots += slots
+            if sharing not in self.open:
+                self.open.append(sharing)
+        say_so()
+
+    def close(self, sharing: Sharing, *, is_lost: bool) -> None:
+        """Takes back what is shared; contributions that are whole stay until they are applied or their step is over.
+
+        `is_lost`: the worker has not said that it goes.
+        """
+        with self._lock:
+            self.end_locked([sharing], is_lost=is_lost)
+
+    def _is_earlier(self, other: Sharing, sharing: Sharing) -> bool:
+        mine = sharing.claim
+        return other is not sharing and other.claim.worker == mine.worker and other.claim.incarnation <= mine.incarnation
+
+    def end_locked(self, sharings: Sequence[Sharing], *, is_lost: bool = False) -> Callable[[], None]:
+        """Ends sharings; returns what says so to the workers, to be called when the lock is free."""
+        sharings = tuple(sharings)
+        for sharing in sharings:
+            sharing.is_ended = True
+            sharing.model.shared.remove(sharing.slots, is_lost=is_lost)
+            sharing.slots = []
+            if sharing in self.open:
+                self.open.remove(sharing)
+        callbacks = [sharing.on_end for sharing in sharings]
+
+        def say_so() -> None:
+            for callback in callbacks:
+                callback()
+
+        return say_so

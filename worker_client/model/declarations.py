@@ -1,0 +1,322 @@
+"""What a program says of its model, and the specification that it becomes. Knows values and options; no chief and no server.
+
+Variables, embedding tables, states and rows of gradients; where variables shall lie; names, types and first values, checked.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import UPDATE_RULES, OptimizerSpec, constant
+from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import (
+    Array,
+    Constraint,
+    ConstraintKind,
+    DataType,
+    Initializer,
+    InitializerKind,
+    Partition,
+    Partitioner,
+    SparseMean,
+    VariableSpec,
+    data_type_of,
+    partition_of,
+)
+from worker_client.model.optimizers import plain_number
+
+# What a program says about its variables: plain ones, tables, state, rows of gradients. Knows values and options; no model, no server.
+
+
+# Arrays have no single truth value, so none of these can be compared as a whole.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A dense variable with more to say than its first value; a plain array stands for a `Variable` with no options.
+
+    `value`: its first value, float16, bfloat16, float32 or float64, of any shape. `optimizer`: its own; None: the model's.
+    `constraint`: what it is made to satisfy after each update. `partitioner`: how it is cut over parameter servers; None: by its size.
+    """
+
+    value: npt.ArrayLike
+    _: KW_ONLY
+    optimizer: OptimizerSpec | None = None
+    constraint: Constraint | None = None
+    partitioner: Partitioner | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A variable whose gradients come as rows (`IndexedSlices`) and that is read by rows: `session.read_rows()`, not `session.read()`.
+
+    `value_or_shape`: the first values as an array, or a shape, of at least one axis, whose values the servers make by `initializer` (None:
+    zeros), so that nothing travels; `dtype` goes with a shape, an array has its own. `optimizer`: its own; None: the model's.
+    `sparse_mean`: a row of a step's mean is divided by the contributions that have it ("per_index", as in the original), or by all
+    ("per_replica"). `partitioner` may cut it along axis 0 only; None: by its size. Rows that no gradient touches cost nothing, unless by
+    Adam without `lazy`.
+    """
+
+    value_or_shape: npt.ArrayLike
+    _: KW_ONLY
+    dtype: npt.DTypeLike = "float32"
+    initializer: Initializer | None = None
+    optimizer: OptimizerSpec | None = None
+    sparse_mean: str = "per_index"
+    partitioner: Partitioner | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A variable without gradients, that plain updates change: statistics, counters. They ride in a contribution and count only with it.
+
+    `update`: "mean" (it becomes the mean of the step's updates), "add" (their sum is added), or "moving_average" (it becomes
+    `decay * itself + (1 - decay) * mean`). A step in which nobody gives an update leaves it as it is.
+    """
+
+    value: npt.ArrayLike
+    update: str = "mean"
+    decay: float = 0.99
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedSlices:
+    """The rows `values` of a table's gradient at `indices` (any integer type, any order); rows of one index add up.
+
+    `values` has the shape (number of indices, *shape of a row) and the table's element type. `dense_shape`, if given, must be the table's.
+    """
+
+    indices: Any
+    values: Any
+    dense_shape: tuple[int, ...] | None = None
+
+
+def non_negative() -> Constraint:
+    """Returns the constraint that sets elements below 0 to 0."""
+    return Constraint(kind=ConstraintKind.NON_NEGATIVE)
+
+
+def clip_to(low: float, high: float) -> Constraint:
+    """Returns the constraint that keeps every element within `low` and `high`. Raises InvalidSpec if they are the wrong way round."""
+    return Constraint(kind=ConstraintKind.CLIP, low=plain_number(low), high=plain_number(high))
+
+
+def max_norm(limit: float) -> Constraint:
+    """Returns the constraint that scales down what has a Euclidean norm over axis 0 above `limit` (> 0). Such a variable is not cut."""
+    return Constraint(kind=ConstraintKind.MAX_NORM, high=plain_number(limit))
+
+
+def unit_norm() -> Constraint:
+    """Returns the constraint that scales to a Euclidean norm over axis 0 of 1. Such a variable is not cut."""
+    return Constraint(kind=ConstraintKind.UNIT_NORM)
+
+
+def zeros_initializer() -> Initializer:
+    """Returns the initializer of zeros."""
+    return constant_initializer(0.0)
+
+
+def constant_initializer(value: float) -> Initializer:
+    """Returns the initializer that gives every element `value`."""
+    return Initializer(kind=InitializerKind.CONSTANT, low=plain_number(value))
+
+
+def uniform_initializer(low: float, high: float, seed: int = 0) -> Initializer:
+    """Returns the initializer of values evenly spread from `low` to `high`; the same `seed` gives the same, however the table is cut."""
+    return Initializer(kind=InitializerKind.UNIFORM, low=plain_number(low), high=plain_number(high), seed=_seed(seed))
+
+
+def normal_initializer(mean: float, stddev: float, seed: int = 0) -> Initializer:
+    """Returns the initializer of normally distributed values; the same `seed` gives the same, however the table is cut."""
+    return Initializer(kind=InitializerKind.NORMAL, low=plain_number(mean), high=plain_number(stddev), seed=_seed(seed))
+
+
+def _seed(seed: int) -> int:
+    return seed.item() if isinstance(seed, np.integer) else seed
+
+
+# Where variables shall lie, as a program says it. Knows strategies, pins and loads; the decision is `ps_protocol.model.spec`'s.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How variables are spread over parameter servers.
+
+    `strategy`: "greedy_bytes" (each to the shard with the least load so far) or "round_robin" (dealt out in order). `pins`: name to the
+    shard where that variable lies, whatever the strategy. `load`: what "greedy_bytes" balances, as a function of a variable's
+    `VariableSpec` (name, shape, data_type, nbytes …); None: its bytes. A variable of more than `split_bytes` bytes and without a
+    partitioner of its own is split along axis 0 (0: never). Raises InvalidSpec where it is used.
+    """
+
+    strategy: str = "greedy_bytes"
+    _: KW_ONLY
+    pins: Mapping[str, int] = field(default_factory=dict)
+    load: Callable[[VariableSpec], float] | None = None
+    split_bytes: int = DEFAULT_SPLIT_BYTES
+
+    def policy_for(self, variables: Iterable[VariableSpec]) -> PlacementPolicy:
+        """Returns the policy that all participants agree on: the loads are numbers by then."""
+        if self.load is not None and not callable(self.load):
+            raise InvalidSpec(f"placement: load = {self.load!r}, want a function of a variable's specification, or None for its bytes")
+        if not isinstance(self.pins, Mapping):
+            raise InvalidSpec(f"placement: pins = {self.pins!r}, want a dict from variable name to the index of a ps")
+        loads = () if self.load is None else tuple((spec.name, _load(self.load(spec))) for spec in variables)
+        pins = tuple((name, shard.item() if isinstance(shard, np.integer) else shard) for name, shard in self.pins.items())
+        return PlacementPolicy(strategy=self.strategy, split_bytes=self.split_bytes, loads=loads, pins=pins)
+
+
+def _load(load: float) -> float:
+    load = plain_number(load)
+    return float(load) if type(load) is int else load  # anything else is checked with its variable's name
+
+
+def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Placement:
+    """Returns the placement that the arguments of `create_or_join` mean. Raises InvalidSpec."""
+    if isinstance(placement, Placement):
+        if split_bytes is not None:
+            raise InvalidSpec("split_bytes: the placement has it already; write Placement(…, split_bytes=…)")
+        return placement
+    return Placement(placement, split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else split_bytes)
+
+
+# From what a program says about its variables to the model's specification and first values. Knows options; no chief, no server.
+
+
+Choice = TypeVar("Choice")
+
+_UPDATES = {"mean": "assign_mean", "add": "add", "moving_average": "moving_average"}
+_SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PER_REPLICA}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A model's specification, and the first values by name, but of those tables that servers make themselves."""
+
+    model: ModelSpec
+    values: Mapping[str, Array]
+
+
+def declare(
+    variables: Mapping[str, Any], *, optimizer: OptimizerSpec, placement: Placement, averages: AverageSpec | None, clip: ClipSpec
+) -> Declared:
+    """Returns what all workers must agree on. Raises InvalidSpec, LimitExceeded, for whatever no cluster could take."""
+    if not isinstance(variables, Mapping):
+        raise InvalidSpec(f"initial_values: got a {type(variables).__name__}, want a dict from variable name to array")
+    _check_optimizer("optimizer", optimizer)
+    if averages is not None and not isinstance(averages, AverageSpec):
+        raise InvalidSpec(f"averages: got {averages!r}, want what worker_client.moving_average(0.99) returns")
+    values: dict[str, Array] = {}
+    specs = tuple(_declared(name, declaration, values) for name, declaration in variables.items())
+    model = ModelSpec(variables=specs, optimizer=optimizer, placement=placement.policy_for(specs), averages=averages, clip=clip)
+    return Declared(model=model, values=values)
+
+
+def _declared(name: str, declaration: object, values: dict[str, Array]) -> VariableSpec:
+    if isinstance(declaration, Table):
+        return _table(name, declaration, values)
+    optimizer = constraint = partition = None
+    if isinstance(declaration, State):
+        values[name] = as_array(name, declaration.value)
+        optimizer = _update_rule(name, declaration)
+    elif isinstance(declaration, Variable):
+        values[name] = as_array(name, declaration.value)
+        optimizer, constraint = declaration.optimizer, declaration.constraint
+        partition = _partition(name, declaration.partitioner, values[name].shape, values[name].dtype)
+        if constraint is not None and not isinstance(constraint, Constraint):
+            raise InvalidSpec(f"variable {name!r}: constraint: got {constraint!r}, want what non_negative() or clip_to(-1, 1) returns")
+        if optimizer is not None:
+            _check_optimizer(f"variable {name!r}: optimizer", optimizer)
+    else:
+        values[name] = as_array(name, declaration)
+    return VariableSpec(
+        name=name,
+        data_type=data_type_of(values[name], name=name),
+        shape=values[name].shape,
+        optimizer=optimizer,
+        constraint=constraint,
+        partition=partition,
+    )
+
+
+def _table(name: str, table: Table, values: dict[str, Array]) -> VariableSpec:
+    shape, initializer = _shape(table.value_or_shape), table.initializer
+    if shape is None:
+        if initializer is not None:
+            raise InvalidSpec(f"variable {name!r}: has values and an initializer; give one of them (a shape goes with an initializer)")
+        values[name] = np.asarray(as_array(name, table.value_or_shape), order="C")
+        shape, data_type = values[name].shape, data_type_of(values[name], name=name)
+    else:
+        data_type, initializer = _data_type(name, table.dtype), initializer or zeros_initializer()
+    if initializer is not None and not isinstance(initializer, Initializer):
+        raise InvalidSpec(f"variable {name!r}: initializer: got {initializer!r}, want what zeros_initializer() or another returns")
+    sparse_mean = _chosen(name, "sparse_mean", table.sparse_mean, _SPARSE_MEANS)
+    if table.optimizer is not None:
+        _check_optimizer(f"variable {name!r}: optimizer", table.optimizer)
+    return VariableSpec(
+        name=name,
+        data_type=data_type,
+        shape=shape,
+        optimizer=table.optimizer,
+        is_sparse=True,
+        sparse_mean=sparse_mean,
+        initializer=initializer,
+        partition=_partition(name, table.partitioner, shape, data_type.dtype),
+    )
+
+
+def _update_rule(name: str, state: State) -> OptimizerSpec:
+    rule = _chosen(name, "update", state.update, _UPDATES)
+    numbers = {"decay": state.decay} if "decay" in UPDATE_RULES[rule] else {}
+    return OptimizerSpec(name=rule, learning_rate=constant(1.0), hyperparameters=numbers)
+
+
+def _chosen(name: str, option: str, value: str, known: Mapping[str, Choice]) -> Choice:
+    if not isinstance(value, str) or value not in known:
+        raise InvalidSpec(f"variable {name!r}: {option} = {value!r}, want one of {', '.join(known)}")
+    return known[value]
+
+
+def _partition(name: str, partitioner: Partitioner | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Partition | None:
+    return None if partitioner is None else partition_of(partitioner, name=name, shape=shape, dtype=dtype)
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """A tuple or list of plain integers is a shape: values of integers are no variables."""
+    if isinstance(value, (tuple, list)) and value and all(isinstance(extent, (int, np.integer)) for extent in value):
+        return tuple(int(extent) for extent in value)
+    return None
+
+
+def _data_type(name: str, dtype: npt.DTypeLike) -> DataType:
+    if isinstance(dtype, DataType):
+        return dtype
+    if dtype == DataType.BFLOAT16.value:
+        return DataType.BFLOAT16
+    try:
+        return data_type_of(np.empty(0, dtype), name=name)
+    except TypeError as error:
+        raise InvalidSpec(f"variable {name!r}: dtype = {dtype!r} is no type: {error}; want for example 'float32'") from error
+
+
+def _check_optimizer(what: str, optimizer: object) -> None:
+    if not isinstance(optimizer, OptimizerSpec) or optimizer.is_update_rule:
+        raise InvalidSpec(f"{what}: got {optimizer!r}, want what worker_client.sgd(0.1) or another optimizer function returns")
+
+
+def as_array(name: object, value: object) -> Array:
+    """Returns a first value as an array, an array as it is. Raises InvalidSpec for what is no array of floats."""
+    if value is None:
+        raise InvalidSpec(f"variable {name!r}: its initial value is None; give an array of float32 or float64")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSpec(f"variable {name!r}: its initial value, a {type(value).__name__}, cannot be read as an array: {error}") from error
+    if array.dtype.kind in "iub":
+        raise InvalidSpec(
+            f"variable {name!r}: its initial value is {array.dtype}; want float32 or float64: write 0.0 for 0, or .astype(np.float32)"
+        )
+    return array

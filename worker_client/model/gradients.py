@@ -1,0 +1,491 @@
+"""From what a user pushes to each shard's part: checked, brought into memory, cut, encoded. Knows names and layouts; no transport."""
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.encodings.formats import FloatEncoding, is_encodable
+from ps_protocol.encodings.gradients import GradientEncoder
+from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
+from ps_protocol.roles.shard import Metric, SparsePart
+from worker_client.model.declarations import IndexedSlices
+from worker_client.model.memory import ModelMemory
+from worker_client.model.optimizers import plain_number
+from worker_client.model.wire_format import WireFormat
+
+# A table's gradient as its server wants it: rows by ascending index. Knows indices and arrays; no shard and no step.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGradient:
+    """Rows of a table's gradient: int64 `indices`, ascending, and their `values`, contiguous, one row each.
+
+    An index occurs once, but for half-precision types: their sums must not be rounded, so the server makes them.
+    """
+
+    indices: Array
+    values: Array
+
+
+def row_gradient(gradient: IndexedSlices, variable: VariableSpec) -> RowGradient:
+    """Returns the gradient sorted by index, the rows of one index summed in the order given (half-precision ones: side by side in it).
+
+    Shares the caller's arrays where there is nothing to do. Raises ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
+    """
+    what = f"gradient for {variable.name!r}"
+    _check_dense_shape(what, gradient.dense_shape, variable)
+    indices = checked_indices(what, gradient.indices, num_rows=variable.num_rows)
+    if indices.ndim != 1:
+        raise ShapeMismatch(f"{what}: indices have the shape {indices.shape}, want one axis")
+    values = _values(what, gradient.values, variable)
+    if len(values) != len(indices):
+        raise ShapeMismatch(f"{what}: indices {len(indices)}, values {len(values)} rows; give one row for each index")
+    return _merged(indices, values, variable)
+
+
+def all_rows(gradient: Array) -> RowGradient:
+    """Returns the gradient of a whole table as that of all its rows; its shape and type have been checked."""
+    return RowGradient(np.arange(len(gradient), dtype=np.int64), np.ascontiguousarray(gradient))
+
+
+def checked_indices(what: str, indices: Any, *, num_rows: int) -> Array:
+    """Returns row numbers as int64, of the shape given. Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first that is wrong."""
+    try:
+        array = np.asarray(indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidSpec(f"{what}: its indices, a {type(indices).__name__}, cannot be read as an array: {error}") from error
+    if array.size == 0:
+        return array.astype(np.int64)  # an empty list has no type of its own
+    if array.dtype.kind not in "iu":
+        raise DtypeMismatch(f"{what}: indices are {array.dtype}, want integers; cast with .astype(np.int64)")
+    if array.min() < 0 or array.max() >= num_rows:
+        position = int(np.flatnonzero((array < 0) | (array >= num_rows))[0])
+        raise IndexOutOfRange(f"{what}: indices[{position}] = {array.reshape(-1)[position]}, want 0..{num_rows - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def type_words(dtype: "np.dtype[Any]") -> str:
+    """Returns how a program writes an element type."""
+    return f"{'ml_dtypes' if dtype.name == DataType.BFLOAT16.value else 'np'}.{dtype.name}"
+
+
+def _values(what: str, values: Any, variable: VariableSpec) -> Array:
+    array, dtype = np.asarray(values), variable.data_type.dtype
+    if array.dtype != dtype:
+        raise DtypeMismatch(f"{what} is {array.dtype}, variable is {dtype}; cast with .astype({type_words(dtype)})")
+    if array.ndim != len(variable.shape) or array.shape[1:] != variable.shape[1:]:
+        want = ", ".join(("rows", *map(str, variable.shape[1:])))
+        raise ShapeMismatch(f"{what}: values have the shape {array.shape}, want ({want}): rows of {variable.shape}")
+    return array
+
+
+def _check_dense_shape(what: str, dense_shape: Sequence[int] | None, variable: VariableSpec) -> None:
+    if dense_shape is not None and tuple(dense_shape) != variable.shape:
+        raise ShapeMismatch(f"{what}: dense_shape {tuple(dense_shape)}, variable {variable.shape}")
+
+
+def _merged(indices: Array, values: Array, variable: VariableSpec) -> RowGradient:
+    if len(indices) < 2 or bool((indices[1:] > indices[:-1]).all()):
+        return RowGradient(np.ascontiguousarray(indices), np.ascontiguousarray(values))
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    rows = values[order]
+    if len(starts) < len(ordered) and variable.data_type.sum_dtype == rows.dtype:
+        ordered, rows = ordered[starts], np.add.reduceat(rows, starts, axis=0)
+    return RowGradient(ordered, rows)
+
+
+# Checks what a user pushes and brings it into the staging memory. Knows names, shapes and element types; no steps and no transport.
+
+
+MAX_NAMES_SHOWN = 10
+
+
+# Values are NumPy arrays or scalars, or other frameworks' tensors that can be read as one, and for gradients also IndexedSlices or None. A
+# dict of several of these has no better type than Any for its values: that of a mapping's values would have to be exactly the union.
+Gradients = Mapping[str, Any] | Iterable[tuple[str, Any]]
+Updates = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
+
+    `memory` has the rest.
+    """
+
+    memory: ModelMemory
+    absent: tuple[str, ...]
+    rows: Mapping[str, RowGradient]
+
+
+class Staging:
+    """Where a worker's gradients and updates are gathered. Not thread-safe.
+
+    `views`: the memory itself, for the dense variables that take gradients, so that a user may fill it in place.
+    """
+
+    def __init__(self, model: ModelSpec, memory: ModelMemory) -> None:
+        self.memory = memory
+        is_state = {spec.name: spec.is_state for spec in model.variables}
+        self.views = {name: view for name, view in memory.views.items() if not is_state[name]}
+        self._states = {name: view for name, view in memory.views.items() if is_state[name]}
+        self._tables: dict[str, VariableSpec] = {spec.name: spec for spec in model.variables if spec.is_sparse}
+        self._trained = tuple(name for name, state in is_state.items() if not state)
+        self._no_updates = Staged(memory, tuple(self._states), {})
+        self._own = tuple(self.views), tuple(self.views.values())
+
+    def stage(self, gradients: Gradients, *, step: int, updates: Updates | None = None) -> Staged:
+        """Copies gradients and updates into the memory; what is that very memory already is left where it is.
+
+        Every variable that takes gradients must be named; None stands for none. Everything is checked before anything is copied. Raises
+        VariableNotFound, IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
+        """
+        foreign: dict[str, Array] = {}
+        rows: dict[str, RowGradient] = {}
+        absent: set[str] = set()
+        if not self.is_own(gradients):
+            self._sort_out(gradients, step, foreign, rows, absent)
+        updated = self._check_updates(updates, foreign, step) if updates else frozenset()
+        memory = self.memory.views
+        for name, array in foreign.items():
+            np.copyto(memory[name], array)
+        return self._staged(rows, absent, updated)
+
+    def nothing(self) -> Staged:
+        """Returns a contribution that has no gradient for any variable, and so counts in no mean."""
+        return Staged(self.memory, tuple(self.memory.views), {})
+
+    def is_own(self, gradients: Gradients) -> bool:
+        """Whether they are the views themselves, for every variable, as most loops have it: then nothing is to be looked at one by one."""
+        names, views = self._own
+        if type(gradients) is not dict or self._tables or tuple(gradients) != names:
+            return False
+        return all(map(operator.is_, gradients.values(), views))
+
+    def has_some_of(self, gradients: Gradients) -> bool:
+        """Whether some of them are the views themselves, each under its own name."""
+        return isinstance(gradients, Mapping) and any(gradients.get(name) is view for name, view in self.views.items())
+
+    def _sort_out(self, gradients: Gradients, step: int, foreign: dict[str, Array], rows: dict[str, RowGradient], absent: set[str]) -> None:
+        seen: set[str] = set()
+        for name, gradient in _pairs(gradients, "gradients"):
+            if not isinstance(name, str):
+                raise unknown_variable(name, self._trained)
+            target = self.views.get(name)
+            if name in seen:
+                raise InvalidSpec(f"push for step {step}: {name!r} occurs twice; add the two gradients first")
+            if target is None:
+                self._stage_rows(name, gradient, rows, absent)
+            elif gradient is None:
+                absent.add(name)
+            elif gradient is not target:
+                array = self._checked(name, gradient, target)
+                if array is not target:
+                    foreign[name] = array
+            seen.add(name)
+        if len(seen) < len(self._trained):
+            raise _incomplete(seen, self._trained, step)
+        if absent and len(absent) == len(self._trained):
+            raise InvalidSpec(f"No gradients provided for any variable: {list(self._trained)}")
+
+    def _staged(self, rows: dict[str, RowGradient], absent: set[str], updated: Collection[str]) -> Staged:
+        if not (rows or absent or updated):
+            return self._no_updates
+        left_out = tuple(n for n in self.memory.views if n in absent or (n in self._states and n not in updated))
+        return Staged(self.memory, left_out, rows)
+
+    def _stage_rows(self, name: str, gradient: object, rows: dict[str, RowGradient], absent: set[str]) -> None:
+        table = self._tables.get(name)
+        if table is None:
+            if name in self._states:
+                raise InvalidSpec(f"{name!r} is a State: it takes no gradient; give updates={{{name!r}: …}} or leave it out")
+            raise unknown_variable(name, self._trained)
+        if gradient is None:
+            absent.add(name)
+        elif isinstance(gradient, IndexedSlices):
+            rows[name] = row_gradient(gradient, table)
+        else:
+            rows[name] = all_rows(_checked(name, gradient, table.data_type.dtype, table.shape))
+
+    def _check_updates(self, updates: Updates, foreign: dict[str, Array], step: int) -> set[str]:
+        updated: set[str] = set()
+        for name, update in _pairs(updates, "updates"):
+            if not isinstance(name, str):
+                raise unknown_variable(name, self._states)
+            target = self._states.get(name)
+            if target is None:
+                if name in self._trained:
+                    raise InvalidSpec(f"update for {name!r}: it takes gradients; only variables declared as State take updates")
+                raise unknown_variable(name, self._states)
+            if name in updated:
+                raise InvalidSpec(f"push for step {step}: the update of {name!r} occurs twice; combine the two first")
+            updated.add(name)
+            foreign[name] = self._checked(name, update, target, what="update")
+        return updated
+
+    def _checked(self, name: str, gradient: object, target: Array, *, what: str = "gradient") -> Array:
+        array = _checked(name, gradient, target.dtype, target.shape, what=what)
+        if not self.memory.shares(array):
+            return array
+        if array.ctypes.data == target.ctypes.data and array.strides == target.strides:
+            return target
+        # Part of the staging memory under another name would be overwritten before its turn to be copied.
+        return array.copy()
+
+
+def no_gradients() -> InvalidSpec:
+    """Returns the error for None in place of all gradients: mostly of a function that forgot to return them."""
+    return InvalidSpec("gradients: got None, want a dict from variable name to array, or to None where there is no gradient")
+
+
+def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:
+    """Returns the error for a name that the model does not have, with the nearest one that it does."""
+    if not isinstance(name, str):
+        return VariableNotFound(f"variable {name!r} not found: a name is a str, this is {_kind(name)}")
+    close = difflib.get_close_matches(name, list(known), n=1)
+    if close:
+        return VariableNotFound(f"variable {name!r} not found. Did you mean {close[0]!r}?")
+    return VariableNotFound(f"variable {name!r} not found; the model has {_some(list(known)) or 'none of the kind'}")
+
+
+def _pairs(pairs: object, what: str) -> Iterator[tuple[str, object]]:
+    if isinstance(pairs, Mapping):
+        yield from pairs.items()
+        return
+    if not isinstance(pairs, Iterable) or isinstance(pairs, (str, bytes, np.ndarray)):
+        raise InvalidSpec(f"{what}: got {_kind(pairs)}, want a dict from variable name to array")
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidSpec(f"{what}: got an item that is {_kind(pair)}, want a dict, or pairs of variable name and array")
+        yield pair
+
+
+def _checked(name: str, gradient: object, dtype: "np.dtype[np.generic]", shape: tuple[int, ...], *, what: str = "gradient") -> Array:
+    array = gradient if isinstance(gradient, np.ndarray) else _as_array(name, gradient, dtype, what)
+    if array.dtype != dtype:
+        raise _other_dtype(name, array, dtype, what)
+    if array.shape != shape:
+        raise ShapeMismatch(
+            f"{what} for {name!r}: shape {array.shape}, variable {shape}; nothing is broadcast; push the {what} of {name!r}"
+        )
+    return array
+
+
+def _as_array(name: str, gradient: object, dtype: "np.dtype[np.generic]", what: str) -> Array:
+    if isinstance(gradient, IndexedSlices):
+        raise InvalidSpec(f"{what} for {name!r}: {name!r} takes dense gradients; declare it as a Table to push IndexedSlices")
+    if gradient is None:
+        raise InvalidSpec(f"{what} for {name!r} is None; leave it out")
+    # Tensors of other frameworks offer themselves as arrays, mostly without a copy.
+    if not hasattr(gradient, "__array__"):
+        raise DtypeMismatch(f"{what} for {name!r} is {_kind(gradient)}, want an array; use np.asarray(…, {type_words(dtype)})")
+    try:
+        return np.asarray(gradient)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeMismatch(f"{what} for {name!r} is {_kind(gradient)} and cannot be read as an array: {error}") from error
+
+
+def _other_dtype(name: str, array: Array, dtype: "np.dtype[np.generic]", what: str) -> PsError:
+    if array.dtype.newbyteorder("=") == dtype.newbyteorder("="):
+        return DtypeMismatch(f"{what} for {name!r}: byte order: little-endian only; convert with .astype({type_words(dtype)})")
+    return DtypeMismatch(f"{what} for {name!r} is {array.dtype}, variable is {dtype}; cast with .astype({type_words(dtype)})")
+
+
+def _incomplete(seen: set[str], trained: Collection[str], step: int) -> IncompletePush:
+    missing = [name for name in trained if name not in seen]
+    return IncompletePush(
+        f"push for step {step} misses {len(missing)} of {len(trained)} variables: {_some(missing)} (give None where there is no gradient)"
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMES_SHOWN])
+    return f"{shown} and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else shown
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, str):
+        return f"the str {value!r}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# Refuses gradients that are not finite before anybody is sent them. Knows a worker's memory; no shard, no transport.
+
+
+class FiniteGradients:
+    """Looks at contributions of one model; what most of them have in common is made once for each memory. For one thread."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._states = frozenset(spec.name for spec in model.variables if spec.is_state)
+        self._memory: ModelMemory | None = None
+        self._elements: list[Array] = []
+
+    def check(self, staged: Staged, *, who: str) -> None:
+        """Raises NonFiniteGradient, naming the first variable, unless all gradients are finite."""
+        memory = staged.memory
+        memory.pack()
+        if memory is not self._memory:
+            self._memory, self._elements = memory, [*_elements(memory)]
+        if not all(map(are_finite, self._elements)):
+            left_out = self._states.union(staged.absent)
+            for name, array in memory.arrays.items():
+                if name not in left_out:
+                    refuse_nonfinite(name, array.reshape(-1), who=who)
+        for name, rows in staged.rows.items():
+            refuse_nonfinite(name, rows.values.reshape(-1), who=who)
+
+
+def _elements(memory: ModelMemory) -> Iterator[Array]:
+    """Yields what has gradients, in as few pieces as can be: flat arrays that share the memory."""
+    for layout, segments in zip(memory.layouts, memory.segments, strict=True):
+        ranges = gradient_ranges(layout)
+        start = 0
+        for piece in segments.pieces:
+            for arena in ranges:
+                # Pieces end where variables do.
+                first, last = max(arena.start - start, 0), min(arena.stop - start, piece.nbytes)
+                if first < last:
+                    yield piece[first:last].view(arena.data_type.dtype)
+            start += piece.nbytes
+
+
+# What each shard is sent of a contribution: its arena, or none, and its rows of tables. Knows layouts and memory; no transport.
+#
+# Where a wire format asks for it, the arena is encoded into memory of its own, once: a part that has to be sent again is the same bytes.
+
+
+Metrics = Mapping[str, float | tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPart:
+    """One shard's part of a contribution: its bytes, and the header's words on them."""
+
+    segments: Segments
+    sparse: tuple[SparsePart, ...] = ()
+    absent: tuple[int, ...] = ()
+    encoding: FloatEncoding = FloatEncoding.AS_IS
+    encoded_bytes: int = 0
+
+
+class Outgoing:
+    """Cuts contributions into the shards' parts, without copying. What most steps have in common is made once for each memory.
+
+    `wire`: how arenas travel that lie in the worker's own memory; those in a shard's do not travel. `travels`
+    says of each shard whether it is sent its arena at all. For one thread.
+    """
+
+    def __init__(
+        self, layouts: Sequence[Layout], *, wire: WireFormat | None = None, travels: Callable[[int], bool] = lambda index: True
+    ) -> None:
+        self._layouts = tuple(layouts)
+        self._hashes = tuple(layout.hash for layout in layouts)
+        self._memory: ModelMemory | None = None
+        self._absent: tuple[str, ...] = ()
+        self._arenas: Sequence[ShardPart] = ()
+        self._wire = wire or WireFormat()
+        self._travels = travels
+        # By shard, made when first needed: a shard that shares memory needs none.
+        self._encoders: dict[int, GradientEncoder] = {}
+
+    @property
+    def layout_hashes(self) -> Sequence[str]:
+        """The names of the shards' layouts."""
+        return self._hashes
+
+    def parts(self, staged: Staged, *, is_last_counted: bool = True) -> Sequence[ShardPart]:
+        """Returns one part for each shard; they share the staging memory and the rows' arrays, and are valid until the next call.
+
+        `is_last_counted`: whether the contribution before counts, as far as is known; for what encoding it made is owed.
+        """
+        staged.memory.pack()
+        for encoder in self._encoders.values():
+            encoder.settle(is_counted=is_last_counted)
+        if staged.memory is not self._memory or staged.absent != self._absent:
+            absent, pairs = frozenset(staged.absent), zip(self._layouts, staged.memory.segments, strict=True)
+            self._arenas = tuple(_arena(layout, segments, absent) for layout, segments in pairs)
+            self._memory, self._absent = staged.memory, staged.absent
+        arenas = self._arenas
+        if self._wire.gradient_encoding is not FloatEncoding.AS_IS:
+            arenas = [self._encoded(index, part, staged.memory) for index, part in enumerate(arenas)]
+        if not staged.rows:
+            return arenas
+        return [_with_rows(part, layout, staged.rows) for part, layout in zip(arenas, self._layouts, strict=True)]
+
+    def _encoded(self, index: int, part: ShardPart, memory: ModelMemory) -> ShardPart:
+        layout = self._layouts[index]
+        is_here = memory.is_lent(index) or not self._travels(index)
+        if is_here or not part.segments.nbytes or not any(is_encodable(layout, arena) for arena in layout.arenas):
+            return part
+        encoder = self._encoders.get(index)
+        if encoder is None:
+            wire = self._wire
+            encoder = self._encoders[index] = GradientEncoder(
+                layout, wire.gradient_encoding, fraction=wire.fraction, error_feedback=wire.feeds_errors_back
+            )
+        encoded = encoder.encode(part.segments, absent=part.absent)
+        return replace(part, segments=Segments([encoded]), encoding=encoder.encoding, encoded_bytes=encoded.nbytes)
+
+
+def as_metrics(metrics: Metrics) -> dict[str, Metric]:
+    """Returns numbers, and numbers with weights, as they travel. Raises InvalidSpec."""
+    if not isinstance(metrics, Mapping):
+        raise InvalidSpec(f"metrics: got a {type(metrics).__name__}, want a dict from name to number")
+    return {name: _metric(name, report) for name, report in metrics.items()}
+
+
+def _metric(name: str, report: object) -> Metric:
+    check_name(name)
+    value, weight = report if isinstance(report, tuple) and len(report) == 2 else (report, 1.0)
+    times = _number(name, weight)
+    if not 0 <= times < math.inf:
+        raise InvalidSpec(f"metric {name!r}: its weight is {weight!r}, want a finite number >= 0")
+    return Metric(value=_number(name, value), weight=times)
+
+
+def _number(name: str, value: object) -> float:
+    plain = plain_number(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)  # type: ignore[arg-type]
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        raise InvalidSpec(f"metric {name!r}: got {value!r}, want a number, or a tuple of number and weight")
+    return float(plain)
+
+
+def _arena(layout: Layout, segments: Segments, absent: frozenset[str]) -> ShardPart:
+    if not absent:
+        return ShardPart(segments)
+    positions = tuple(position for position, piece in enumerate(layout.slices) if piece.variable.name in absent)
+    return ShardPart(Segments(()) if len(positions) == len(layout.slices) else segments, absent=positions)
+
+
+def _with_rows(part: ShardPart, layout: Layout, rows: Mapping[str, RowGradient]) -> ShardPart:
+    sparse: list[SparsePart] = []
+    pieces: list[Array] = []
+    for position, piece in enumerate(layout.tables):
+        gradient = rows.get(piece.variable.name)
+        if gradient is not None:
+            # Named also if none of its rows lie here: the table has a gradient, and some optimizers move all rows then.
+            indices, values = _rows_of(piece, gradient)
+            sparse.append(SparsePart(table=position, num_rows=len(indices)))
+            pieces += [_bytes(indices), _bytes(values)]
+    return replace(part, segments=part.segments.followed_by([piece for piece in pieces if piece.nbytes]), sparse=tuple(sparse))
+
+
+def _rows_of(piece: VariableSlice, gradient: RowGradient) -> tuple[Array, Array]:
+    if piece.is_whole:
+        return gradient.indices, gradient.values
+    first, last = np.searchsorted(gradient.indices, (piece.start, piece.stop))
+    return gradient.indices[first:last] - piece.start, gradient.values[first:last]
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

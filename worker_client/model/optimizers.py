@@ -1,0 +1,262 @@
+"""Optimizers and learning-rate schedules as values that servers understand. Knows names and numbers; the formulas are the servers'."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+
+# Learning-rate schedules as values that servers understand. Knows names and arguments; the formulas are the servers'.
+
+
+def exponential_decay(initial: float, *, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
+    """Returns the rate `initial * decay_rate ** (step / decay_steps)`.
+
+    `decay_steps` is in steps (`global_step`) and > 0. With `staircase` the quotient is rounded down, so the rate changes every
+    `decay_steps` steps. Raises InvalidSpec for an argument that no server would take.
+    """
+    return _schedule("exponential_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
+
+
+def inverse_time_decay(initial: float, *, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
+    """Returns the rate `initial / (1 + decay_rate * step / decay_steps)`.
+
+    `decay_steps` is in steps (`global_step`) and > 0. With `staircase` the quotient is rounded down. Raises InvalidSpec.
+    """
+    return _schedule("inverse_time_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
+
+
+def polynomial_decay(initial: float, *, decay_steps: float, final: float = 0.0001, power: float = 1.0, cycle: bool = False) -> Schedule:
+    """Returns the rate that goes from `initial` to `final` in `decay_steps` steps as `(1 - step / decay_steps) ** power`, then stays.
+
+    With `cycle` the decay is stretched to the next multiple of `decay_steps` instead of staying at `final`. Raises InvalidSpec.
+    """
+    return _schedule("polynomial_decay", initial=initial, decay_steps=decay_steps, final=final, power=power, cycle=float(cycle))
+
+
+def cosine_decay(initial: float, *, decay_steps: float, alpha: float = 0.0) -> Schedule:
+    """Returns the rate that falls along half a cosine from `initial` to `alpha * initial` in `decay_steps` steps, then stays.
+
+    `decay_steps` is in steps (`global_step`) and > 0. Raises InvalidSpec for an argument that no server would take.
+    """
+    return _schedule("cosine_decay", initial=initial, decay_steps=decay_steps, alpha=alpha)
+
+
+def piecewise_constant(boundaries: Sequence[float], *, values: Sequence[float]) -> Schedule:
+    """Returns the rate `values[i]` up to and with step `boundaries[i]`, and the last value after the last boundary.
+
+    `boundaries` are steps and must ascend; there is one value more than boundaries. Raises InvalidSpec otherwise.
+    """
+    return Schedule(
+        name="piecewise_constant",
+        boundaries=tuple(plain_number(boundary) for boundary in boundaries),
+        values=tuple(plain_number(value) for value in values),
+    )
+
+
+def plain_number(value: float) -> float:
+    """Returns a NumPy scalar as the Python number that it stands for, and anything else as it is: the specifications check it."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _schedule(name: str, **arguments: float) -> Schedule:
+    return Schedule(name=name, arguments={key: plain_number(value) for key, value in arguments.items()})
+
+
+# Optimizers as values that servers understand. Knows names and hyper-parameters; the formulas are the servers'.
+
+
+Rate = float | Schedule
+
+# Every factory writes all its hyper-parameters out, so that two workers agree whether or not they spell out a default.
+# What they have in common: the rate is a number or a schedule of the step; with `weight_decay` the variable also shrinks by
+# `learning_rate * weight_decay * variable` in each step (decoupled); InvalidSpec for a number that no server would take.
+
+
+def sgd(learning_rate: Rate, *, weight_decay: float = 0.0) -> OptimizerSpec:
+    """Returns plain gradient descent: `variable -= learning_rate * gradient`.
+
+    `gradient` is the mean of the step's contributions, here and below. No slots.
+    """
+    return _spec("sgd", learning_rate, weight_decay=weight_decay)
+
+
+def momentum(learning_rate: Rate, *, momentum: float = 0.9, use_nesterov: bool = False, weight_decay: float = 0.0) -> OptimizerSpec:
+    """Returns gradient descent with momentum: `m = momentum * m + gradient; variable -= learning_rate * m`.
+
+    With `use_nesterov` the variable changes by `learning_rate * (gradient + momentum * m)`. Slot: "momentum", from 0.
+    """
+    return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay)
+
+
+def adagrad(learning_rate: Rate, *, initial_accumulator_value: float = 0.1, weight_decay: float = 0.0) -> OptimizerSpec:
+    """Returns Adagrad: `a += gradient ** 2; variable -= learning_rate * gradient / sqrt(a)`.
+
+    Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
+    """
+    return _spec("adagrad", learning_rate, initial_accumulator_value=initial_accumulator_value, weight_decay=weight_decay)
+
+
+def adagrad_da(
+    learning_rate: Rate,
+    *,
+    initial_gradient_squared_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    weight_decay: float = 0.0,
+) -> OptimizerSpec:
+    """Returns Adagrad with dual averaging: the variable is computed from the sums of all gradients and of their squares.
+
+    Slots: "gradient_accumulator", from 0, and "gradient_squared_accumulator", from its initial value, which must be > 0.
+    """
+    return _spec(
+        "adagrad_da",
+        learning_rate,
+        initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
+        l1_regularization_strength=l1_regularization_strength,
+        l2_regularization_strength=l2_regularization_strength,
+        weight_decay=weight_decay,
+    )
+
+
+def adam(
+    learning_rate: Rate = 0.001,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    lazy: bool = False,
+    weight_decay: float = 0.0,
+) -> OptimizerSpec:
+    """Returns Adam with bias correction: `variable -= rate_t * m / (sqrt(v) + epsilon)`.
+
+    `rate_t = learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t)` at the t-th step. With `lazy`, rows of a table that no gradient
+    touches stay as they are; without, all of the table moves in each step, as in the original. Slots: "m" and "v", from 0.
+    """
+    return _spec("adam", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, lazy=_flag(lazy), weight_decay=weight_decay)
+
+
+def rmsprop(
+    learning_rate: Rate,
+    *,
+    decay: float = 0.9,
+    momentum: float = 0.0,
+    epsilon: float = 1e-10,
+    centered: bool = False,
+    weight_decay: float = 0.0,
+) -> OptimizerSpec:
+    """Returns RMSProp: gradients are divided by the root of a moving average of their squares (`centered`: of their variance).
+
+    Slots: "rms", from 1, "momentum", from 0, and if `centered` "mg", from 0.
+    """
+    numbers = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": _flag(centered), "weight_decay": weight_decay}
+    return _spec("rmsprop", learning_rate, **numbers)
+
+
+def adadelta(learning_rate: Rate = 0.001, *, rho: float = 0.95, epsilon: float = 1e-8, weight_decay: float = 0.0) -> OptimizerSpec:
+    """Returns Adadelta: gradients are scaled by the ratio of the averages of past updates and past gradients.
+
+    Slots: "accum" and "accum_update", from 0.
+    """
+    return _spec("adadelta", learning_rate, rho=rho, epsilon=epsilon, weight_decay=weight_decay)
+
+
+def ftrl(
+    learning_rate: Rate,
+    *,
+    learning_rate_power: float = -0.5,
+    initial_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    l2_shrinkage_regularization_strength: float = 0.0,
+    beta: float = 0.0,
+    weight_decay: float = 0.0,
+) -> OptimizerSpec:
+    """Returns FTRL-Proximal, with l1 and l2 penalties, shrinkage and beta.
+
+    Slots: "accum", from `initial_accumulator_value` (>= 0), and "linear", from 0.
+    """
+    return _spec(
+        "ftrl",
+        learning_rate,
+        learning_rate_power=learning_rate_power,
+        initial_accumulator_value=initial_accumulator_value,
+        l1_regularization_strength=l1_regularization_strength,
+        l2_regularization_strength=l2_regularization_strength,
+        l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+        beta=beta,
+        weight_decay=weight_decay,
+    )
+
+
+def proximal_sgd(
+    learning_rate: Rate, *, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0, weight_decay: float = 0.0
+) -> OptimizerSpec:
+    """Returns gradient descent followed by the proximal step of l1 and l2 penalties. No slots."""
+    return _spec(
+        "proximal_sgd",
+        learning_rate,
+        l1_regularization_strength=l1_regularization_strength,
+        l2_regularization_strength=l2_regularization_strength,
+        weight_decay=weight_decay,
+    )
+
+
+def proximal_adagrad(
+    learning_rate: Rate,
+    *,
+    initial_accumulator_value: float = 0.1,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    weight_decay: float = 0.0,
+) -> OptimizerSpec:
+    """Returns Adagrad followed by the proximal step of l1 and l2 penalties.
+
+    Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
+    """
+    return _spec(
+        "proximal_adagrad",
+        learning_rate,
+        initial_accumulator_value=initial_accumulator_value,
+        l1_regularization_strength=l1_regularization_strength,
+        l2_regularization_strength=l2_regularization_strength,
+        weight_decay=weight_decay,
+    )
+
+
+def rate_of(learning_rate: Rate) -> Schedule:
+    """Returns the schedule that a number or schedule stands for. Raises InvalidSpec."""
+    if isinstance(learning_rate, Schedule):
+        return learning_rate
+    value = plain_number(learning_rate)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidSpec(f"learning_rate = {learning_rate!r}, want a number or a schedule such as exponential_decay(0.1, …)")
+    return constant(value)
+
+
+def slot_names(optimizer: OptimizerSpec) -> tuple[str, ...]:
+    """Returns the names of the slots that a variable has by this optimizer, sorted."""
+    names = _SLOTS.get(optimizer.name, ())
+    return tuple(sorted((*names, "mg"))) if optimizer.name == "rmsprop" and optimizer.hyperparameter("centered") else names
+
+
+_SLOTS: dict[str, tuple[str, ...]] = {
+    "momentum": ("momentum",),
+    "adagrad": ("accumulator",),
+    "adagrad_da": ("gradient_accumulator", "gradient_squared_accumulator"),
+    "adam": ("m", "v"),
+    "rmsprop": ("momentum", "rms"),
+    "adadelta": ("accum", "accum_update"),
+    "ftrl": ("accum", "linear"),
+    "proximal_adagrad": ("accumulator",),
+}
+
+
+def _spec(name: str, learning_rate: Rate, **hyperparameters: float) -> OptimizerSpec:
+    plain = {key: plain_number(value) for key, value in hyperparameters.items()}
+    return OptimizerSpec(name=name, learning_rate=rate_of(learning_rate), hyperparameters=plain)
+
+
+def _flag(value: bool) -> float:
+    return float(value) if isinstance(value, bool) else value

@@ -1,0 +1,90 @@
+"""How the workers of a cluster are coordinated, as values to ask a cluster for. Knows names and numbers; the chief has the rules."""
+
+from typing import TypeVar
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.spec import AverageSpec
+from worker_client.model.optimizers import plain_number
+
+Choice = TypeVar("Choice")
+Count = TypeVar("Count", int, int | None)
+
+_TOKENS = {"strict": TokenMode.STRICT, "fifo": TokenMode.FIFO}
+_TOO_STALE = {"drop": TooStale.DROP, "scale": TooStale.SCALE}
+
+
+def sync_policy(
+    *, tokens: str = "strict", num_tokens: int = -1, replicas_to_aggregate: int | None = None, total_num_replicas: int | None = None
+) -> PolicySpec:
+    """Returns the policy whose steps are means of `replicas_to_aggregate` contributions computed from the step's own variables.
+
+    `tokens`: "strict" (a worker goes on when its step is applied) or "fifo" (exactly the token queue of SyncReplicasOptimizer, with
+    `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`). None leaves what the chief was started with. Raises InvalidSpec.
+    """
+    return PolicySpec(
+        name=PolicyName.SYNC,
+        tokens=_choice("tokens", tokens, _TOKENS),
+        num_tokens=_plain(num_tokens),
+        replicas_to_aggregate=_plain(replicas_to_aggregate),
+        total_num_replicas=_plain(total_num_replicas),
+    )
+
+
+def ssp_policy(staleness: int, *, max_staleness: int | None = None, too_stale: str = "drop") -> PolicySpec:
+    """Returns the policy under which a worker waits only while it is more than `staleness` contributions ahead of the slowest live one.
+
+    Each contribution is a step by itself. What is staler than `max_staleness` steps (None: any) is dropped (`too_stale="drop"`), or applied
+    with the weight 1 / (1 + staleness - max_staleness) ("scale"). Raises InvalidSpec.
+    """
+    return PolicySpec(
+        name=PolicyName.SSP,
+        staleness=_plain(staleness),
+        max_staleness=_plain(max_staleness),
+        too_stale=_choice("too_stale", too_stale, _TOO_STALE),
+    )
+
+
+def async_policy(*, use_locking: bool = True, max_staleness: int | None = None, too_stale: str = "drop") -> PolicySpec:
+    """Returns the policy under which nobody waits: each contribution is applied at once, as a step by itself.
+
+    With `use_locking` one after the other; without, parameter servers apply on arrival and concurrent updates may be lost.
+    `max_staleness` and `too_stale` (with locking only) are those of `ssp_policy`. Raises InvalidSpec.
+    """
+    if not isinstance(use_locking, (bool, np.bool_)):
+        raise InvalidSpec(f"use_locking: got {use_locking!r}, want True or False")
+    return PolicySpec(
+        name=PolicyName.ASYNC,
+        use_locking=bool(use_locking),
+        max_staleness=_plain(max_staleness),
+        too_stale=_choice("too_stale", too_stale, _TOO_STALE),
+    )
+
+
+def moving_average(
+    decay: float, use_num_updates: bool = False, zero_debias: bool = False, variables: list[str] | tuple[str, ...] | None = None
+) -> AverageSpec:
+    """Returns moving averages for the servers to keep: `average -= (1 - decay) * (average - variable)` in each step, after the update.
+
+    `use_num_updates`: the decay is min(decay, (1 + n) / (10 + n)), n being the step after the update. `zero_debias`: they start from 0 and
+    are corrected for it, instead of starting from the first values. `variables`: names; None: all dense ones that take gradients.
+    Raises InvalidSpec.
+    """
+    if isinstance(variables, str):
+        raise InvalidSpec(f"averages: variables = {variables!r}, want a list of names: [{variables!r}]")
+    return AverageSpec(
+        decay=plain_number(decay), use_num_updates=use_num_updates, zero_debias=zero_debias, variables=tuple(variables or ())
+    )
+
+
+def _plain(count: Count) -> Count:
+    """A NumPy integer as the Python one that it stands for; anything else as it is: the specification checks it."""
+    return count.item() if isinstance(count, np.integer) else count
+
+
+def _choice(name: str, value: str, known: dict[str, Choice]) -> Choice:
+    if not isinstance(value, str) or value not in known:
+        raise InvalidSpec(f"{name}: got {value!r}, want one of {', '.join(known)}")
+    return known[value]

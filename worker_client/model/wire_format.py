@@ -1,0 +1,112 @@
+"""How gradients and variables travel, in the user's words. Knows names and numbers; encodes nothing."""
+
+import math
+from dataclasses import dataclass
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import InvalidSpec
+
+_VARIABLES = {"float32": FloatEncoding.AS_IS, "bfloat16": FloatEncoding.BFLOAT16, "float16": FloatEncoding.FLOAT16}
+_GRADIENTS = {**_VARIABLES, "int8": FloatEncoding.INT8_BLOCKS}
+_TOP_K = "top_k:"
+_FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Only the elements of largest magnitude: the share `fraction` of them, in each of a shard's ranges of one optimizer. See `top_k`."""
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.fraction, (int, float)) and not isinstance(self.fraction, bool)
+        if not is_number or not 0 < self.fraction <= 1:
+            raise InvalidSpec(f"top_k: got fraction {self.fraction!r}, want a number > 0 and <= 1, for example top_k(0.01)")
+
+
+def top_k(fraction: float) -> TopK:
+    """Returns the choice to send only the share `fraction` (0 to 1) of a gradient's elements, those of largest magnitude; 8 bytes each.
+
+    Raises InvalidSpec. For `WireFormat(gradients=top_k(0.01))`.
+    """
+    return TopK(fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFormat:
+    """How the float32 elements of gradients and of variables travel; other types, tables' rows and updates of states travel as they are.
+
+    `gradients`: "float32" (as they are), "bfloat16", "float16", "int8" (in blocks of 256 that share a scale), or `top_k(fraction)`.
+    `variables`: "float32", "bfloat16" or "float16". `error_feedback`: whether what encoding lost of a gradient is added to the next; None:
+    for int8 and top_k, and not for the halves; it takes two arrays of the model's size at the worker. Raises InvalidSpec.
+    """
+
+    gradients: str | TopK = "float32"
+    variables: str = "float32"
+    error_feedback: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gradients, TopK) and (not isinstance(self.gradients, str) or self.gradients not in _GRADIENTS):
+            names = ", ".join(repr(name) for name in _GRADIENTS)
+            raise InvalidSpec(f"wire: gradients {self.gradients!r}, want one of {names} or top_k(fraction)")
+        if not isinstance(self.variables, str) or self.variables not in _VARIABLES:
+            names = ", ".join(repr(name) for name in _VARIABLES)
+            raise InvalidSpec(f"wire: variables {self.variables!r}, want one of {names}; the others are for gradients only")
+        if self.error_feedback is not None and not isinstance(self.error_feedback, bool):
+            raise InvalidSpec(f"wire: error_feedback {self.error_feedback!r}, want True, False or None")
+        if self.error_feedback and self.gradients == "float32":
+            raise InvalidSpec("wire: error_feedback without an encoding of gradients: nothing is lost; choose one, or leave it out")
+
+    @property
+    def gradient_encoding(self) -> FloatEncoding:
+        """How gradients travel."""
+        return FloatEncoding.TOP_K if isinstance(self.gradients, TopK) else _GRADIENTS[self.gradients]
+
+    @property
+    def variable_encoding(self) -> FloatEncoding:
+        """How variables travel."""
+        return _VARIABLES[self.variables]
+
+    @property
+    def fraction(self) -> float:
+        """The share of elements that is sent; 0 unless it is the top k."""
+        return self.gradients.fraction if isinstance(self.gradients, TopK) else 0.0
+
+    @property
+    def feeds_errors_back(self) -> bool:
+        """Whether what encoding lost of a gradient is added to the next."""
+        if self.error_feedback is None:
+            return self.gradient_encoding in (FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K)
+        return self.error_feedback
+
+
+def wire_format(wire: "str | WireFormat | None") -> WireFormat:
+    """Returns the format that a user means; raises InvalidSpec.
+
+    None: everything as it is. A str, also from LOCKSTEP_WIRE: "float32", "bfloat16" or "float16" in both directions; "int8" or, for
+    example, "top_k:0.01" for gradients, with error feedback, and variables as they are; "+feedback" or "+no_feedback" may follow.
+    """
+    if isinstance(wire, WireFormat):
+        return wire
+    if wire is None:
+        return WireFormat()
+    if not isinstance(wire, str):
+        raise InvalidSpec(f"wire: got a {type(wire).__name__}, want a str or a WireFormat")
+    name, _, feedback = wire.partition("+")
+    if feedback in _FEEDBACK:
+        chosen = _FEEDBACK[feedback]
+        if name in _VARIABLES:
+            return WireFormat(gradients=name, variables=name, error_feedback=chosen)
+        if name in _GRADIENTS:
+            return WireFormat(gradients=name, error_feedback=chosen)
+        if name.startswith(_TOP_K):
+            return WireFormat(gradients=top_k(_fraction(name.removeprefix(_TOP_K))), error_feedback=chosen)
+    names = ", ".join(repr(name) for name in _GRADIENTS)
+    raise InvalidSpec(f"wire: got {wire!r}, want one of {names}, or for example 'top_k:0.01'")
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

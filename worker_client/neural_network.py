@@ -1,0 +1,107 @@
+"""A feed-forward classifier as plain arrays: its first values, loss, gradients and probabilities. Pure NumPy; knows no cluster."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.variables import Array
+
+Variables = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """A function of the inputs, its derivative as a function of the outputs, and the variance of first weights that suits it."""
+
+    apply: Callable[[Array], Array]
+    derivative: Callable[[Array], Array]
+    gain: float
+
+
+def _logistic(x: Array) -> Array:
+    # By tanh, which never overflows.
+    half: Array = 0.5 * np.tanh(0.5 * x) + 0.5
+    return half
+
+
+ACTIVATIONS: dict[str, _Activation] = {
+    "relu": _Activation(lambda x: np.maximum(x, 0), lambda y: (y > 0).astype(y.dtype), 2.0),
+    "tanh": _Activation(np.tanh, lambda y: 1 - y * y, 1.0),
+    "logistic": _Activation(_logistic, lambda y: y * (1 - y), 1.0),
+    "identity": _Activation(lambda x: x, np.ones_like, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Layers of `sizes` units, the first of them features and the last classes; `activation` is between them, softmax at the end."""
+
+    sizes: tuple[int, ...]
+    activation: str
+    dtype: npt.DTypeLike
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise InvalidSpec(f"activation: got {self.activation!r}, want one of {', '.join(ACTIVATIONS)}")
+
+    @property
+    def _layers(self) -> list[tuple[str, str]]:
+        """Names of the weights and biases, from the features on."""
+        last = len(self.sizes) - 2
+        stems = [f"hidden_{index}" if index < last else "logits" for index in range(last + 1)]
+        return [(f"{stem}/weights", f"{stem}/biases") for stem in stems]
+
+    def initial_values(self, random: np.random.Generator) -> dict[str, Array]:
+        """Returns the variables before training, weights drawn from a normal distribution, biases 0; names are those of the variables."""
+        gain, values = ACTIVATIONS[self.activation].gain, {}
+        for (weights, biases), num_inputs, num_outputs in zip(self._layers, self.sizes, self.sizes[1:], strict=False):
+            drawn = random.standard_normal((num_inputs, num_outputs)) * np.sqrt(gain / num_inputs)
+            values[weights] = drawn.astype(self.dtype)
+            values[biases] = np.zeros(num_outputs, self.dtype)
+        return values
+
+    def loss_and_gradients(self, variables: Variables, features: Array, labels: Array, *, into: Mapping[str, Array]) -> float:
+        """Returns the mean cross-entropy of the examples and writes its gradients into the arrays of `into`.
+
+        `features` is (examples, features), `labels` the number of each one's class, both of at least one example.
+        """
+        outputs = self._outputs(variables, features)
+        error = _softmax(outputs.pop())
+        examples = np.arange(len(labels))
+        loss = _cross_entropy(error[examples, labels])
+        error[examples, labels] -= 1
+        error /= len(labels)
+        for weights, biases in reversed(self._layers):
+            inputs = outputs.pop()
+            np.matmul(inputs.T, error, out=into[weights])
+            np.sum(error, axis=0, out=into[biases])
+            if outputs:
+                error = (error @ variables[weights].T) * ACTIVATIONS[self.activation].derivative(inputs)
+        return loss
+
+    def probabilities(self, variables: Variables, features: Array) -> Array:
+        """Returns the probability of each class for each example, as (examples, classes)."""
+        return _softmax(self._outputs(variables, features)[-1])
+
+    def _outputs(self, variables: Variables, features: Array) -> list[Array]:
+        """The features, and each layer's outputs; the last ones are logits."""
+        apply, outputs = ACTIVATIONS[self.activation].apply, [features]
+        for index, (weights, biases) in enumerate(self._layers):
+            sums: Any = outputs[-1] @ variables[weights] + variables[biases]
+            outputs.append(sums if index == len(self._layers) - 1 else apply(sums))
+        return outputs
+
+
+def _softmax(logits: Array) -> Array:
+    exponentials: Array = np.exp(logits - logits.max(axis=1, keepdims=True))  # so that no exponential overflows
+    exponentials /= exponentials.sum(axis=1, keepdims=True)
+    return exponentials
+
+
+def _cross_entropy(chosen: Array) -> float:
+    # A probability can round to zero, and its logarithm must stay finite.
+    return -float(np.log(np.maximum(chosen, np.finfo(chosen.dtype).tiny)).mean())

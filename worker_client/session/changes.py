@@ -1,0 +1,85 @@
+"""Changes how a running cluster works: its policy, its optimizers' numbers. Knows the chief and requests; no variables."""
+
+import secrets
+from collections.abc import Callable
+
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
+from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.waiting import Patience
+from worker_client.model.optimizers import Rate, plain_number, rate_of
+
+# How long the chief may take to say what a change waits for.
+_STATUS_S = 1.0
+
+
+def set_policy(link: ClusterLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
+    """Has the cluster coordinated by `policy` and returns the step from which on it is; waits for a step that is being applied.
+
+    Raises InvalidSpec; DeadlineExceeded, with what is waited for: the change is made all the same, as soon as it can be.
+    """
+    if not isinstance(policy, PolicySpec):
+        raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
+    request_id = secrets.randbits(63)
+
+    def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
+        return chief.set_policy(policy, request_id=request_id, max_wait_s=max_wait_s)
+
+    return _settle(link, ask, what="set the policy", patience=Patience(f"{who} sets the policy", timeout_s=timeout_s)).step
+
+
+def set_hyperparameters(
+    link: ClusterLink,
+    *,
+    who: str,
+    learning_rate: Rate | None,
+    variable: str | None,
+    hyperparameters: dict[str, float],
+    timeout_s: float | None,
+) -> int:
+    """Gives an optimizer new numbers from the next step on, and returns the version of the settings.
+
+    Raises InvalidSpec, VariableNotFound, NotInitialized; DeadlineExceeded as `set_policy`.
+    """
+    if learning_rate is None and not hyperparameters:
+        raise InvalidSpec("set_hyperparameters: nothing to change; give a learning_rate or a hyper-parameter by name")
+    change = HyperparameterChange(
+        variable=variable or "",
+        learning_rate=None if learning_rate is None else rate_of(learning_rate),
+        hyperparameters={name: _number(value) for name, value in hyperparameters.items()},
+    )
+    request_id = secrets.randbits(63)
+
+    def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
+        return chief.set_hyperparameters(change, request_id=request_id, max_wait_s=max_wait_s)
+
+    patience = Patience(f"{who} sets hyper-parameters", timeout_s=timeout_s)
+    return _settle(link, ask, what="set hyper-parameters", patience=patience).version
+
+
+def _settle(link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, patience: Patience) -> SettingsReply:
+    while True:
+        max_wait_s = patience.slice_s()
+        reply = _asked(link, ask, max_wait_s, what=what, patience=patience)
+        if reply is not None:
+            return reply
+        patience.explain(f"{_waiting_for(link)}; the change will be made all the same")
+
+
+def _waiting_for(link: ClusterLink) -> str:
+    try:
+        status = link.ask(lambda chief: chief.status(), what="its status", timeout_s=_STATUS_S)
+    except (Unavailable, DeadlineExceeded) as error:
+        return error.message
+    return status.waiting_for or "a step is being applied"
+
+
+def _asked(
+    link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, patience: Patience
+) -> SettingsReply | None:
+    return link.ask(lambda chief: ask(chief, max_wait_s), what=what, timeout_s=patience.left_s(), expected_s=max_wait_s)
+
+
+def _number(value: float) -> float:
+    return float(value) if isinstance(value, bool) else plain_number(value)

@@ -1,0 +1,201 @@
+"""Looks at a cluster without taking part: evaluation, progress, status. Knows the seams to chief and shards; no transport."""
+
+import logging
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ps_protocol.errors import Cancelled, NotInitialized, StepGone
+from ps_protocol.model.optimizers import Schedule
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, layouts
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration
+from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.waiting import Patience
+from worker_client.model.memory import ModelMemory
+from worker_client.session import changes
+from worker_client.session.membership import LOST, Membership, failure_text
+from worker_client.session.outcomes import MetricReport
+from worker_client.session.reading import ModelReader, VariableMemory
+
+log = logging.getLogger("lockstep.worker")
+
+Result = TypeVar("Result")
+
+
+class Observer:
+    """A reader of a cluster; made by `observe()`, used as a context manager. The cluster's processes stay until its observers have left.
+
+    Belongs to one thread. Every method may raise Unavailable (a server did not answer within the observer's `timeout_s`). An observer
+    registers again by itself when the cluster is brought back to an earlier step, or has another chief, and reads on.
+    What needs a model blocks until there is one and says so after 2 s; `timeout_s` (None: no limit) bounds that, then DeadlineExceeded.
+    """
+
+    def __init__(self, link: ClusterLink, registration: Registration) -> None:
+        self._member = Membership(link, registration, what="the observer", renewal="observe()")
+        self._variables: VariableMemory | None = None
+        self._reader: ModelReader | None = None
+        self._participant = self._member.participant  # whose connections the two have
+        self._step: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._member.leave(failure_text(error))
+
+    @property
+    def membership(self) -> Membership:
+        """The participant's place in the cluster, for what is built on it."""
+        return self._member
+
+    @property
+    def step(self) -> int | None:
+        """The step of the variables that `read()` gave last; None before that."""
+        return self._step
+
+    def read(self, step: int | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
+        """Returns the dense variables of one step, the newest unless `step` names one, whole over all shards, by name.
+
+        Under the policies ssp and async, shards may be some steps apart. The arrays are the observer's own memory, read-only, and stay as
+        they are until the next `read()`. Raises StepGone or StepNotReady for a step that is not kept (only the last two are).
+        """
+        patience = Patience("observer reads the variables", timeout_s=timeout_s)
+
+        def read(variables: VariableMemory, _: ModelReader) -> dict[str, Array]:
+            if step is None:
+                self._read_newest(variables, patience)
+            else:
+                self._fetch(variables, step)
+            return dict(variables.views)
+
+        return self._do(read, patience)
+
+    def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
+        """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
+
+        All are of one step (but under async without locking). Moves these rows only. Raises VariableNotFound, DtypeMismatch,
+        IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
+        """
+        return self._look(timeout_s, lambda reader: reader.rows(name, indices, step=None).values)
+
+    def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
+        """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
+
+        Raises SlotNotFound if there is none, VariableNotFound.
+        """
+        return self._look(timeout_s, lambda reader: reader.averages(names))
+
+    def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
+        """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
+        return self._look(timeout_s, lambda reader: reader.metrics())
+
+    def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
+        """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
+        return self._look(timeout_s, lambda reader: reader.slot_names())
+
+    def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
+        """Returns a copy of one variable's slot of the newest step. Raises VariableNotFound, SlotNotFound."""
+        return self._look(timeout_s, lambda reader: reader.slot(variable, slot))
+
+    def model(self, *, timeout_s: float | None = None) -> ModelSpec:
+        """Returns the agreed model: its variables with their options, its optimizer, placement, averages and limits."""
+        return self._look(timeout_s, lambda reader: reader.model)
+
+    def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
+        """Has the whole cluster coordinated by `policy`; see `Session.set_policy`. Needs no model."""
+        self._member.check_open()
+        return changes.set_policy(self._member.link, policy, who="observer", timeout_s=timeout_s)
+
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | Schedule | None = None,
+        variable: str | None = None,
+        timeout_s: float | None = None,
+        **hyperparameters: float,
+    ) -> int:
+        """Gives an optimizer new numbers and returns the version of the settings; see `Session.set_hyperparameters`."""
+        self._member.check_open()
+        link, numbers = self._member.link, dict(hyperparameters)
+        return changes.set_hyperparameters(
+            link, who="observer", learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
+        )
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
+        return self._member.status(max_ledger_entries=max_ledger_entries)
+
+    def close(self) -> None:
+        """Leaves the cluster, in at most 2 s. Idempotent."""
+        self._member.leave("")
+
+    def _look(self, timeout_s: float | None, look: Callable[[ModelReader], Result]) -> Result:
+        return self._do(lambda _, reader: look(reader), Patience("observer looks at the model", timeout_s=timeout_s))
+
+    def _do(self, act: Callable[[VariableMemory, ModelReader], Result], patience: Patience) -> Result:
+        """Returns what `act` returns; once the cluster was brought back to an earlier step, does it again there."""
+        while True:
+            variables, reader = self._model(patience)
+            participant = self._participant
+            try:
+                return act(variables, reader)
+            except LOST as error:
+                if self._member.participant is participant:
+                    if isinstance(error, Cancelled):
+                        raise
+                    self._member.await_new_place(participant, error)
+                log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.epoch, error.message)
+                self._step = None
+
+    def _model(self, patience: Patience) -> tuple[VariableMemory, ModelReader]:
+        self._member.check_open()
+        if self._member.participant is not self._participant:
+            self._variables = self._reader = None
+        while self._variables is None or self._reader is None:
+            agreed = self._agreed_model(patience.slice_s())
+            if agreed.state is ModelState.READY and agreed.model is not None:
+                self._take(agreed, agreed.model)
+            else:
+                if self.status().state is ClusterState.FINISHED:
+                    raise NotInitialized("training ended before any worker gave the model its first values; there is nothing to read")
+                patience.explain("the model has no values yet: the first worker to join gives them")
+        return self._variables, self._reader
+
+    def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
+        self._participant, link = self._member.participant, self._member.link
+        shards = self._member.shards()
+        arrangement = layouts(agreed.placement, num_shards=len(shards))
+        self._reader = ModelReader(
+            model,
+            layouts=arrangement,
+            shards=shards,
+            who="observer",
+            timeout_s=link.timeout_s,
+            applies_on_arrival=self._member.applies_on_arrival,
+        )
+        shards.know(arrangement)
+        self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
+
+    def _agreed_model(self, max_wait_s: float) -> AgreedModel:
+        return self._member.link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
+
+    def _read_newest(self, variables: VariableMemory, patience: Patience) -> None:
+        while True:
+            status = self.status()
+            if not status.policy.startswith("sync"):
+                self._step = None
+                self._step = variables.fetch_latest(is_aligned="unlocked" not in status.policy)
+                return
+            try:
+                self._fetch(variables, status.global_step)
+                return
+            except StepGone as error:
+                patience.explain(error.message)
+
+    def _fetch(self, variables: VariableMemory, step: int) -> None:
+        if variables.step != step:
+            self._step = None
+            variables.fetch(step, may_view=False)
+        self._step = step

@@ -1,0 +1,117 @@
+"""What a worker learns about its contributions and reports. Knows outcomes, steps and numbers only."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ps_protocol.roles.chief import CommitResult, PushOutcome
+from ps_protocol.roles.shard import MetricCell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """What became of a contribution: its outcome, the step of its variables, and the step that was open when the chief answered.
+
+    ACCEPTED: it is part of the step `applied_step`: the variables of the step after that have it. `staleness`: how many steps had been
+    applied between its variables and it; 0 under the policy sync. `weight`: what its gradients count, less than 1 if it was too stale.
+    STALE: too old, and dropped. LATE: its step takes no more from this worker, because others came first or it has given its share.
+    DUPLICATE: it was counted before, and nobody knows any more as what. ROLLED_BACK: the cluster has gone back to a checkpoint without it,
+    or had taken this worker for gone before it said that the contribution counts; the session has come back, to its `local_step`.
+    """
+
+    outcome: PushOutcome
+    step: int
+    global_step: int
+    applied_step: int | None = None
+    staleness: int = 0
+    weight: float = 1.0
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the contribution counts."""
+        return self.outcome is PushOutcome.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What became of a step: that of its push, field by field as in `Push`, and whether training is finished."""
+
+    outcome: PushOutcome
+    step: int
+    is_finished: bool
+    applied_step: int | None = None
+    staleness: int = 0
+    weight: float = 1.0
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the contribution counts."""
+        return self.outcome is PushOutcome.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMetric:
+    """What one worker has reported under one name: weighted sum, weighted mean, number of reports, and the last value."""
+
+    sum: float
+    mean: float
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricReport:
+    """What all workers have reported under one name in contributions that count, together and by worker index.
+
+    `sum` is that of value * weight, `mean` is it divided by the sum of the weights (0: nan), `count` how many reports there were.
+    """
+
+    sum: float
+    mean: float
+    count: int
+    by_worker: Mapping[int, WorkerMetric]
+
+
+def push_of(result: CommitResult, *, step: int) -> Push:
+    """Returns the outcome for the user: a commit that had to be sent twice has the outcome that it had the first time."""
+    outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome is not None else result.outcome
+    return Push(
+        outcome=outcome,
+        step=step,
+        global_step=result.global_step,
+        applied_step=result.applied_step,
+        staleness=result.staleness,
+        weight=result.weight,
+    )
+
+
+def step_result_of(push: Push, *, is_finished: bool) -> StepResult:
+    """Returns the outcome of a step for the user."""
+    return StepResult(
+        outcome=push.outcome,
+        step=push.step,
+        is_finished=is_finished,
+        applied_step=push.applied_step,
+        staleness=push.staleness,
+        weight=push.weight,
+    )
+
+
+def metric_reports(cells: Iterable[MetricCell]) -> dict[str, MetricReport]:
+    """Returns a report for each name, in order of the names."""
+    by_name: dict[str, list[MetricCell]] = {}
+    for cell in cells:
+        by_name.setdefault(cell.name, []).append(cell)
+    return {name: _report(by_name[name]) for name in sorted(by_name)}
+
+
+def _report(cells: list[MetricCell]) -> MetricReport:
+    total, weight = sum(cell.total for cell in cells), sum(cell.weight for cell in cells)
+    by_worker = {
+        cell.worker: WorkerMetric(sum=cell.total, mean=_quotient(cell.total, cell.weight), count=cell.count, last=cell.last)
+        for cell in sorted(cells, key=lambda cell: cell.worker)
+    }
+    return MetricReport(sum=total, mean=_quotient(total, weight), count=sum(cell.count for cell in cells), by_worker=by_worker)
+
+
+def _quotient(total: float, weight: float) -> float:
+    return total / weight if weight else float("nan")

@@ -1,0 +1,295 @@
+"""A worker's part in the training, from joining the model to leaving. Knows the seams to chief and shards; no transport."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from ps_protocol.errors import NotInitialized
+from ps_protocol.model.data import DataRange, DataSpec
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import AverageSpec, ClipSpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ClusterStatus, Registration
+from worker_client.cluster.chief import ClusterLink
+from worker_client.model.declarations import Placement, declare, placement_of
+from worker_client.model.gradients import Gradients, Metrics, Updates
+from worker_client.session import changes
+from worker_client.session.data import DataBatches, batches_of
+from worker_client.session.membership import Membership, failure_text
+from worker_client.session.outcomes import MetricReport, Push, StepResult, step_result_of
+from worker_client.session.training import Course, Training
+
+
+class Session:
+    """A worker in a cluster; made by `connect()` or `local()`, used as a context manager.
+
+    Belongs to one thread; several sessions, each in its own thread, may live in one process. It does not survive a fork: the child must
+    connect anew, and leaves the parent's session alone. A heartbeat in a thread of its own keeps the worker's lease meanwhile.
+
+    When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself: see docs/sdk.md.
+    Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
+    index) and TrainingFailed; all of them are PsError.
+    """
+
+    def __init__(self, link: ClusterLink, registration: Registration) -> None:
+        self._who = f"worker {registration.participant.index}"
+        self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
+        self._course = Course(self._member)
+        self._batches: DataBatches | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave(failure_text(error))
+
+    @property
+    def membership(self) -> Membership:
+        """The participant's place in the cluster, for what is built on it."""
+        return self._member
+
+    @property
+    def worker_index(self) -> int:
+        """The worker's index in the cluster."""
+        return self._member.participant.index
+
+    @property
+    def local_step(self) -> int:
+        """The step of the variables that `read()` gives and that the next gradients are for; with fifo tokens, that of the token."""
+        return self._course.progress.local_step
+
+    @property
+    def epoch(self) -> int:
+        """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
+        return self._course.progress.participant.epoch
+
+    @property
+    def num_rollbacks(self) -> int:
+        """How often this session has been taken back to an earlier step with the cluster."""
+        return self._course.num_rollbacks
+
+    @property
+    def global_step(self) -> int:
+        """The newest step that this session has heard of; asks nobody."""
+        return max(self._course.progress.global_step, self._course.progress.local_step)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished, as far as this session has heard; asks nobody."""
+        return self._course.progress.is_finished or self._member.is_finished
+
+    @property
+    def transport(self) -> tuple[str, ...]:
+        """How dense gradients and variables reach each parameter server, by index: "shared_memory", "grpc", or "local" (in this process).
+
+        Known once the session has its model; "grpc" until then. What cannot lie in shared memory, like rows of tables, goes over gRPC.
+        """
+        return self._member.shards().transports
+
+    @property
+    def policy(self) -> PolicySpec:
+        """How the workers are coordinated, as far as this session has heard: when it joined, or since; asks nobody."""
+        return self._course.progress.policy
+
+    def create_or_join(
+        self,
+        initial_values: Mapping[str, Any],
+        *,
+        optimizer: OptimizerSpec,
+        placement: str | Placement = "greedy_bytes",
+        split_bytes: int | None = None,
+        averages: AverageSpec | None = None,
+        clip_value: float | None = None,
+        clip_norm: float | None = None,
+        clip_global_norm: float | None = None,
+        create: bool = True,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Creates the model with these values if this worker is the first, else joins it as it is. Returns whether it created the model.
+
+        `initial_values`: name to array, `Variable`, `Table` or `State`; float arrays of any shape keep their type, Python floats and lists
+        of them become float64, integers are refused. All workers give the same names, types, shapes and options in the same order, and the
+        same optimizer, placement, averages and limits. `placement` is "greedy_bytes", "round_robin" or a `Placement`; a variable of more
+        than `split_bytes` bytes (None: 64 MiB) is split over shards along axis 0 (0: never). `averages`: what `moving_average()` returns.
+        The mean gradient is limited to `clip_value` in each element, then `clip_norm` in each variable, then `clip_global_norm` in all.
+
+        Blocks while another worker creates the model (without `create`, until one has), or while the open step takes nothing from this
+        worker, and says so after 2 s; `timeout_s` (None: no limit) bounds that. Once only. Raises ModelMismatch with the differences,
+        InvalidSpec, DeadlineExceeded.
+        """
+        self._member.check_open()
+        if self._course.training is not None:
+            raise RuntimeError("this session has its model already; open another session for another model")
+        clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
+        where = placement_of(placement, split_bytes=split_bytes)
+        declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
+        return self._course.join(declared, create=create, timeout_s=timeout_s)
+
+    def read(self, *, copy: bool = False) -> dict[str, Array]:
+        """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
+
+        The newest: under the policies ssp and async, and with fifo tokens. Under async, shards may be a step apart, and without locking any
+        number. The arrays are read-only. They are memory of the session or, in sync, of parameter servers that it shares memory with, and
+        valid until the next token (where the newest are read, until the next `read()` or `step()`): copy what is to be kept longer. With
+        `copy` they are the caller's own, writable, and of one step. A backup worker that others have overtaken by a whole step may see that
+        in the arrays; its contribution is then dropped as stale.
+
+        Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
+        anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
+        """
+        return self._at_work().do(lambda training: training.read(copy=copy))
+
+    def read_rows(self, name: str, indices: Any = None) -> Array:
+        """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
+
+        All are of one step (but under async without locking): in sync that of `read()`, else the newest. Moves these rows only. The array
+        is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
+        variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
+        """
+        return self._at_work().do(lambda training: training.read_rows(name, indices))
+
+    def gradients(self) -> dict[str, Array]:
+        """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
+
+        They are zero at first; later they have what an earlier contribution left. Ask for each contribution, or once and keep them. Under
+        strict sync, filling them and passing them to `step()` spares a copy. `push()`, and every other policy, copies them: they can be
+        written at once. Only where `step()` ends while its contribution is still under way in memory that a server shares (an error like
+        DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
+        it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
+        """
+        return self._at_work().do(Training.gradients)
+
+    def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
+        """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
+
+        `gradients`: for every variable that takes some, an array of its shape and type (for tables, `IndexedSlices` of rows as well), or
+        None: no gradient; what no contribution has one for does not change. Nothing is cast or broadcast. `updates`: name to array, for
+        variables declared as `State`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
+
+        Does not wait for other workers. A call that fails half-way has no effect on any step (but under async without locking); what is
+        repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
+        IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
+        """
+        return self._at_work().push(gradients, updates=updates, metrics=metrics)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
+
+        Under sync `local_step` is then the token's step, mostly the next one (with T < R sometimes the same: one more contribution is
+        wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
+        after `timeout_s` seconds (None: never); waiting can then be taken up again.
+        """
+        self._at_work().wait(timeout_s=timeout_s)
+        return not self._course.progress.is_finished
+
+    def step(
+        self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
+    ) -> StepResult:
+        """Does `push()`, `wait()` and `read()` in the fewest calls, and returns what became of the contribution.
+
+        Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
+        """
+        push = self._at_work().step(gradients, updates=updates, metrics=metrics, timeout_s=timeout_s)
+        return step_result_of(push, is_finished=self._course.progress.is_finished)
+
+    def batches(
+        self,
+        name: str,
+        *,
+        num_samples: int,
+        batch_size: int,
+        num_epochs: int = 1,
+        shuffle_seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[DataRange]:
+        """Yields ranges of the training data for this worker to compute gradients from, each `start` to `stop` - 1 of the samples.
+
+        All workers together get each range of each pass once: a range counts as done when a contribution made from it is applied, and the
+        next `push()` or `step()` names those yielded since the last. What is dropped, rolled back, or held by a worker that is lost, is
+        yielded again, here or elsewhere. All give the same arguments; `num_epochs` 0: without end. `shuffle_seed` gives each pass another
+        order of the ranges (None: ascending). Ends when all passes are done, or training is finished; until then blocks while the rest is
+        with others (`timeout_s`, None: no limit), and says so; in that time it gives contributions without gradients if others wait for
+        it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/data.md.
+        """
+        spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
+        self._batches = found = batches_of(spec, self._batches, member=self._member, course=self._at_work(), timeout_s=timeout_s)
+        return found
+
+    def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
+
+        Raises SlotNotFound if there is none, VariableNotFound.
+        """
+        return self._at_work().do(lambda training: training.reader.averages(names))
+
+    def read_metrics(self) -> dict[str, MetricReport]:
+        """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
+        return self._at_work().do(lambda training: training.reader.metrics())
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
+        return self._at_work().do(lambda training: training.reader.slot_names())
+
+    def get_slot(self, variable: str, slot: str) -> Array:
+        """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
+
+        Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. What changes
+        while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
+        """
+        return self._at_work().do(lambda training: training.reader.slot(variable, slot))
+
+    def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
+        """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.
+
+        Contributions that are counted and not applied go over to it. `policy`: what `sync_policy()`, `ssp_policy()` or `async_policy()`
+        returns. May come before the model. `timeout_s` (None: no limit) bounds the wait. Raises InvalidSpec; DeadlineExceeded, with what
+        is waited for, but the change is made all the same, as soon as it can be.
+        """
+        self._member.check_open()
+        step = changes.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
+        self._course.progress.policy = policy
+        return step
+
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | Schedule | None = None,
+        variable: str | None = None,
+        timeout_s: float | None = None,
+        **hyperparameters: float,
+    ) -> int:
+        """Gives an optimizer new numbers, at the next moment when no step is being applied; returns the version of the settings.
+
+        It is the model's optimizer, or that of `variable`, if that has its own. What is not named stays as it is. `timeout_s` (None: no
+        limit) bounds the wait. Raises InvalidSpec, VariableNotFound; DeadlineExceeded, but the change is made all the same.
+        """
+        self._member.check_open()
+        link, numbers = self._member.link, dict(hyperparameters)
+        return changes.set_hyperparameters(
+            link, who=self._who, learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
+        )
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
+        return self._member.status(max_ledger_entries=max_ledger_entries)
+
+    def finish(self, reason: str = "") -> int:
+        """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
+        self._member.check_open()
+        return self._course.progress.finish(reason or f"{self._who} finished it")
+
+    def close(self) -> None:
+        """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
+        self._leave("")
+
+    def _leave(self, failure: str) -> None:
+        if self._batches is not None:
+            self._batches.close()
+        self._member.leave(failure)
+
+    def _at_work(self) -> Course:
+        self._member.check_open()
+        if self._course.training is None:
+            raise NotInitialized("this session has no model yet; call create_or_join() first")
+        return self._course

@@ -1,0 +1,339 @@
+"""A shard that several processes hold, and where they are, as the chief says. Knows shards and registrations; no transport."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import Registration
+from ps_protocol.roles.shard import (
+    ForwardingShard,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    PushResult,
+    RowsRequest,
+    Shard,
+    ShardSpec,
+    ShardStatus,
+)
+from worker_client.cluster.threads import Lane, run_bounded
+
+# Where the shards of a cluster with standbys are at present, as the chief says. Knows registrations and time; no shard, no call to one.
+
+
+log = logging.getLogger("lockstep.worker")
+
+# A call that has not ended after this may be one to a server that is not counted on any more.
+_SLOW_S = 0.7
+_LOOK_INTERVAL_S = 0.3
+# The chief is not asked more often than this about what a server has refused.
+_PAUSE_S = 0.2
+
+
+class ShardPlaces:
+    """The addresses of all shards. Thread-safe. `ask_again` registers again, unless that has been done since a version of the addresses.
+
+    `on_change` is called, by whichever thread, when other processes hold the shards than before. While a call is under way that takes
+    long, a thread of its own asks the chief now and then: whoever has called could not.
+    """
+
+    def __init__(self, registration: Registration, *, ask_again: Callable[[int], Registration]) -> None:
+        self._registration = registration
+        self._ask_again = ask_again
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._asked_at = 0.0
+        self._calls: dict[int, float] = {}  # those under way, by their number, and when they began
+        self._num_calls = 0
+        self._watcher: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        return self._registration.shards_version
+
+    def addresses(self, index: int) -> tuple[str, ...]:
+        """Returns where a shard is: first where it is asked, then its standby, if one goes along."""
+        registration = self._registration
+        standbys = registration.standby_addresses
+        return (registration.shard_addresses[index], *([standbys[index]] if index < len(standbys) and standbys[index] else []))
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """Has a listener told of changes."""
+        self._listeners.append(on_change)
+
+    def hear(self, version: int, *, is_urgent: bool = False) -> bool:
+        """Asks the chief, unless that has been done since `version`, or just now; returns whether it is another version by now.
+
+        Blocks while the chief cannot be reached. Raises what registering raises.
+        """
+        now = time.monotonic()
+        if self.version == version and (is_urgent or now - self._asked_at >= _PAUSE_S):
+            self._asked_at = now
+            found = self._ask_again(version)
+            with self._lock:
+                has_changed = found.shards_version != self.version
+                self._registration = found
+            if has_changed:
+                for listener in self._listeners:
+                    listener()
+        return self.version != version
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Has the enclosed call watched."""
+        with self._lock:
+            number = self._num_calls = self._num_calls + 1
+            self._calls[number] = time.monotonic()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="lockstep-shards", daemon=True)
+                self._watcher.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._calls[number]
+
+    def close(self) -> None:
+        """Watches no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_INTERVAL_S):
+            now = time.monotonic()
+            with self._lock:
+                is_slow = any(now - began >= _SLOW_S for began in self._calls.values())
+            if is_slow and now - self._asked_at >= _SLOW_S:
+                try:
+                    self.hear(self.version, is_urgent=True)
+                except PsError as error:
+                    log.debug("the chief was not heard of who holds the shards: %s", error.message)
+
+
+# A shard that several processes hold: what it is given goes to all of them, what is read comes from the first. Knows shards; no transport.
+#
+# Which processes these are, the chief says. Where one fails, the chief is asked again, and the call is made with those that it names then.
+
+
+Result = TypeVar("Result")
+
+# What may only mean that the process is not counted on any more.
+_DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, EpochMismatch, Cancelled, DeadlineExceeded, ShuttingDown)
+_CLOSE_S = 0.25
+# What became of a contribution: it counts if it lies at all of them.
+_WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
+
+
+class ReplicatedShard(ForwardingShard):
+    """Implements Shard, as far as workers use it: thread-safe, one attempt a call, but for what the chief's news make worth another.
+
+    `open_replica` returns a shard without a call to it. What only a chief asks goes to the first: a chief knows the replicas themselves.
+    """
+
+    def __init__(self, index: int, places: ShardPlaces, *, open_replica: Callable[[int, str], Shard]) -> None:
+        self.index = index
+        self._places = places
+        self._open = open_replica
+        self._lock = threading.Lock()
+        self._shards: dict[str, Shard] = {}
+        self._order: tuple[str, ...] = ()
+        self._prepare: Callable[[Shard], None] = lambda shard: None
+        self._lane: Lane | None = None
+        self._is_closed = False
+        addresses = places.addresses(index)
+        super().__init__(self._take_up(addresses))
+        places.listen(self.update)
+
+    @property
+    def address(self) -> str:
+        """Where the first one is."""
+        return self._order[0]
+
+    @property
+    def replicas(self) -> tuple[Shard, ...]:
+        """Those that are counted on now, first the one that is read from."""
+        with self._lock:
+            return tuple(self._shards[address] for address in self._order)
+
+    def prepare(self, act: Callable[[Shard], None]) -> None:
+        """Does something to each replica, also to those that come later."""
+        with self._lock:
+            self._prepare = act
+            for shard in self._shards.values():
+                act(shard)
+
+    def update(self) -> None:
+        """Goes over to the processes that the chief names now; what is under way at others ends. Idempotent."""
+        addresses = self._places.addresses(self.index)
+        with self._lock:
+            if self._is_closed or addresses == self._order:
+                return
+            self._forward = self._take_up(addresses)
+            gone = [self._shards.pop(address) for address in [*self._shards] if address not in addresses]
+        run_bounded([shard.close for shard in gone], name="lockstep-close", timeout_s=_CLOSE_S)
+
+    def _take_up(self, addresses: tuple[str, ...]) -> Shard:
+        for address in addresses:
+            if address not in self._shards:
+                shard = self._open(self.index, address)
+                self._prepare(shard)
+                self._shards[address] = shard
+        self._order = addresses
+        return self._shards[addresses[0]]
+
+    # -- what goes to all
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Creates all variables at all replicas; False if they stood already."""
+        self._places.hear(self._places.version, is_urgent=True)  # since the caller registered, servers may have been found
+        return any(self._at_all(lambda shard: shard.create_variables(spec, values, timeout_s=timeout_s)))
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        """Stages one contribution at all replicas."""
+        replies = self._at_all(lambda shard: shard.push_gradients(header, gradients, timeout_s=timeout_s))
+        return min(replies, key=lambda reply: _WORST_FIRST.index(reply.result))
+
+    # -- what comes from the first
+
+    def read_variables(
+        self,
+        into: Segments,
+        *,
+        epoch: int,
+        step: int | None,
+        layout_hash: str,
+        held_step: int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copies the variables of a step into the caller's memory; returns their step."""
+        return self._at_first(
+            lambda shard: shard.read_variables(
+                into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s
+            )
+        )
+
+    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+        """Says that the variables of a step will be read."""
+        self.replicas[0].expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns None: it copies."""
+        return None
+
+    def gradient_memory(self) -> Array | None:
+        """Returns None: it copies."""
+        return None
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Copies rows of a table; returns their step."""
+        return self._at_first(lambda shard: shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile))
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported."""
+        return self._at_first(lambda shard: shard.read_metrics(epoch=epoch))
+
+    def list_slots(self, *, epoch: int) -> Sequence[str]:
+        """Returns the names of the optimizers' slots."""
+        return self._at_first(lambda shard: shard.list_slots(epoch=epoch))
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Copies one slot of all variables; returns its step."""
+        return self._at_first(lambda shard: shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s))
+
+    def status(self) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return self._at_first(lambda shard: shard.status())
+
+    def close(self) -> None:
+        """Releases the connections. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            shards, lane = [*self._shards.values()], self._lane
+        if lane is not None:
+            lane.close()
+        run_bounded([shard.close for shard in shards], name="lockstep-close", timeout_s=_CLOSE_S)
+
+    # -- inside
+
+    def _at_first(self, call: Callable[[Shard], Result]) -> Result:
+        while True:
+            version, first = self._places.version, self.replicas[0]
+            try:
+                with self._places.calling():
+                    return call(first)
+            except _DOUBTFUL as error:
+                self._ask_about(error, version, (first,))
+
+    def _at_all(self, call: Callable[[Shard], Result]) -> list[Result]:
+        while True:
+            version, shards = self._places.version, self.replicas
+            try:
+                with self._places.calling():
+                    results = self._of_each(shards, call)
+            except _DOUBTFUL as error:
+                self._ask_about(error, version, shards)
+                continue
+            if set(self.replicas) <= set(shards):
+                return results
+
+    def _of_each(self, shards: Sequence[Shard], call: Callable[[Shard], Result]) -> list[Result]:
+        """Calls all at once, the first in this thread, and returns when all have ended; raises the first error."""
+        if len(shards) == 1:
+            return [call(shards[0])]
+        if self._lane is None:
+            self._lane = Lane(f"lockstep-standby-{self.index}")
+        jobs = [self._lane.submit(lambda shard=shard: call(shard)) for shard in shards[1:]]  # type: ignore[misc]
+        try:
+            results = [call(shards[0])]
+        finally:
+            for job in jobs:
+                job.wait()
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
+        return [*results, *(job.result for job in jobs)]
+
+    def _ask_about(self, error: PsError, version: int, shards: Sequence[Shard]) -> None:
+        """Raises the error unless the chief names other processes now.
+
+        A process that was restarted knows nothing of values or epoch. That is no loss yet: either the chief names another one soon, or it
+        begins another epoch.
+        """
+        if self._is_closed:
+            raise error
+        is_empty = isinstance(error, (NotInitialized, EpochMismatch))
+        self._places.hear(version, is_urgent=is_empty)
+        if self.replicas[: len(shards)] == tuple(shards):
+            raise Unavailable(error.message, facts=error.facts) if is_empty else error
+
+
+def know_layouts(shards: Sequence[Shard], layouts: Sequence[Layout], know: Callable[[Shard, Layout], None] | None) -> None:
+    """Tells the clients of all shards, also those of replicas that come later, how the variables lie; `know` tells one."""
+    if know is None:
+        return
+    for shard, layout in zip(shards, layouts, strict=True):
+        tell = partial(_know, know, layout)
+        if isinstance(shard, ReplicatedShard):
+            shard.prepare(tell)
+        else:
+            tell(shard)
+
+
+def _know(know: Callable[[Shard, Layout], None], layout: Layout, shard: Shard) -> None:
+    know(shard, layout)

@@ -1,0 +1,613 @@
+"""What a program declares before its session exists, and what one `run()` evaluates. Knows names, values and phases; no hook, no transport.
+
+Source: tf.compat.v1: variables, global step, Session.run.
+"""
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ps_protocol.errors import InternalError
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ClusterStatus, PushOutcome
+from worker_client.model.declarations import State, Table, Variable
+
+# The seam to a worker's session, as far as the facade uses it, and how a `master` becomes one. Knows no graph and no hook.
+
+
+class StepReport(Protocol):
+    """What a session tells of a step."""
+
+    @property
+    def outcome(self) -> PushOutcome:
+        """What became of the contribution."""
+
+    @property
+    def step(self) -> int:
+        """The step of the variables that it was computed from."""
+
+    @property
+    def applied_step(self) -> int | None:
+        """The step that it is a part of."""
+
+    @property
+    def staleness(self) -> int:
+        """How many steps were applied in between."""
+
+
+class TrainingSession(Protocol):
+    """What the facade asks of a session; `worker_client.Session` is one. Its docstrings say what each does."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leaves, and tells the chief of the error."""
+
+    @property
+    def worker_index(self) -> int:
+        """The worker's index."""
+
+    @property
+    def local_step(self) -> int:
+        """The step of the variables."""
+
+    @property
+    def global_step(self) -> int:
+        """The newest step heard of."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+
+    def create_or_join(
+        self,
+        initial_values: Mapping[str, Any],
+        *,
+        optimizer: OptimizerSpec,
+        averages: AverageSpec | None = None,
+        create: bool = True,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Creates or joins the model."""
+
+    def read(self, *, copy: bool = False) -> dict[str, Array]:
+        """Reads the dense variables."""
+
+    def read_rows(self, name: str, indices: Any = None) -> Array:
+        """Reads rows of a table."""
+
+    def step(self, gradients: Any, *, updates: Any = None, metrics: Any = None) -> StepReport:
+        """Pushes, waits, reads."""
+
+    def read_averages(self, names: Any = None) -> dict[str, Array]:
+        """Reads moving averages."""
+
+    def get_slot(self, variable: str, slot: str) -> Array:
+        """Reads a slot."""
+
+    def set_policy(self, policy: PolicySpec, *, timeout_s: float | None = None) -> int:
+        """Changes how workers are coordinated."""
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Reports the cluster."""
+
+    def finish(self, reason: str = "") -> int:
+        """Ends the training of all workers."""
+
+    def close(self) -> None:
+        """Leaves."""
+
+
+# Called with the worker's index (None: any) and whether whoever holds that index is to be pushed aside.
+Opener = Callable[[int | None, bool], TrainingSession]
+
+
+def opener_of(master: Any) -> Opener:
+    """Returns how to open sessions at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
+    if callable(master):
+        return master  # type: ignore[no-any-return]  # the caller's promise
+    if hasattr(master, "chief") and hasattr(master, "shards"):
+        return lambda index, takeover: _local(master, index, takeover)
+    if not master and not os.environ.get("LOCKSTEP_CHIEF") and not os.environ.get("TF_CONFIG"):
+        return _private_cluster()
+    if master and not isinstance(master, str):
+        raise ValueError(f"master: got {master!r}, want 'host:port' or 'unix:/path' of the chief, '' or a cluster inside this process")
+    return lambda index, takeover: _connected(master or None, index, takeover)
+
+
+def _connected(chief: str | None, index: int | None, takeover: bool) -> TrainingSession:
+    from worker_client.opening import connect
+
+    return connect(chief, worker_index=index, takeover=takeover)
+
+
+def _local(cluster: Any, index: int | None, takeover: bool) -> TrainingSession:
+    from worker_client.opening import local
+
+    return local(cluster, worker_index=index, takeover=takeover)
+
+
+def _private_cluster() -> Opener:
+    def opened(index: int | None, takeover: bool) -> TrainingSession:
+        from worker_client.opening import local
+
+        if takeover:
+            raise InternalError("the cluster inside this process belongs to one session, and that has failed; make a new session")
+        return local(worker_index=index)
+
+    return opened
+
+
+# What a training program declares, and what one `run()` of its session evaluates. Knows names, values and phases; nothing of hooks.
+#
+# The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
+# optimizer trains which, and how workers shall be coordinated; gradients come from the program's own functions.
+
+
+GLOBAL_STEP = "global_step"
+
+
+class ModelVariable:
+    """A variable of the model, by name: a handle, not the values. Made by `get_variable()`; `session.run(variable)` gives its value.
+
+    `initial` is its declaration: an array, or a `Variable`, `Table` or `State`. Compared by identity.
+    """
+
+    phase = 1
+
+    def __init__(self, name: str, initial: Any, *, is_trainable: bool, graph: "Graph") -> None:
+        self.name = name
+        self.initial = initial
+        self.is_trainable = is_trainable
+        self._graph = graph
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name!r}>"
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether gradients may be pushed for it; a `State` takes plain updates instead."""
+        return not isinstance(self.initial, State)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its gradients come as rows, and it is read by rows."""
+        return isinstance(self.initial, Table)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type of its first value."""
+        initial = self.initial
+        if isinstance(initial, Table):
+            value = initial.value_or_shape
+            return value.dtype if isinstance(value, np.ndarray) else np.dtype(initial.dtype)
+        return np.asarray(initial.value if isinstance(initial, (Variable, State)) else initial).dtype
+
+    def value(self) -> Any:
+        """Returns the value that a loss is being computed from, read-only; of a table, all rows. For loss functions without arguments.
+
+        Raises RuntimeError outside of a loss function.
+        """
+        current = self._graph.current
+        if current is None:
+            raise RuntimeError(f"{self!r} has a value only while a loss is computed; elsewhere use session.run(variable)")
+        return current.read_rows(self.name) if self.is_table else current[self.name]
+
+    def evaluate(self, run: "Run") -> Any:
+        """Returns a copy of the value that this run's gradients are computed from; of a table, all rows."""
+        return run.session.read_rows(self.name) if self.is_table else np.array(run.variables[self.name])
+
+
+class GlobalStep:
+    """The number of steps that the cluster has applied; `session.run(step)` gives it as an int, after the run's training ops.
+
+    The chief process counts it; no worker adds to it.
+    """
+
+    phase = 3
+    name = GLOBAL_STEP
+    dtype = np.dtype(np.int64)
+
+    def __repr__(self) -> str:
+        return f"<{GLOBAL_STEP}>"
+
+    def evaluate(self, run: "Run") -> int:
+        """Returns the newest step that this worker has heard of."""
+        return run.session.global_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeclaration:
+    """What a session's model is made of: first values by name, optimizer, averages; and the policy, None to leave the cluster's."""
+
+    values: dict[str, Any]
+    optimizer: OptimizerSpec
+    averages: AverageSpec | None
+    policy: PolicySpec | None
+
+
+class Graph:
+    """One training program's declarations. `with graph.as_default():` makes it the one that `get_variable()` and optimizers add to.
+
+    For one thread. A session finalizes it: the model of a living cluster cannot grow.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, ModelVariable] = {}
+        self.global_step: GlobalStep | None = None
+        self.losses: list[Any] = []
+        self.current: CurrentVariables | None = None
+        self.policy: PolicySpec | None = None
+        self.averages: AverageSpec | None = None
+        self.average_name = AVERAGE_SLOT
+        self._optimizers: dict[str, OptimizerSpec] = {}
+        self._is_finalized = False
+
+    @contextmanager
+    def as_default(self) -> Iterator["Graph"]:
+        """Makes this the thread's default graph within the `with` block."""
+        stack = _graphs()
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.remove(self)
+
+    def add_variable(self, variable: ModelVariable) -> None:
+        """Declares a variable. Raises ValueError if its name is taken, RuntimeError once a session runs."""
+        if self._is_finalized:
+            raise RuntimeError(f"Graph is finalized and cannot be modified: declare {variable.name!r} before the session is made")
+        if variable.name in self.variables or variable.name == GLOBAL_STEP:
+            raise ValueError(f"Variable {variable.name} already exists, disallowed; give each variable a name of its own")
+        self.variables[variable.name] = variable
+
+    def add_training(self, variables: Iterable[ModelVariable], *, optimizer: OptimizerSpec, policy: PolicySpec | None) -> None:
+        """Records what trains these variables, and how workers are coordinated (None: as the cluster has it).
+
+        Raises ValueError for what one cluster cannot do.
+        """
+        merged = _merged(self.policy, policy)
+        for variable in variables:
+            self._check_own(variable)
+            known = self._optimizers.get(variable.name)
+            if known is not None and known.key != optimizer.key:
+                raise ValueError(f"variable {variable.name!r} is trained by {known.name!r} already; a variable has one optimizer")
+            if known is None and self._is_finalized:
+                raise RuntimeError(f"Graph is finalized and cannot be modified: train {variable.name!r} before the session is made")
+        self._optimizers.update({variable.name: optimizer for variable in variables})
+        self.policy = merged
+
+    def add_averages(self, averages: AverageSpec, *, name: str) -> None:
+        """Records which averages servers keep, under "<variable>/<name>"; those of a second call are kept beside the first.
+
+        Raises ValueError if decays differ.
+        """
+        self.average_name = name
+        if self.averages is None:
+            self.averages = averages
+            return
+        if replace(self.averages, variables=()) != replace(averages, variables=()):
+            raise ValueError("Moving average already computed with another decay, num_updates or zero_debias; a model has one kind")
+        self.averages = replace(averages, variables=tuple(dict.fromkeys((*self.averages.variables, *averages.variables))))
+
+    def finalize(self) -> None:
+        """Forbids further variables."""
+        self._is_finalized = True
+
+    def declaration(self) -> ModelDeclaration:
+        """Returns the model. Raises RuntimeError if nothing trains it."""
+        if not self._optimizers:
+            raise RuntimeError("nothing trains this model: call minimize() or apply_gradients() of an optimizer before the session is made")
+        first = next(iter(self._optimizers.values()))
+        values = {name: self._declared(variable, first) for name, variable in self.variables.items()}
+        return ModelDeclaration(values=values, optimizer=first, averages=self.averages, policy=self.policy)
+
+    def _declared(self, variable: ModelVariable, of_model: OptimizerSpec) -> Any:
+        """What a session is told of the variable: its declaration, with its optimizer if that is not the model's."""
+        optimizer, initial = self._optimizers.get(variable.name), variable.initial
+        if optimizer is None or optimizer.key == of_model.key:
+            return initial
+        return replace(initial, optimizer=optimizer) if isinstance(initial, (Variable, Table)) else Variable(initial, optimizer=optimizer)
+
+    def _check_own(self, variable: ModelVariable) -> None:
+        if self.variables.get(variable.name) is not variable:
+            raise ValueError(f"variable {variable.name!r} belongs to another graph; use the variables of this one")
+
+
+def _merged(known: PolicySpec | None, new: PolicySpec | None) -> PolicySpec | None:
+    if known is None or new is None or known == new:
+        return new or known
+    if known.name is PolicyName.ASYNC and new.name is PolicyName.ASYNC:
+        return new if new.use_locking else known
+    raise ValueError(
+        f"one cluster has one policy: training is {known.text} already, and this optimizer wants {new.text} or other numbers of replicas;"
+        " use one SyncReplicasOptimizer for all variables, or none"
+    )
+
+
+class _DefaultGraphs(threading.local):
+    """The stack of default graphs, one a thread, as in the original: workers that share a process must not share declarations."""
+
+    def __init__(self) -> None:
+        self.stack = [Graph()]
+
+
+_default_graphs = _DefaultGraphs()
+
+
+def _graphs() -> list[Graph]:
+    return _default_graphs.stack
+
+
+def default_graph() -> Graph:
+    """Returns the thread's default graph: that of the innermost `as_default()`, else one that the thread has from the start."""
+    return _graphs()[-1]
+
+
+def reset_default_graph() -> None:
+    """Gives the thread a new, empty default graph. Raises AssertionError within `as_default()`."""
+    stack = _graphs()
+    if len(stack) > 1:
+        raise AssertionError("Do not use reset_default_graph() to clear nested graphs; leave the with block of as_default() first")
+    stack[:] = [Graph()]
+
+
+def get_variable(name: str, initial: Any, *, trainable: bool = True) -> ModelVariable:
+    """Declares a variable in the default graph and returns its handle.
+
+    `initial`: its first value, a float array (float16, bfloat16, float32, float64), or a `Variable`, `Table` or `State` with more options.
+    Variables that are not `trainable` (and every `State`) are left out where no `var_list` is given. Raises ValueError if the name is
+    taken.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name: got {name!r}, want the variable's name, a str")
+    graph = default_graph()
+    variable = ModelVariable(name, initial, is_trainable=trainable and not isinstance(initial, State), graph=graph)
+    graph.add_variable(variable)
+    return variable
+
+
+def trainable_variables() -> list[ModelVariable]:
+    """Returns the default graph's trainable variables, in order of declaration."""
+    return [variable for variable in default_graph().variables.values() if variable.is_trainable]
+
+
+def global_variables() -> list[ModelVariable]:
+    """Returns all variables of the default graph, in order of declaration; the global step is not one of them."""
+    return list(default_graph().variables.values())
+
+
+def create_global_step() -> GlobalStep:
+    """Returns the default graph's global step. Raises ValueError if there is one already."""
+    graph = default_graph()
+    if graph.global_step is not None:
+        raise ValueError('"global_step" already exists.')
+    graph.global_step = GlobalStep()
+    return graph.global_step
+
+
+def get_global_step() -> GlobalStep | None:
+    """Returns the default graph's global step, None if it was not created."""
+    return default_graph().global_step
+
+
+def get_or_create_global_step() -> GlobalStep:
+    """Returns the default graph's global step, and creates it if need be."""
+    return get_global_step() or create_global_step()
+
+
+# -- what one run evaluates, and in which order
+
+# The phase of training ops.
+TRAINS = 2
+
+
+class Fetch(Protocol):
+    """Something that `run()` can evaluate.
+
+    `phase`: 0 before everything, 1 reads what the gradients are computed from, 2 trains, 3 reads what there is after that.
+    """
+
+    @property
+    def phase(self) -> int:
+        """When in the run it is evaluated."""
+
+    def evaluate(self, run: "Run") -> Any:
+        """Returns its value in this run."""
+
+
+class CurrentVariables(Mapping[str, Array]):
+    """The variables that a loss is computed from: read-only arrays by name, all of one step; tables by rows."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._arrays = session.read()
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def read_rows(self, name: str, indices: Any = None) -> Array:
+        """Returns rows of a table (None: all), in the order of `indices`. Moves only those rows."""
+        return self._session.read_rows(name, indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossResult:
+    """What a loss function may return instead of the pair (value, gradients by name).
+
+    `updates`: those of `State` variables by name; `metrics`: name to a number, or to (value, weight). Both ride in the contribution and
+    count only if it does.
+    """
+
+    value: Any
+    gradients: Mapping[str, Any] = field(default_factory=dict)
+    updates: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """One run: reads variables once, calls each loss once, carries out each training op once.
+
+    `settled`: results of training ops that an earlier attempt of the same run has begun to push, by op; they are not pushed again.
+    """
+
+    def __init__(self, session: TrainingSession, graph: Graph, *, feed: Any, settled: dict[int, Any]) -> None:
+        self.session = session
+        self.graph = graph
+        self.settled = settled
+        self._feed = feed
+        self._variables: CurrentVariables | None = None
+        self._losses: dict[Any, LossResult] = {}
+
+    @property
+    def variables(self) -> CurrentVariables:
+        """The variables of the worker's step; read at the first use."""
+        if self._variables is None:
+            self._variables = CurrentVariables(self.session)
+        return self._variables
+
+    def loss(self, function: Callable[..., Any]) -> LossResult:
+        """Returns the loss at these variables; calls the function once. Raises TypeError for a result that is none."""
+        if function not in self._losses:  # by equality: each access of a method makes a new, equal object
+            arguments = self._arguments(function)
+            self.graph.current = self.variables
+            try:
+                self._losses[function] = loss_result(function(*arguments), of=function)
+            finally:
+                self.graph.current = None
+        return self._losses[function]
+
+    def _arguments(self, function: Callable[..., Any]) -> tuple[Any, ...]:
+        """The variables, and what is fed; nothing for a function that takes nothing, which asks `variable.value()`."""
+        if _takes_nothing(function):
+            if self._feed is not None:
+                raise TypeError(f"loss {function!r} takes no arguments, so it cannot be fed; write loss(variables, feed)")
+            return ()
+        return (self.variables,) if self._feed is None else (self.variables, self._feed)
+
+    def renew(self) -> None:
+        """Forgets what was read: a training op has moved on. A second op of the same run computes from newer variables."""
+        self._variables = None
+        self._losses.clear()
+
+
+def loss_result(result: Any, *, of: Any) -> LossResult:
+    """Returns what a loss function has returned, in one form. Raises TypeError."""
+    if isinstance(result, LossResult):
+        return result
+    if not isinstance(result, tuple):
+        return LossResult(value=result)
+    if len(result) == 2 and isinstance(result[1], Mapping):
+        named = {key.name if isinstance(key, ModelVariable) else key: gradient for key, gradient in result[1].items()}
+        return LossResult(value=result[0], gradients=named)
+    raise TypeError(f"loss {of!r} returned {len(result)} values; want (value, gradients by variable or name), or a LossResult")
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtin functions do not say
+        return False
+    return not any(parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) for parameter in parameters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossFetch:
+    """The value of a loss function."""
+
+    function: Callable[..., Any]
+    phase: int = 1
+
+    def evaluate(self, run: Run) -> Any:
+        """Returns the loss at the run's variables."""
+        return run.loss(self.function).value
+
+
+def evaluate(fetches: Any, run: Run) -> Any:
+    """Returns the values of a nested structure (lists, tuples, dicts) of fetches, in the same structure.
+
+    A leaf is a fetch, a loss function, None (gives None), or a name: of a variable, "global_step", or "loss". Raises TypeError, ValueError.
+    """
+    leaves: dict[int, tuple[Any, Fetch | None]] = {}
+    for leaf in _leaves(fetches):
+        leaves.setdefault(id(leaf), (leaf, _fetch_of(leaf, run.graph)))
+    values: dict[int, Any] = {}
+    for key, (_, fetch) in sorted(leaves.items(), key=lambda item: item[1][1].phase if item[1][1] is not None else 0):
+        values[key] = None if fetch is None else fetch.evaluate(run)
+    return _rebuilt(fetches, values)
+
+
+def check(fetches: Any, graph: Graph) -> bool:
+    """Returns whether something in the structure trains. Raises TypeError or ValueError unless everything in it can be evaluated."""
+    found = [_fetch_of(leaf, graph) for leaf in _leaves(fetches)]
+    return any(fetch is not None and fetch.phase == TRAINS for fetch in found)
+
+
+def _fetch_of(leaf: Any, graph: Graph) -> Fetch | None:
+    if leaf is None:
+        return None
+    if isinstance(leaf, str):
+        return _named(leaf, graph)
+    if hasattr(leaf, "evaluate") and hasattr(leaf, "phase"):
+        return leaf  # type: ignore[no-any-return]  # the two attributes are the Protocol
+    if callable(leaf):
+        return LossFetch(leaf)
+    raise TypeError(f"Fetch argument {leaf!r} has invalid type {type(leaf).__name__}; want a training op, variable, loss function or name")
+
+
+def _named(name: str, graph: Graph) -> Fetch:
+    plain = name.removesuffix(":0")
+    variable: ModelVariable | None = graph.variables.get(plain)
+    if variable is not None:
+        return variable
+    if plain == GLOBAL_STEP:
+        return GlobalStep()
+    if plain == "loss" and graph.losses:
+        return LossFetch(graph.losses[0])
+    raise ValueError(f"Fetch argument {name!r} is no variable of the graph, nor 'global_step', nor 'loss'")
+
+
+def _leaves(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, Mapping):
+        for value in structure.values():
+            yield from _leaves(value)
+    elif isinstance(structure, (list, tuple)):
+        for value in structure:
+            yield from _leaves(value)
+    else:
+        yield structure
+
+
+def _rebuilt(structure: Any, values: Mapping[int, Any]) -> Any:
+    if isinstance(structure, Mapping):
+        return {key: _rebuilt(value, values) for key, value in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(_rebuilt(value, values) for value in structure))
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(_rebuilt(value, values) for value in structure)
+    return values[id(structure)]
+
+
+def number_of(value: Any) -> float:
+    """Returns a scalar result as a float. Raises TypeError or ValueError for anything else."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ValueError(f"got an array of shape {array.shape}, want one number; a loss is the mean or the sum over its examples")
+    return float(array.reshape(()))

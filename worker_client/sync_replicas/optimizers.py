@@ -1,0 +1,622 @@
+"""The optimizers as tf.compat.v1.train has them, and the op that pushes gradients. Knows graphs; servers know the formulas."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import PushOutcome
+from worker_client.model import optimizers
+from worker_client.model.declarations import IndexedSlices
+from worker_client.model.optimizers import slot_names
+from worker_client.model.policies import async_policy
+from worker_client.sync_replicas.graph import TRAINS, Graph, LossResult, ModelVariable, Run, default_graph, number_of, trainable_variables
+
+# Gradients as handles, and the op that pushes them: one contribution, then leave for the next. Knows runs and variables; no optimizer.
+
+
+class Gradient(Protocol):
+    """A gradient that a run will compute."""
+
+    def compute(self, run: Run) -> Any:
+        """Returns the gradient in this run: an array, IndexedSlices, or None."""
+
+
+GradientsAndVariables = Sequence[tuple[Any, ModelVariable]]
+
+
+class LossGradient:
+    """The gradient of a loss for one variable. `map(function)` gives a handle of the changed gradient."""
+
+    phase = 1
+
+    def __init__(self, compute: Callable[[Run], Any], *, loss: Callable[..., Any] | None, words: str) -> None:
+        self._compute = compute
+        self._words = words
+        self.loss = loss
+
+    def __repr__(self) -> str:
+        return f"<{self._words}>"
+
+    def compute(self, run: Run) -> Any:
+        """Returns the gradient in this run: an array, IndexedSlices, or None if the loss gives none."""
+        return self._compute(run)
+
+    def evaluate(self, run: Run) -> Any:
+        """Returns the gradient, for `session.run(gradient)`."""
+        return self._compute(run)
+
+    def map(self, function: Callable[[Any], Any]) -> "LossGradient":
+        """Returns the handle of `function(gradient)`; where there is no gradient (None) the function is not called."""
+
+        def computed(run: Run) -> Any:
+            gradient = self._compute(run)
+            return None if gradient is None else function(gradient)
+
+        return LossGradient(computed, loss=self.loss, words=f"changed {self._words}")
+
+
+def loss_gradient(loss: Callable[..., Any], variable: ModelVariable) -> LossGradient:
+    """Returns the handle of the gradient that a loss function returns for the variable."""
+
+    def computed(run: Run) -> Any:
+        gradients = run.loss(loss).gradients
+        unknown = [name for name in gradients if name not in run.graph.variables]
+        if unknown:
+            raise ValueError(
+                f"loss {loss!r} returned a gradient for {unknown[0]!r}, which the graph does not have; name variables as declared"
+            )
+        return gradients.get(variable.name)
+
+    return LossGradient(computed, loss=loss, words=f"gradient for {variable.name!r}")
+
+
+def map_gradients(function: Callable[[list[Any]], Sequence[Any]], gradients: Sequence[Any]) -> list[Any]:
+    """Returns handles of what `function` makes of all gradients together, for example clipping this worker's by their global norm.
+
+    `function` takes the list of this run's gradients (None where there is none) and returns one as long; it is called once a gradient that
+    is used, so it must not have effects. What was None when this is called stays None.
+    """
+
+    def one(index: int) -> Any:
+        def computed(run: Run) -> Any:
+            changed = function([computed_gradient(gradient, run) for gradient in gradients])
+            if len(changed) != len(gradients):
+                raise ValueError(f"map_gradients: the function returned {len(changed)} gradients for {len(gradients)}; return one for each")
+            return changed[index]
+
+        return LossGradient(computed, loss=_loss_of(gradients), words=f"changed gradient {index}")
+
+    return [None if gradient is None else one(index) for index, gradient in enumerate(gradients)]
+
+
+def computed_gradient(gradient: Any, run: Run) -> Any:
+    """Returns a gradient in this run: a handle's value, and anything else (an array, IndexedSlices, None) as it is."""
+    return gradient.compute(run) if hasattr(gradient, "compute") else gradient
+
+
+def is_gradient(gradient: object) -> bool:
+    """Whether it is of a kind that can be applied: a handle, IndexedSlices, an array or what can be read as an array of floats."""
+    if hasattr(gradient, "compute") or isinstance(gradient, IndexedSlices):
+        return True
+    if isinstance(gradient, (str, bytes)) or callable(gradient):
+        return False
+    try:
+        return np.asarray(gradient).dtype.kind in "fV"  # V: bfloat16 is foreign to NumPy
+    except (TypeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What `session.run(train_op)` gives: the loss, and what became of the contribution (see `Push`).
+
+    `loss` is None if the gradients come from no loss function. `outcome` is None if nothing is known of it: training was finished, or the
+    session was lost after the push had begun; such a push is not repeated. `global_step`: the newest step that this worker has heard of.
+    """
+
+    loss: float | None
+    outcome: PushOutcome | None
+    step: int
+    global_step: int
+    applied_step: int | None = None
+    staleness: int = 0
+    is_finished: bool = False
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the contribution counts."""
+        return self.outcome is PushOutcome.ACCEPTED
+
+
+class TrainOp:
+    """One contribution: computes the gradients, pushes them, and waits until this worker may compute the next; `session.run()` runs it.
+
+    Under asynchronous training it waits for nothing but the update itself. Raises ValueError in the run if no variable has a gradient.
+    """
+
+    phase = TRAINS
+
+    def __init__(self, name: str, grads_and_vars: GradientsAndVariables) -> None:
+        self.name = name
+        self._pairs = tuple(grads_and_vars)
+        self.loss = _loss_of([gradient for gradient, _ in self._pairs])
+
+    def __repr__(self) -> str:
+        return f"<training op {self.name!r}>"
+
+    def evaluate(self, run: Run) -> TrainResult:
+        """Carries the op out; blocks until there is leave for the next contribution, or the end of training."""
+        if id(self) in run.settled:
+            return run.settled[id(self)]  # type: ignore[no-any-return]  # only this method adds results of training ops
+        session = run.session
+        if session.is_finished:
+            return self._settle(run, loss=None)
+        gradients = self._gradients(run)
+        loss = run.loss(self.loss) if self.loss is not None else LossResult(value=None)
+        value = None if loss.value is None else number_of(loss.value)
+        # From here on a failure leaves open whether the contribution counts, so whoever runs this again must find it done.
+        self._settle(run, loss=value)
+        try:
+            report = session.step(gradients, updates=loss.updates or None, metrics=loss.metrics or None)
+        except InvalidSpec as error:
+            raise ValueError(error.message) from error
+        result = TrainResult(
+            loss=value,
+            outcome=report.outcome,
+            step=report.step,
+            global_step=session.global_step,
+            applied_step=report.applied_step,
+            staleness=report.staleness,
+            is_finished=session.is_finished,
+        )
+        run.settled[id(self)] = result
+        run.renew()
+        return result
+
+    def _gradients(self, run: Run) -> dict[str, Any]:
+        gradients: dict[str, Any] = {name: None for name, variable in run.graph.variables.items() if variable.takes_gradients}
+        gradients.update({variable.name: computed_gradient(gradient, run) for gradient, variable in self._pairs})
+        if all(gradient is None for gradient in gradients.values()):
+            names = [variable.name for _, variable in self._pairs]
+            raise ValueError(f"No gradients provided for any variable: {names}; the loss must return at least one of them")
+        return gradients
+
+    def _settle(self, run: Run, *, loss: float | None) -> TrainResult:
+        session = run.session
+        result = TrainResult(
+            loss=loss, outcome=None, step=session.local_step, global_step=session.global_step, is_finished=session.is_finished
+        )
+        run.settled[id(self)] = result
+        return result
+
+
+def check_pairs(grads_and_vars: Sequence[Any]) -> list[tuple[Any, ModelVariable]]:
+    """Returns the pairs as a list. Raises TypeError for what is no pair of gradient and variable, ValueError for a variable named twice."""
+    seen: set[str] = set()
+    pairs: list[tuple[Any, ModelVariable]] = []
+    for pair in grads_and_vars:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], ModelVariable):
+            raise TypeError(f"grads_and_vars: got the item {pair!r}, want pairs (gradient, variable) as compute_gradients() returns them")
+        gradient, variable = pair
+        if variable.name in seen:
+            # In the original both go to one accumulator, and each push counts twice.
+            raise ValueError(f"variable {variable.name!r} occurs twice; add its two gradients first")
+        seen.add(variable.name)
+        if not variable.takes_gradients:
+            raise ValueError(f"variable {variable.name!r} is a State: it takes updates (LossResult.updates), not gradients")
+        pairs.append((gradient, variable))
+    return pairs
+
+
+def _loss_of(gradients: Sequence[Any]) -> Callable[..., Any] | None:
+    losses: Mapping[int, Callable[..., Any]] = {
+        id(gradient.loss): gradient.loss for gradient in gradients if getattr(gradient, "loss", None) is not None
+    }
+    return next(iter(losses.values()), None)
+
+
+# The optimizer as tf.compat.v1.train has it: compute, apply, minimize. Knows graphs and gradients; what an update does, servers know.
+#
+# A plain optimizer trains asynchronously, as in the original: every worker's gradients are applied by themselves, and `use_locking` says
+# whether updates may race. `SyncReplicasOptimizer` wraps one to train synchronously.
+
+
+Rate = float | Schedule | Callable[[], float]
+
+
+def checked(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Returns `make(...)`, with InvalidSpec as the ValueError that the original raises for the same argument."""
+    try:
+        return make(*arguments, **options)
+    except InvalidSpec as error:
+        raise ValueError(error.message) from error
+
+
+def plain(number: Any) -> Any:
+    """Returns what a hyper-parameter given as a function returns, and anything else as it is."""
+    return number() if callable(number) else number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotVariable:
+    """An optimizer's slot of one variable; `session.run(slot)` gives its newest value."""
+
+    variable: ModelVariable
+    slot: str
+    name: str
+    phase: int = 3
+
+    def evaluate(self, run: Run) -> Array:
+        """Returns a copy of the slot, in the variable's shape. Moves the slots of its shards: for looking, not for every step."""
+        return run.session.get_slot(self.variable.name, self.slot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PowerVariable:
+    """A power of one of Adam's decays, which moves with every update; `session.run()` gives decay ** (global step + 1)."""
+
+    name: str
+    decay: float
+    phase: int = 3
+
+    def evaluate(self, run: Run) -> Array:
+        """Returns the power at the newest step that this worker has heard of."""
+        return np.asarray(self.decay ** (run.session.global_step + 1), np.float32)
+
+
+class Optimizer:
+    """An optimizer that updates variables on the servers. Made by its subclasses, or by `as_optimizer()` from an `OptimizerSpec`.
+
+    `learning_rate` and other numbers may be functions without arguments; they are called once, when the optimizer is made. To change them
+    in a running training use a schedule, or `session.set_hyperparameters`. Raises ValueError for numbers that the original refuses.
+    """
+
+    GATE_NONE = 0
+    GATE_OP = 1
+    GATE_GRAPH = 2
+
+    def __init__(self, spec: OptimizerSpec, *, use_locking: bool = False, name: str, keeps_policy: bool = False) -> None:
+        if not name:
+            raise ValueError("Must specify the optimizer name")
+        self._keeps_policy = keeps_policy
+        self.spec = spec
+        self._use_locking = bool(use_locking)
+        self._name = name
+        self._trained: dict[str, ModelVariable] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r} {self.spec.name}>"
+
+    def get_name(self) -> str:
+        """Returns the name given at construction."""
+        return self._name
+
+    def minimize(
+        self,
+        loss: Callable[..., Any],
+        global_step: Any = None,
+        var_list: Iterable[ModelVariable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> TrainOp:
+        """Returns the op that moves the variables against the gradients of `loss`: `compute_gradients()`, then `apply_gradients()`.
+
+        `loss(variables)` takes arrays by name and returns (value, gradients by name or variable) or a `LossResult`; `loss()` takes nothing
+        and asks `variable.value()`; run with a `feed_dict` it is called
+        as `loss(variables, feed_dict)`. `var_list`: None means all trainable variables of the graph. For `global_step` see
+        `apply_gradients`; `gate_gradients` is checked, and like `aggregation_method`, `colocate_gradients_with_ops` and `grad_loss` has no
+        further meaning where gradients come from a function. Raises ValueError, also if something in `var_list` is not a variable.
+        """
+        pairs = self.compute_gradients(
+            loss,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        return self.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def compute_gradients(
+        self,
+        loss: Callable[..., Any],
+        var_list: Iterable[ModelVariable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Any, ModelVariable]]:
+        """Returns pairs of a gradient's handle and its variable; arguments and errors are those of `minimize()`.
+
+        A handle stands for this worker's gradient in each run; `handle.map(function)` and `map_gradients()` change it, for example clip it.
+        A variable that the loss gives no gradient for, or None, does not change. Calls nothing yet.
+        """
+        del aggregation_method, colocate_gradients_with_ops, grad_loss
+        if not callable(loss):
+            raise ValueError(f"`loss` passed to Optimizer.compute_gradients should be a function, got {loss!r}")
+        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+            raise ValueError(
+                f"gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, Optimizer.GATE_GRAPH. Not {gate_gradients!r}"
+            )
+        variables = trainable_variables() if var_list is None else list(_flat(var_list))
+        foreign = [variable for variable in variables if not isinstance(variable, ModelVariable)]
+        if foreign:
+            raise ValueError(f"Argument is not a variable: {foreign[0]!r}; var_list takes what get_variable() returns")
+        if not variables:
+            raise ValueError("No variables to optimize.")
+        return [(loss_gradient(loss, variable), variable) for variable in variables]
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None) -> TrainOp:
+        """Returns the op that pushes these gradients; the servers apply them at once, by themselves, whatever other workers do.
+
+        `grads_and_vars`: pairs of a gradient (a handle, an array, IndexedSlices, or None: the variable does not change) and its variable.
+        `global_step` is accepted for the sake of the program; the cluster counts every applied contribution, with or without it.
+        Raises ValueError if there are no variables, all gradients are None, or a variable occurs twice; TypeError for another kind of
+        gradient; RuntimeError for IndexedSlices of a variable with a constraint.
+        """
+        del global_step
+        pairs = check_pairs(tuple(grads_and_vars))
+        if not pairs:
+            raise ValueError("No variables provided.")
+        for gradient, _ in pairs:
+            if gradient is not None and not is_gradient(gradient):
+                raise TypeError(f"Gradient must be a Tensor, IndexedSlices, or None: {gradient!r}")
+        policy = None if self._keeps_policy else checked(async_policy, use_locking=self._use_locking)
+        return self.train(pairs, policy=policy, name=name or self._name)
+
+    def get_slot(self, var: ModelVariable, name: str) -> SlotVariable | None:
+        """Returns the slot `name` of the variable, None if there is none; `session.run(slot)` gives its value.
+
+        As in the original there are slots only once `apply_gradients()` was called, and only of the variables with a gradient.
+        """
+        if self._trained.get(var.name) is not var or name not in slot_names(self.spec):
+            return None
+        return SlotVariable(var, name, self._slot_variable_name(var, name))
+
+    def get_slot_names(self) -> list[str]:
+        """Returns the sorted names of the slots; empty before `apply_gradients()`."""
+        return list(slot_names(self.spec)) if self._trained else []
+
+    def variables(self) -> list[Any]:
+        """Returns the optimizer's variables (slots, and Adam's two powers), sorted by name; `session.run()` gives their values."""
+        slots: list[Any] = [self.get_slot(variable, slot) for variable in self._trained.values() for slot in self.get_slot_names()]
+        return sorted([*slots, *self._powers()], key=lambda variable: variable.name)
+
+    def train(self, pairs: Sequence[tuple[Any, ModelVariable]], *, policy: PolicySpec | None, name: str) -> TrainOp:
+        """Adds checked pairs to the graph, trained under a policy, and returns their op. For the optimizers of this package."""
+        with_gradient = [variable for gradient, variable in pairs if gradient is not None]
+        if not with_gradient:
+            raise ValueError(f"No gradients provided for any variable: {[variable.name for _, variable in pairs]}.")
+        for gradient, variable in pairs:
+            if hasattr(gradient, "indices") and getattr(variable.initial, "constraint", None) is not None:
+                raise RuntimeError(f"Cannot use a constraint function on a sparse variable: {variable.name!r}")
+        graph: Graph = default_graph()
+        graph.add_training(with_gradient, optimizer=self.spec, policy=policy)
+        op = TrainOp(name, pairs)
+        if op.loss is not None and op.loss not in graph.losses:
+            graph.losses.append(op.loss)
+        self._trained.update({variable.name: variable for variable in with_gradient})
+        return op
+
+    def _slot_variable_name(self, var: ModelVariable, slot: str) -> str:
+        """As the original calls it: the optimizer's name, numbered from the second slot on."""
+        index = slot_names(self.spec).index(slot)
+        return f"{var.name}/{self._name}" + (f"_{index}" if index else "")
+
+    def _powers(self) -> list[PowerVariable]:
+        if self.spec.name != "adam" or not self._trained:
+            return []
+        return [PowerVariable(f"{decay}_power", self.spec.hyperparameter(decay)) for decay in ("beta1", "beta2")]
+
+
+def as_optimizer(opt: "Optimizer | OptimizerSpec", *, use_locking: bool = True, keeps_policy: bool = False) -> Optimizer:
+    """Returns an optimizer of this module: `opt` itself, or one made from what `worker_client.adam()` and the like return.
+
+    One that is made so trains asynchronously, with `use_locking`; or, if it `keeps_policy`, by whatever policy the cluster has. Raises
+    TypeError for anything else.
+    """
+    if isinstance(opt, Optimizer):
+        return opt
+    if isinstance(opt, OptimizerSpec) and not opt.is_update_rule:
+        return Optimizer(opt, use_locking=use_locking, name=opt.name, keeps_policy=keeps_policy)
+    raise TypeError(f"opt: got {opt!r}, want an optimizer such as GradientDescentOptimizer(0.1) or worker_client.sgd(0.1)")
+
+
+def _flat(variables: Any) -> Iterable[Any]:
+    if isinstance(variables, (list, tuple)):
+        for item in variables:
+            yield from _flat(item)
+    else:
+        yield variables
+
+
+# The ten optimizers under their names of tf.compat.v1.train, with its arguments and defaults. Knows no formula: servers do.
+
+
+class GradientDescentOptimizer(Optimizer):
+    """Plain gradient descent. `use_locking=False`: concurrent updates of asynchronous workers may be lost, as in the original."""
+
+    def __init__(self, learning_rate: Rate, use_locking: bool = False, name: str = "GradientDescent") -> None:
+        super().__init__(checked(optimizers.sgd, plain(learning_rate)), use_locking=use_locking, name=name)
+
+
+class MomentumOptimizer(Optimizer):
+    """Gradient descent with momentum, or Nesterov's. Slot: "momentum"."""
+
+    def __init__(
+        self, learning_rate: Rate, momentum: Any, use_locking: bool = False, name: str = "Momentum", use_nesterov: bool = False
+    ) -> None:
+        spec = checked(optimizers.momentum, plain(learning_rate), momentum=plain(momentum), use_nesterov=bool(use_nesterov))
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class AdagradOptimizer(Optimizer):
+    """Adagrad. Slot: "accumulator". Raises ValueError unless `initial_accumulator_value` > 0."""
+
+    def __init__(
+        self, learning_rate: Rate, initial_accumulator_value: float = 0.1, use_locking: bool = False, name: str = "Adagrad"
+    ) -> None:
+        spec = checked(optimizers.adagrad, plain(learning_rate), initial_accumulator_value=initial_accumulator_value)
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class AdagradDAOptimizer(Optimizer):
+    """Adagrad with dual averaging. Slots: "gradient_accumulator", "gradient_squared_accumulator".
+
+    `global_step` is accepted; the servers take their own step, which is the cluster's.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        global_step: Any,
+        initial_gradient_squared_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "AdagradDA",
+    ) -> None:
+        del global_step
+        spec = checked(
+            optimizers.adagrad_da,
+            plain(learning_rate),
+            initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+        )
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class AdamOptimizer(Optimizer):
+    """Adam. Slots: "m", "v". Tables decay as a whole, as in the original; `as_optimizer(worker_client.adam(lazy=True))` spares that."""
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        epsilon: Any = 1e-8,
+        use_locking: bool = False,
+        name: str = "Adam",
+    ) -> None:
+        spec = checked(optimizers.adam, plain(learning_rate), beta1=plain(beta1), beta2=plain(beta2), epsilon=plain(epsilon))
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class RMSPropOptimizer(Optimizer):
+    """RMSProp. Slots: "momentum", "rms", and "mg" if `centered`."""
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        decay: Any = 0.9,
+        momentum: Any = 0.0,
+        epsilon: Any = 1e-10,
+        use_locking: bool = False,
+        centered: bool = False,
+        name: str = "RMSProp",
+    ) -> None:
+        spec = checked(
+            optimizers.rmsprop,
+            plain(learning_rate),
+            decay=plain(decay),
+            momentum=plain(momentum),
+            epsilon=plain(epsilon),
+            centered=bool(centered),
+        )
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class AdadeltaOptimizer(Optimizer):
+    """Adadelta. Slots: "accum", "accum_update"."""
+
+    def __init__(
+        self, learning_rate: Rate = 0.001, rho: Any = 0.95, epsilon: Any = 1e-8, use_locking: bool = False, name: str = "Adadelta"
+    ) -> None:
+        spec = checked(optimizers.adadelta, plain(learning_rate), rho=plain(rho), epsilon=plain(epsilon))
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class FtrlOptimizer(Optimizer):
+    """FTRL-proximal. Slots: "accum", "linear". `accum_name` and `linear_name` are accepted; slots are read by `get_slot()`'s names.
+
+    Raises ValueError for `learning_rate_power` > 0 and negative numbers elsewhere.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "Ftrl",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float | None = None,
+    ) -> None:
+        del accum_name, linear_name
+        spec = checked(
+            optimizers.ftrl,
+            plain(learning_rate),
+            learning_rate_power=learning_rate_power,
+            initial_accumulator_value=initial_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+            beta=0.0 if beta is None else beta,
+        )
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class ProximalGradientDescentOptimizer(Optimizer):
+    """Gradient descent, then the proximal step of l1 and l2 penalties. No slots."""
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalGradientDescent",
+    ) -> None:
+        spec = checked(
+            optimizers.proximal_sgd,
+            plain(learning_rate),
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+        )
+        super().__init__(spec, use_locking=use_locking, name=name)
+
+
+class ProximalAdagradOptimizer(Optimizer):
+    """Adagrad, then the proximal step of l1 and l2 penalties. Slot: "accumulator"."""
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalAdagrad",
+    ) -> None:
+        spec = checked(
+            optimizers.proximal_adagrad,
+            plain(learning_rate),
+            initial_accumulator_value=initial_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+        )
+        super().__init__(spec, use_locking=use_locking, name=name)

@@ -1,0 +1,229 @@
+"""SyncReplicasOptimizer as tf.compat.v1.train has it. Knows graphs and policies; the queue and the accumulators are the cluster's own.
+
+In the original the chief worker runs a thread that takes means, applies them, and fills a queue of tokens. Here the chief process does that
+for everybody; what the methods below return stands for it, so that programs need no change. The rules are the original's: see
+docs/migration.md for each, and for what was repaired.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import ClusterState
+from worker_client.model.policies import sync_policy
+from worker_client.sync_replicas.averages import ExponentialMovingAverage
+from worker_client.sync_replicas.graph import Graph, ModelVariable, Run, default_graph
+from worker_client.sync_replicas.hooks import Coordinator, SessionRunHook
+from worker_client.sync_replicas.optimizers import Optimizer, SlotVariable, TrainOp, as_optimizer, check_pairs, checked, is_gradient
+
+
+class SyncReplicasOptimizer:
+    """Collects gradients of `replicas_to_aggregate` (R) contributions, averages them, and has `opt` apply the mean, as one step.
+
+    `opt`: an optimizer of this package, or what `worker_client.adam()` and the like return. `total_num_replicas` (T): the number of
+    workers, None means R. With T > R the first R contributions win; with T < R a worker contributes several a step. `variable_averages`, an
+    `ExponentialMovingAverage`, follows `variables_to_average` (None: all trainable ones) within the step. `use_locking` is accepted and
+    means nothing, as in the original: a synchronous step is whole anyway. `name` is what `get_name()` returns. Contributions are averaged,
+    not summed: scale the learning rate yourself. Raises ValueError for R or T < 1, TypeError for another kind of `opt`.
+    """
+
+    GATE_NONE = 0
+    GATE_OP = 1
+    GATE_GRAPH = 2
+
+    def __init__(
+        self,
+        opt: Optimizer | OptimizerSpec,
+        replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        variable_averages: ExponentialMovingAverage | None = None,
+        variables_to_average: Iterable[ModelVariable] | None = None,
+        use_locking: bool = False,
+        name: str = "sync_replicas",
+    ) -> None:
+        del use_locking
+        self._opt = as_optimizer(opt)
+        self._replicas = replicas_to_aggregate
+        self._total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
+        for what, value in (("replicas_to_aggregate", self._replicas), ("total_num_replicas", self._total)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{what}: got {value!r}, want a number of replicas >= 1")
+        self._averages = variable_averages
+        self._variables_to_average = None if variables_to_average is None else list(variables_to_average)
+        self._name = name
+        self._graph: Graph | None = None
+        self._policy = self._policy_with(-1)
+
+    def get_name(self) -> str:
+        """Returns the name given at construction."""
+        return self._name
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        """The wrapped optimizer, as servers are told."""
+        return self._opt.spec
+
+    def minimize(
+        self,
+        loss: Callable[..., Any],
+        global_step: Any = None,
+        var_list: Iterable[ModelVariable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> TrainOp:
+        """Returns the op of one contribution: `compute_gradients(loss, …)`, then `apply_gradients()`.
+
+        Arguments and errors are those of `Optimizer.minimize` and of `apply_gradients` below: `global_step` is required.
+        """
+        pairs = self.compute_gradients(
+            loss,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        return self.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ModelVariable]]:
+        """Returns pairs of a gradient's handle and its variable: `compute_gradients()` of the wrapped optimizer, with its arguments.
+
+        Change the handles (`map`, `map_gradients`) to clip each replica's own gradient. To limit the mean, servers can clip it.
+        """
+        return self._opt.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None) -> TrainOp:
+        """Returns the op that every worker runs: push the gradients, then take a token, which is the step of the next variables.
+
+        A gradient that comes too late for its step is dropped, and `session.run(op)` says so (`TrainResult.outcome`). None gradients leave
+        their variable as it is. `name` names the op. Raises ValueError if there is no variable, no `global_step`, another kind of
+        gradient, a variable twice, or no gradient at all.
+        """
+        del name  # ignored by the original as well
+        given = list(grads_and_vars)
+        if not given:
+            raise ValueError("Must supply at least one variable")
+        if global_step is None:
+            raise ValueError("Global step is required to check staleness")
+        pairs = check_pairs(given)
+        for gradient, _ in pairs:
+            if gradient is not None and not is_gradient(gradient):
+                raise ValueError(f"Unknown grad type! {gradient!r}")
+        self._graph = default_graph()
+        op = self._opt.train(pairs, policy=self._policy, name=self._name)
+        if self._averages is not None:
+            self._averages.apply(self._variables_to_average)
+        return op
+
+    def get_chief_queue_runner(self) -> "ChiefQueueRunner":
+        """Returns what stands for the chief's thread. The chief process does its work, so starting it does nothing.
+
+        Raises ValueError before `apply_gradients()`.
+        """
+        if self._graph is None:
+            raise ValueError("Should be called after apply_gradients().")
+        return ChiefQueueRunner(name=self._name)
+
+    def get_init_tokens_op(self, num_tokens: int = -1) -> "InitTokensOp":
+        """Returns the op that begins training with `num_tokens` tokens (-1: R), each with the global step of that moment.
+
+        The chief worker runs it once, instead of using the hook, which does it by itself. Raises ValueError before `apply_gradients()`,
+        and for fewer tokens than R - T, since the first step could then not be finished.
+        """
+        if self._graph is None:
+            raise ValueError("get_init_tokens_op() should be called after apply_gradients().")
+        needed = self._replicas - self._total
+        if num_tokens != -1 and num_tokens < needed:
+            raise ValueError(f"Too few tokens to finish the first step: {num_tokens} (given) vs {needed} (needed)")
+        return InitTokensOp(self._policy_with(num_tokens))
+
+    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> "SyncReplicasHook":
+        """Returns the hook that a worker gives to its session; the chief's sets R, T and the initial tokens of the cluster.
+
+        `num_tokens`: see `get_init_tokens_op`; 0 with R = T gives one gradient a worker and step from the first step on. May be called
+        before `apply_gradients()`, but not be used before.
+        """
+        return SyncReplicasHook(self, is_chief=is_chief, num_tokens=num_tokens)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> SlotVariable | None:
+        """Returns a slot of the wrapped optimizer, None if there is none: `get_slot(var, name)`."""
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Returns the sorted names of the wrapped optimizer's slots."""
+        return self._opt.get_slot_names(*args, **kwargs)
+
+    def variables(self) -> list[Any]:
+        """Returns the wrapped optimizer's variables, sorted by name; a worker's local step is not one of them."""
+        return self._opt.variables()
+
+    def begin(self, *, is_chief: bool, num_tokens: int) -> None:
+        """Settles how the graph's training begins; for the hook. Raises ValueError as `get_init_tokens_op` does."""
+        if self._graph is None:
+            raise ValueError("SyncReplicasOptimizer.apply_gradient should be called before using the hook.")
+        if is_chief:
+            self._policy = self.get_init_tokens_op(num_tokens).policy
+            self._graph.policy = self._policy
+
+    def _policy_with(self, num_tokens: int) -> PolicySpec:
+        policy: PolicySpec = checked(
+            sync_policy,
+            tokens="fifo",
+            num_tokens=-1 if num_tokens == -1 else max(0, num_tokens),
+            replicas_to_aggregate=self._replicas,
+            total_num_replicas=self._total,
+        )
+        return policy
+
+
+class SyncReplicasHook(SessionRunHook):
+    """Makes a session train synchronously; made by `make_session_run_hook()`. On workers other than the chief it only checks."""
+
+    def __init__(self, optimizer: SyncReplicasOptimizer, *, is_chief: bool, num_tokens: int) -> None:
+        self._optimizer = optimizer
+        self.is_chief = is_chief
+        self.num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """Has the chief worker's session set the policy before the model is made. Raises ValueError before `apply_gradients()`."""
+        self._optimizer.begin(is_chief=self.is_chief, num_tokens=self.num_tokens)
+
+    def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        """Raises RuntimeError if the cluster trains in another way, as when the chief worker runs without this hook's optimizer."""
+        status = session.status()
+        if status.state is ClusterState.TRAINING and not status.policy.startswith("sync"):
+            raise RuntimeError(
+                f"Init operations did not make model ready for SyncReplicasOptimizer local_init: the cluster trains {status.policy};"
+                " have the chief worker use the same SyncReplicasOptimizer, with make_session_run_hook(is_chief=True)"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InitTokensOp:
+    """Begins synchronous training with some tokens; see `get_init_tokens_op`."""
+
+    policy: PolicySpec
+    phase: int = 0
+
+    def evaluate(self, run: Run) -> None:
+        """Sets the policy, unless the cluster trains by it from its session's creation; so running it after the hook adds no tokens."""
+        if run.graph.policy != self.policy:
+            run.session.set_policy(self.policy)
+            run.graph.policy = self.policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChiefQueueRunner:
+    """Stands for the thread of the original's chief; the chief process does its work from the start."""
+
+    name: str
+
+    def create_threads(self, sess: Any, coord: Any = None, daemon: bool = False, start: bool = False) -> list[Any]:
+        """Returns no threads: there is nothing to start."""
+        del sess, coord, daemon, start
+        return []

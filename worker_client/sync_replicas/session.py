@@ -1,0 +1,411 @@
+"""The monitored session of tf.compat.v1.train: it opens, makes or joins the model, runs hooks, replaces itself. Knows no transport.
+
+Source: tf.compat.v1.train.MonitoredTrainingSession.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ps_protocol.errors import EpochMismatch, LeaseExpired, MalformedMessage, PsError, Unavailable
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.variables import Array
+from ps_protocol.process import waiting
+from ps_protocol.roles.chief import ClusterState
+from worker_client.model.declarations import State, Table, Variable
+from worker_client.sync_replicas.graph import (
+    Graph,
+    ModelDeclaration,
+    Opener,
+    Run,
+    TrainingSession,
+    check,
+    default_graph,
+    evaluate,
+    opener_of,
+)
+from worker_client.sync_replicas.hooks import (
+    Coordinator,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    StepCounterHook,
+)
+from worker_client.sync_replicas.saving import Checkpoint, CheckpointSaverHook, SummarySaverHook, checkpoints, load_checkpoint
+
+# How a monitored session comes to its session: open, set the policy, create or join the model. Knows graphs and checkpoints; no hooks.
+
+
+log = logging.getLogger("lockstep.worker")
+
+# A bound for those who set none: a retry needs a number.
+NO_LIMIT_S = 1e9
+
+
+class SessionCreator:
+    """Makes a worker's session with its model, and makes it again after a loss. For one thread."""
+
+    def __init__(
+        self,
+        opener: Opener,
+        *,
+        graph: Graph,
+        is_chief: bool,
+        checkpoint_dir: str | Path | None,
+        max_wait_s: float | None,
+        worker_index: int | None,
+    ) -> None:
+        self._open = opener
+        self._graph = graph
+        self._is_chief = is_chief
+        self._checkpoint_dir = checkpoint_dir
+        self._max_wait_s = max_wait_s
+        self._worker_index = worker_index
+
+    def create(self) -> TrainingSession:
+        """Returns a session that has the model; blocks until there is one. Raises RuntimeError if nothing trains the graph."""
+        declaration = self._graph.declaration()
+        if self._is_chief and self._checkpoint_dir is not None:
+            declaration = _restored(declaration, self._checkpoint_dir)
+        return self._joined(declaration, self._worker_index, takeover=False)
+
+    def recreate(self, worker_index: int) -> TrainingSession:
+        """Returns a new session in place of a lost one; tries again while the cluster cannot be reached, at most `max_wait_s`."""
+        declaration = self._graph.declaration()
+        limit_s = NO_LIMIT_S if self._max_wait_s is None else self._max_wait_s
+
+        def attempt(_: float) -> TrainingSession:
+            try:
+                return self._joined(declaration, worker_index, takeover=True)
+            except (LeaseExpired, EpochMismatch) as error:
+                raise Unavailable(f"the session was lost again: {error.message}") from error
+
+        return waiting.call(attempt, what=f"a new session for worker {worker_index}", timeout_s=limit_s)
+
+    def end_training(self, session: TrainingSession) -> None:
+        """After synchronous training, the chief worker's end is everybody's: in the original its queue of tokens closes."""
+        policy = self._graph.policy
+        if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
+            session.finish(f"the chief worker ({session.worker_index}) has ended its session")
+
+    def _joined(self, declaration: ModelDeclaration, worker_index: int | None, *, takeover: bool) -> TrainingSession:
+        session = self._open(worker_index, takeover)
+        try:
+            if self._is_chief and declaration.policy is not None:
+                _have_policy(session, declaration.policy, timeout_s=self._max_wait_s)
+            session.create_or_join(
+                declaration.values,
+                optimizer=declaration.optimizer,
+                averages=declaration.averages,
+                create=self._is_chief,
+                timeout_s=self._max_wait_s,
+            )
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+def _have_policy(session: TrainingSession, policy: PolicySpec, *, timeout_s: float | None) -> None:
+    """Sets the policy, but not on a training that goes by it already: its tokens are out."""
+    status = session.status()
+    is_under_way = status.state is ClusterState.TRAINING
+    counts = (policy.replicas_to_aggregate, policy.total_num_replicas)
+    is_same = status.policy == policy.text and all(
+        want is None or want == have for want, have in zip(counts, (status.replicas_to_aggregate, status.total_num_replicas), strict=True)
+    )
+    if session.is_finished or status.state is ClusterState.FINISHED or (is_under_way and is_same):
+        return
+    step = session.set_policy(policy, timeout_s=timeout_s)
+    log.info("policy set policy=%s step=%d", policy.text, step)
+
+
+def _restored(declaration: ModelDeclaration, directory: str | Path) -> ModelDeclaration:
+    """The declaration with the values of the newest whole checkpoint as first values; without one as it is."""
+    checkpoint = _newest_whole(directory)
+    if checkpoint is None:
+        return declaration
+    values = {name: _with_value(name, declared, checkpoint.values.get(name)) for name, declared in declaration.values.items()}
+    log.warning(
+        "the model, if it is new, begins with the values of step %d from %s; optimizer slots and tables begin anew, and steps from 0",
+        checkpoint.global_step,
+        directory,
+    )
+    return replace(declaration, values=values)
+
+
+def _newest_whole(directory: str | Path) -> Checkpoint | None:
+    for path in checkpoints(directory):
+        try:
+            return load_checkpoint(path)
+        except (OSError, MalformedMessage) as error:
+            log.warning("skipping a checkpoint: %s", error)
+    return None
+
+
+def _with_value(name: str, declared: Any, value: Array | None) -> Any:
+    if value is None or isinstance(declared, Table):
+        return declared
+    initial = np.asarray(declared.value if isinstance(declared, (Variable, State)) else declared)
+    if (initial.shape, initial.dtype) != (value.shape, value.dtype):
+        raise ValueError(
+            f"variable {name!r} has shape {initial.shape} {initial.dtype}, the checkpoint's has {value.shape} {value.dtype};"
+            " give another checkpoint_dir, or the model that it was written with"
+        )
+    return replace(declared, value=value) if isinstance(declared, (Variable, State)) else value
+
+
+# A session with hooks that replaces itself when it is lost, as tf.compat.v1.train has it. Knows graphs, hooks and runs; no transport.
+#
+# Source: tf.compat.v1.train.MonitoredTrainingSession.
+
+
+# Ends of a session after which a new one can go on. Not Superseded: another process is this worker now. Not ShuttingDown: it was meant.
+RECOVERABLE = (Unavailable, LeaseExpired, EpochMismatch)
+
+
+class PlainSession:
+    """A session without hooks: what hooks are given. `run()` evaluates and calls no hook, and does not survive a loss."""
+
+    def __init__(self, session: TrainingSession, graph: Graph) -> None:
+        self.session = session
+        self.graph = graph
+
+    def run(self, fetches: Any, feed_dict: Any = None) -> Any:
+        """Returns the values of `fetches`; see `MonitoredSession.run`."""
+        return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict, settled={}))
+
+    def read(self) -> dict[str, Array]:
+        """Returns the dense variables by name, in arrays of the caller's own: hooks keep what they read."""
+        return self.session.read(copy=True)
+
+    def status(self) -> Any:
+        """Returns the chief's report of the cluster."""
+        return self.session.status()
+
+
+class MonitoredSession:
+    """A training session with hooks; made by `MonitoredTrainingSession()`, used as a context manager. Belongs to one thread.
+
+    At its making: `begin` of all hooks, the session, the model, `after_create_session`. When the `with` block ends without an error (or
+    with StopIteration, which is swallowed): `end` of all hooks; after synchronous training the chief worker then finishes the cluster, so
+    that the other workers end too.
+    """
+
+    def __init__(self, creator: SessionCreator, *, hooks: Sequence[SessionRunHook], graph: Graph) -> None:
+        self._creator = creator
+        self._hooks = tuple(hooks)
+        self._graph = graph
+        self._coordinator = Coordinator()
+        self._is_closed = False
+        for hook in self._hooks:
+            hook.begin()
+        graph.finalize()
+        self._session = PlainSession(creator.create(), graph)
+        try:
+            self._greet()
+        except BaseException as error:
+            self._close(error)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        is_clean = error is None or isinstance(error, StopIteration)
+        self._close(None if is_clean else error)
+        return is_clean
+
+    @property
+    def graph(self) -> Graph:
+        """What the program declared."""
+        return self._graph
+
+    @property
+    def session(self) -> Any:
+        """The `worker_client.Session` at the moment; another one after a recovery."""
+        return self._session.session
+
+    def should_stop(self) -> bool:
+        """Whether this worker's training shall end: a hook asked for it, or the training of the cluster is finished, or this is closed."""
+        return self._is_closed or self._coordinator.should_stop() or self._session.session.is_finished
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        """Evaluates `fetches` with all hooks, and returns the values in the same structure (lists, tuples, dicts).
+
+        A fetch is a training op (its `TrainResult`), a variable, slot or average (a copy of its array), a loss function (its value), the
+        global step, or a name ("w", "loss", "global_step"). Variables and losses are those that the gradients are computed from.
+        `feed_dict` is given to loss functions as their second argument; it may be anything, but must be a dict if a hook feeds as well.
+        `options` and `run_metadata` are accepted and mean nothing. Blocks as the training op does.
+
+        If the session is lost, makes a new one under the same index and goes on. A training op is then repeated only if its push had not
+        begun; else its result has the outcome None: the contribution counts once or not at all. Raises RuntimeError for training after a
+        stop was requested, and once this is closed, TypeError or ValueError for what cannot be evaluated, and what hooks and losses raise.
+        """
+        del options, run_metadata
+        if self._is_closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        does_train = check(fetches, self._graph)
+        if does_train and self._coordinator.should_stop():
+            raise RuntimeError("Run called even after should_stop requested.")
+        context = SessionRunContext(SessionRunArgs(fetches, feed_dict), self._session)
+        asked = {index: wish for index, hook in enumerate(self._hooks) if (wish := hook.before_run(context)) is not None}
+        feed = _merged_feeds(feed_dict, [wish.feed_dict for wish in asked.values()])
+        everything = {"caller": fetches, "hooks": {index: wish.fetches for index, wish in asked.items()}}
+        values = self._evaluated(everything, feed)
+        context.renew(self._session)
+        for index, hook in enumerate(self._hooks):
+            hook.after_run(context, SessionRunValues(values["hooks"].get(index)))
+        if context.stop_requested:
+            self._coordinator.request_stop()
+        return values["caller"]
+
+    def read(self) -> dict[str, Array]:
+        """Returns copies of the dense variables by name; after the end of training, the final ones."""
+        return self._session.read()
+
+    def finish(self, reason: str = "") -> int:
+        """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
+        return int(self.session.finish(reason))
+
+    def close(self) -> None:
+        """Ends the session as the `with` block does without an error. Idempotent."""
+        self._close(None)
+
+    def _evaluated(self, fetches: Any, feed: Any) -> Any:
+        settled: dict[int, Any] = {}
+        is_lost = False
+        while True:
+            try:
+                if is_lost:
+                    self._replace()
+                return evaluate(fetches, Run(self._session.session, self._graph, feed=feed, settled=settled))
+            except RECOVERABLE as error:
+                log.warning("session lost, making a new one worker=%d cause=%s", self._session.session.worker_index, error)
+                is_lost = True
+
+    def _replace(self) -> None:
+        lost = self._session.session
+        # Before the lost one leaves: a cluster whose only worker leaves has nothing to wait for, and ends.
+        self._session = PlainSession(self._creator.recreate(lost.worker_index), self._graph)
+        _close_lost(lost)
+        self._greet()
+
+    def _greet(self) -> None:
+        for hook in self._hooks:
+            hook.after_create_session(self._session, self._coordinator)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._coordinator.request_stop()
+        session = self._session.session
+        if error is not None:
+            session.__exit__(type(error), error, error.__traceback__)  # tells the chief why this worker leaves
+            return
+        with session:
+            for hook in self._hooks:
+                hook.end(self._session)
+            self._creator.end_training(session)
+
+
+def MonitoredTrainingSession(
+    master: Any = "",
+    is_chief: bool = True,
+    checkpoint_dir: str | Path | None = None,
+    scaffold: Any = None,
+    hooks: Iterable[SessionRunHook] | None = None,
+    chief_only_hooks: Iterable[SessionRunHook] | None = None,
+    save_checkpoint_secs: float | None = None,
+    save_summaries_steps: int | None = None,
+    save_summaries_secs: float | None = None,
+    config: Any = None,
+    stop_grace_period_secs: float = 120,
+    log_step_count_steps: int | None = 100,
+    max_wait_secs: float | None = 7200,
+    save_checkpoint_steps: int | None = None,
+    summary_dir: str | Path | None = None,
+    save_graph_def: bool = True,
+    *,
+    worker_index: int | None = None,
+) -> MonitoredSession:
+    """Returns a session that trains the default graph's model on a cluster; the chief worker creates the model, the others wait for it.
+
+    `master`: the chief process, "host:port" or "unix:/path"; "" means LOCKSTEP_CHIEF or TF_CONFIG, and without them a cluster inside this
+    process; or an `InProcessCluster`, which workers in threads share. `worker_index`: None takes the environment's, else any free one.
+    `checkpoint_dir`: the chief worker begins with the values of the newest checkpoint there, if it creates the model, and writes one every
+    `save_checkpoint_secs` (None: 600) or `save_checkpoint_steps`; 0 turns that off. With `summary_dir` (None: `checkpoint_dir`) it writes
+    the loss every `save_summaries_steps` (None: 100) or `save_summaries_secs`, and the speed every `log_step_count_steps`, for TensorBoard.
+    `max_wait_secs` (None: no limit) bounds the wait for the model, and for the cluster when a session was lost. `scaffold`, `config`,
+    `stop_grace_period_secs` and `save_graph_def` have no meaning without a graph of ops, and are accepted.
+
+    Blocks until there is a model. Raises what hooks raise, RuntimeError if no optimizer was applied, and what `create_or_join` raises.
+    """
+    del scaffold, config, stop_grace_period_secs, save_graph_def
+    graph = default_graph()
+    all_hooks = [*(hooks or ())]
+    if is_chief:
+        directory = summary_dir if summary_dir is not None else checkpoint_dir
+        all_hooks += [*(chief_only_hooks or ())]
+        all_hooks += _speed_hooks(directory, log_step_count_steps)
+        all_hooks += _summary_hooks(directory, graph, steps=save_summaries_steps, seconds=save_summaries_secs)
+        all_hooks += _checkpoint_hooks(checkpoint_dir, steps=save_checkpoint_steps, seconds=save_checkpoint_secs)
+    creator = SessionCreator(
+        opener_of(master),
+        graph=graph,
+        is_chief=is_chief,
+        checkpoint_dir=checkpoint_dir,
+        max_wait_s=max_wait_secs,
+        worker_index=worker_index,
+    )
+    return MonitoredSession(creator, hooks=all_hooks, graph=graph)
+
+
+def _speed_hooks(directory: str | Path | None, every_n_steps: int | None) -> list[SessionRunHook]:
+    return [StepCounterHook(every_n_steps=every_n_steps, output_dir=directory)] if every_n_steps else []
+
+
+def _summary_hooks(directory: str | Path | None, graph: Graph, *, steps: int | None, seconds: float | None) -> list[SessionRunHook]:
+    steps = 100 if steps is None and seconds is None else steps
+    if directory is None or not graph.losses or not (steps or seconds):
+        return []
+    return [
+        SummarySaverHook(save_steps=steps or None, save_secs=None if steps else seconds, output_dir=directory, summary_op={"loss": "loss"})
+    ]
+
+
+def _checkpoint_hooks(directory: str | Path | None, *, steps: int | None, seconds: float | None) -> list[SessionRunHook]:
+    seconds = 600.0 if steps is None and seconds is None else seconds
+    if directory is None or not (steps or seconds):
+        return []
+    return [CheckpointSaverHook(directory, save_steps=steps or None, save_secs=None if steps else seconds)]
+
+
+def _merged_feeds(feed: Any, of_hooks: Sequence[Any]) -> Any:
+    merged = feed
+    for more in of_hooks:
+        if more is None:
+            continue
+        if merged is None:
+            merged = more
+            continue
+        if not isinstance(merged, Mapping) or not isinstance(more, Mapping):
+            raise RuntimeError("a hook feeds this run, and so does its caller or another hook; give dicts, which can be merged")
+        if merged.keys() & more.keys():
+            raise RuntimeError(f"Same tensor is fed by two hooks: {sorted(map(str, merged.keys() & more.keys()))}")
+        merged = {**merged, **more}
+    return merged
+
+
+def _close_lost(session: TrainingSession) -> None:
+    try:
+        session.close()
+    except PsError as error:
+        log.debug("a lost session did not close cleanly: %s", error)
