@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ps_protocol as ps_protocol  # before any test imports grpc
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 # Inherited by every descendant of a test, also by one whose parent is gone, so that orphans are found too.
 MARK = "LOCKSTEP_TEST_MARK"

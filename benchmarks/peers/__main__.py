@@ -9,18 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_run import run_cluster
-from benchmarks.figures import RunFigures, as_row
+from benchmarks.harness.cluster_run import run_cluster
+from benchmarks.harness.setting import SIZES, Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.workload import Workload
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
 from benchmarks.peers.environments import NotInstallable, prepare
 from benchmarks.peers.peer_run import run_peer
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
-from benchmarks.plot import CannotPlot, check_plot, plot_panels
-from benchmarks.setting import Setting, WrongTransport
-from benchmarks.sizes import SIZES, size_title, steps_for, workload_of
-from benchmarks.table import DIRECTORY, circumstances
-from benchmarks.workload import Workload
+from benchmarks.report.figures import RunFigures, as_row
+from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
+from benchmarks.suites.table import DIRECTORY, circumstances
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 # The other lineups are there to be seen as well: at three sizes.

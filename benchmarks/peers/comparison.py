@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.figures import RunFigures, human_bytes
+from benchmarks.harness.workload import Workload
 from benchmarks.peers.targets import Target, targets_of
-from benchmarks.workload import Workload
+from benchmarks.report.figures import RunFigures, human_bytes
 
 PEER_COLUMNS = ("tensorflow", "gloo", "gloo-flat", "mxnet")
 COLUMNS = (

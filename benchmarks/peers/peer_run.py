@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.figures import RunFigures
+from benchmarks.harness.watching import Watcher
+from benchmarks.harness.workload import NUM_WARMUP_STEPS, Workload
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.role import RoleWork
-from benchmarks.watching import Watcher
-from benchmarks.workload import NUM_WARMUP_STEPS, Workload
+from benchmarks.report.figures import RunFigures
 from lockstep.launcher.environments import with_checkout
 from lockstep.launcher.supervisor import ProcessSpec, Supervisor
 

@@ -1,7 +1,7 @@
 """What every peer's worker does: take its orders, start with the others, measure its steps, report. Knows only the standard library.
 
 It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too.
-The lines that it prints are those of `benchmarks.worker`.
+The lines that it prints are those of `benchmarks.harness.worker`.
 """
 
 import json
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.process_memory import peak_rss_bytes, pss_bytes
-from benchmarks.waiting import await_file
+from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
+from benchmarks.harness.waiting import await_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from benchmarks.harness.waiting import await_file
 from benchmarks.peers.role import RoleWork, measure, read_work
-from benchmarks.waiting import await_file
 
 
 def main() -> None:

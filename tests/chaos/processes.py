@@ -19,7 +19,7 @@ from tests.chaos import claims, script
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Proxy, Weather
 from tests.support.repository import ROOT
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Event = Mapping[str, Any]
 KILLED = -int(signal.SIGKILL)

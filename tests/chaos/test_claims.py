@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import claims, script
 from tests.chaos.proxy import Proxy, Weather
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.quick
 

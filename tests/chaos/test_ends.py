@@ -14,9 +14,9 @@ from tests.chaos import script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
 from tests.chaos.test_checkpoints import whole
-from tests.cluster.launching import read_until
+from tests.support.commands import read_until
 from tests.support.repository import ROOT
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.shard import Shard
-from tests.contract.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
-from tests.contract.shards import TRANSPORTS, Trainer, open_shard
+from tests.support.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
+from tests.support.shards import TRANSPORTS, Trainer, open_shard
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -1,0 +1,125 @@
+"""How a workload is run: size, transport, sockets, wire and policy, and what the worker must then see of it. Starts nothing."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness.workload import Workload
+from benchmarks.report.figures import human_bytes
+from lockstep.launcher.spec import DURABILITIES
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicySpec
+from worker_client import async_policy, sync_policy
+from worker_client.model.wire_format import wire_format
+
+# How a workload is run: transport, sockets, wire, policy, and what the worker must then see of it. Knows words; starts nothing.
+
+
+# As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
+TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "grpc": "grpc", "local": "local"}
+WIRES = ("float32", "bfloat16", "float16")
+POLICIES: dict[str, Callable[[], PolicySpec]] = {"sync": sync_policy, "async": async_policy}
+
+
+class WrongTransport(Exception):
+    """The sessions used another transport than the one that was asked for; the text says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """`transport` "local" is one process for everything; `is_unix`: Unix sockets instead of TCP; `wire`: of what travels, if anything.
+
+    `durability`: of checkpoints in a temporary directory; empty: there is none. `checkpoint_steps`: how many steps lie between two.
+    """
+
+    transport: str = "auto"
+    is_unix: bool = False
+    wire: str = "float32"
+    policy: str = "sync"
+    chief_in_ps: bool = False
+    durability: str = ""
+    checkpoint_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            wire_format(self.wire)
+        except InvalidSpec as error:
+            raise ValueError(error.message) from None
+        for name, known in (("transport", TRANSPORTS), ("policy", POLICIES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
+        if self.durability not in ("", *DURABILITIES):
+            raise ValueError(f"durability: got {self.durability!r}, want one of {', '.join(DURABILITIES)}")
+        if self.is_local and self.durability:
+            raise ValueError("transport local: there are no checkpoints; give no durability")
+        if self.is_local and (self.wire != "float32" or self.chief_in_ps or self.is_unix):
+            raise ValueError("transport local: nothing travels there and there is one process; give no sockets, wire or place of the chief")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all roles are in this process."""
+        return self.transport == "local"
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """How the workers are coordinated."""
+        return POLICIES[self.policy]()
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """What a worker's environment says to the SDK; None removes what the shell may say."""
+        wire = None if self.wire == "float32" else self.wire
+        return {"LOCKSTEP_TRANSPORT": TRANSPORTS[self.transport], "LOCKSTEP_WIRE": wire}
+
+    @property
+    def title(self) -> str:
+        """For example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
+        sockets = ("unix" if self.is_unix else "tcp") if self.transport == "grpc" else ""
+        wire = "" if self.wire == "float32" else self.wire
+        kept = f"durability {self.durability}" if self.durability else ""
+        return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "", kept) if word)
+
+    def check(self, used: Sequence[str]) -> None:
+        """Raises WrongTransport unless every shard of every worker was reached as asked. `used`: what the sessions said, in any order."""
+        wanted = TRANSPORTS[self.transport]
+        if not used or (wanted != "auto" and set(used) != {wanted}):
+            seen = ", ".join(sorted(set(used))) or "nothing"
+            raise WrongTransport(f"asked for the transport {wanted}, but the sessions used {seen}; its figures are not shown")
+
+    def record(self) -> dict[str, object]:
+        """For a report in JSON."""
+        sockets = {} if self.is_local else {"sockets": "unix" if self.is_unix else "tcp"}
+        kept = {"durability": self.durability, "checkpoint_steps": self.checkpoint_steps} if self.durability else {}
+        words = {**kept, "transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
+        return {**words, "chief_in_ps": self.chief_in_ps}
+
+
+# Sizes of models as benchmarks take and name them, and how many steps are enough for each. Knows words and numbers.
+
+
+SIZES = ("4KiB/4", "1MiB/8", "4MB/1000", "16MiB/16", "64MiB/16", "256MiB/16")
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def workload_of(size: str, *, num_steps: int, num_ps: int = 1, num_workers: int = 2) -> Workload:
+    """Returns the workload of a size such as "4KiB/4": bytes and variables. Raises ValueError for what is no size."""
+    total_bytes, num_variables = parse_size(size)
+    return Workload(total_bytes=total_bytes, num_variables=num_variables, num_workers=num_workers, num_ps=num_ps, num_steps=num_steps)
+
+
+def parse_size(size: str) -> tuple[int, int]:
+    """Returns bytes and variables. Raises ValueError."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)/(\d+)", size)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
+    return int(match[1]) * _UNITS[match[2]], int(match[3])
+
+
+def size_title(workload: Workload) -> str:
+    """For example "64 MiB / 16"."""
+    return f"{human_bytes(workload.total_bytes)} / {workload.num_variables}"
+
+
+def steps_for(total_bytes: int, counts: tuple[tuple[int, int], ...], *, fewest: int) -> int:
+    """Returns the count of the first entry (bytes at most, steps) that the size fits into, else `fewest`."""
+    return next((steps for limit, steps in counts if total_bytes <= limit), fewest)

@@ -1,0 +1,120 @@
+"""The work that is measured: variables of a given size, a gradient that costs next to nothing, one worker's loop. Knows only the SDK."""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
+from worker_client import Session, adagrad, adam, momentum, sgd
+
+# The first steps fill pools and caches, and the very first waits until every worker is up.
+NUM_WARMUP_STEPS = 3
+
+OPTIMIZERS: dict[str, Callable[[], OptimizerSpec]] = {
+    "sgd": lambda: sgd(0.1),
+    "momentum": lambda: momentum(0.1),
+    "adagrad": lambda: adagrad(0.1),
+    "adam": lambda: adam(0.001),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """`total_bytes` of float32 split evenly over `num_variables`; `num_steps` are measured, after the warm-up."""
+
+    total_bytes: int
+    num_variables: int
+    num_workers: int
+    num_ps: int
+    num_steps: int
+    optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        for name in ("num_variables", "num_workers", "num_ps", "num_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, want >= 1")
+        if self.num_elements < 1:
+            raise ValueError(f"{self.total_bytes} bytes do not give each of {self.num_variables} variables one float32; want more bytes")
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of one variable."""
+        return self.total_bytes // 4 // self.num_variables
+
+    def initial_values(self) -> dict[str, Array]:
+        """The same values in every worker."""
+        random = np.random.default_rng(0)
+        return {f"v{index:04d}": random.standard_normal(self.num_elements, np.float32) for index in range(self.num_variables)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFigures:
+    """What one worker measured: seconds of wall time of each step, seconds of its process's CPU over all of them, bytes of memory.
+
+    `transports`: what its session says it reached each shard by.
+    """
+
+    step_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    peak_rss_bytes: int = 0
+    num_accepted: int = 0
+    pss_bytes: int = 0
+    transports: Sequence[str] = ()
+
+
+def run_worker(session: Session, workload: Workload, *, on_joined: Callable[[], None], on_warm: Callable[[], None]) -> WorkerFigures:
+    """Trains and measures. Leaves the session open.
+
+    Calls `on_joined` once it has the model, which must not return before all workers have: without steps that take a contribution of each,
+    the first would be alone for a while. Calls `on_warm` between warm-up and measurement.
+    """
+    session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
+    on_joined()
+    for _ in range(NUM_WARMUP_STEPS):
+        take_step(session)
+    on_warm()
+    step_s, num_accepted, cpu_s = [], 0, own_cpu_s()
+    for _ in range(workload.num_steps):
+        begin = time.perf_counter()
+        num_accepted += take_step(session)
+        step_s.append(time.perf_counter() - begin)
+    cpu_s = own_cpu_s() - cpu_s
+    return WorkerFigures(
+        step_s=step_s,
+        cpu_s=cpu_s,
+        peak_rss_bytes=own_peak_rss_bytes(),
+        num_accepted=num_accepted,
+        pss_bytes=pss_bytes(),
+        transports=transports_of(session),
+    )
+
+
+def take_step(session: Session) -> bool:
+    """Reads every byte and pushes every byte, as a user would. Returns whether the contribution counts."""
+    variables, gradients = session.read(), session.gradients()
+    for name, value in variables.items():
+        np.multiply(value, 0.001, out=gradients[name])
+    return session.step(gradients).is_accepted
+
+
+def transports_of(session: Session) -> list[str]:
+    """What the session says it reaches each shard by."""
+    said = session.transport
+    return [said] if isinstance(said, str) else list(said)
+
+
+def own_cpu_s() -> float:
+    """CPU seconds of this process so far, user and system."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def own_peak_rss_bytes() -> int:
+    """Most memory that this process ever had resident."""
+    # Not ru_maxrss where it can be helped: that begins with what the parent had when it forked this process.
+    return peak_rss_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,121 @@
+"""`python -m benchmarks.report.page`: puts measured figures into docs/performance.md. Knows its marks and the reports; measures nothing.
+
+What is between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
+"profile-after", and "targets" for what became of the targets.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import benchmarks
+from benchmarks.peers.comparison import COLUMNS, missed_targets, rows_of
+from benchmarks.report.figures import as_row
+from benchmarks.report.profile_figures import process_rows
+from benchmarks.suites import table
+
+PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "performance.md"
+_BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fills the page from reports in JSON; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.page", description="Puts measured figures into a page of the docs.")
+    parser.add_argument("reports", nargs="*", type=Path, help="what --json of benchmarks.suites.table and benchmarks.peers wrote")
+    parser.add_argument(
+        "--profile-before", type=Path, metavar="FILE", help="what `benchmarks.suites.profile --json` printed, of an older checkout"
+    )
+    parser.add_argument("--profile-after", type=Path, metavar="FILE", help="the same, of this one")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/performance.md")
+    options = parser.parse_args(arguments)
+    try:
+        blocks = _blocks([_read(path) for path in options.reports])
+        for name in ("profile-before", "profile-after"):
+            path = getattr(options, name.replace("-", "_"))
+            blocks |= {name: profile_block(_read(path))} if path else {}
+        text = options.page.read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError) as error:
+        print(f"benchmarks.report.page: {error}", file=sys.stderr)
+        return 2
+    options.page.write_text(fill(text, blocks), encoding="utf-8")
+    absent = [name for name in blocks if f"<!-- figures: {name} -->" not in text]
+    print(f"filled {', '.join(sorted(set(blocks) - set(absent))) or 'nothing'}" + (f"; no place for {', '.join(absent)}" if absent else ""))
+    return 0
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """Returns the page with the named blocks replaced; others stay as they are."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], text)
+
+
+def _blocks(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
+    blocks: dict[str, str] = {}
+    for report in reports:
+        if report["kind"] == "peers":
+            blocks |= {"peers": peers_block(report), "targets": targets_block(report)}
+        elif report["kind"] == "table":
+            blocks["table"] = table_block(report)
+        else:
+            raise ValueError(f"a report of kind {report['kind']!r}: give what benchmarks.suites.table or benchmarks.peers wrote")
+    return blocks
+
+
+def peers_block(report: Mapping[str, Any]) -> str:
+    """Returns the tables of the comparison, one for each policy and number of servers."""
+    lines = [_circumstances(report)]
+    for policy, num_ps in dict.fromkeys((record["policy"], record["num_ps"]) for record in report["rows"]):
+        records = [record for record in report["rows"] if (record["policy"], record["num_ps"]) == (policy, num_ps)]
+        heading = f"**{policy}, {num_ps} server{'s' if num_ps > 1 else ''}**"
+        lines += ["", heading, "", *_table(COLUMNS, [row for record in records for row in rows_of(record)])]
+    return "\n".join(lines)
+
+
+def targets_block(report: Mapping[str, Any]) -> str:
+    """Returns one row for each target: the ratio, and whether it is met."""
+    rows = [
+        [record["size"].replace("/", " / "), name, target["peer"], f"{target['at_most']:g}", f"{target['ratio']:.3g}", _met(target)]
+        for record in report["rows"]
+        for name, system in record["systems"].items()
+        for target in system.get("targets", ())
+    ]
+    num_judged, missed = missed_targets(report["rows"])
+    heading = f"{num_judged - len(missed)} of {num_judged} met."
+    return "\n".join([heading, "", *_table(["size / variables", "system", "beside", "at most", "measured", "met"], rows)])
+
+
+def table_block(report: Mapping[str, Any]) -> str:
+    """Returns the table of Lockstep alone."""
+    return "\n".join([_circumstances(report), "", *_table(table.COLUMNS, [table.cells(row) for row in report["rows"]])])
+
+
+def profile_block(report: Mapping[str, Any]) -> str:
+    """Returns the tables of a profile, path by path."""
+    lines: list[str] = []
+    for path in report["paths"]:
+        lines += [f"**{report['size'].replace('/', ' / ')}, {path['title']}**: a step took {path['step_ms']:.1f} ms.", ""]
+        lines += [as_row(row) if row[0] else "" for row in process_rows(path)] + [""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _met(target: Mapping[str, Any]) -> str:
+    return "yes" if target["ratio"] <= target["at_most"] else "**no**"
+
+
+def _circumstances(report: Mapping[str, Any]) -> str:
+    return f"{report['date']}, {report['cpus']} CPUs, load average {report['load']} before the first run, {report['repeat']} runs a row."
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [as_row(columns), as_row(["---"] * len(columns)), *(as_row(row) for row in rows)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

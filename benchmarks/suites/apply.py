@@ -1,0 +1,181 @@
+"""Each optimizer's apply against a copy of as many bytes. Knows the server's core; no process, no wire."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report.figures import human_bytes
+from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_server.config import default_apply_threads
+from ps_server.numbers.apply import FusedApply, StepMemory, share
+from ps_server.optimizers.rule import UpdateRule
+from ps_server.shard.shard import ParameterStore
+from ps_server.threads import ApplyThreads
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
+_NUM_CONTRIBUTIONS = 2
+_COPY_PART_BYTES = 1 << 20
+_SMALL_BYTES = 4096
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints its figures; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.bytes < 64 or options.rounds < 1 or any(num_threads < 1 for num_threads in options.threads):
+        print("benchmarks.suites.apply: want at least 64 bytes, one round and one thread", file=sys.stderr)
+        return 2
+    report = {
+        "bytes": options.bytes,
+        "contributions": _NUM_CONTRIBUTIONS,
+        "rounds": options.rounds,
+        "rows": [row for num_threads in options.threads for row in _rows(options, num_threads)],
+        "small_step_us": {name: small_step_us(name, num_steps=options.small_steps) for name in ("sgd", "adam") if options.small_steps},
+    }
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def _rows(options: argparse.Namespace, num_threads: int) -> list[dict[str, Any]]:
+    threads = ApplyThreads(num_threads)
+    try:
+        return [_compare(name, options.bytes // 64 * 64, threads, num_rounds=options.rounds) for name in options.optimizers]
+    finally:
+        threads.stop()
+
+
+def _compare(name: str, nbytes: int, threads: ApplyThreads, *, num_rounds: int) -> dict[str, Any]:
+    """Applies and copies by turns; each figure is the median of the rounds."""
+    apply, moved = _apply(name, nbytes, threads)
+    copy = _copy(moved // 2, threads)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(num_rounds + 1):
+        for act, found in zip((apply, copy), seconds, strict=True):
+            started = time.perf_counter()
+            act()
+            if turn:  # the first touches the memory
+                found.append(time.perf_counter() - started)
+    apply_s, copy_s = (statistics.median(found) for found in seconds)
+    ratio = statistics.median(a / c for a, c in zip(*seconds, strict=True))
+    return {
+        "optimizer": name,
+        "threads": threads.num_threads,
+        "moved_bytes": moved,
+        "apply_ms": round(apply_s * 1e3, 3),
+        "copy_ms": round(copy_s * 1e3, 3),
+        "ratio": round(ratio, 2),
+        "apply_gb_s": round(moved / apply_s / 1e9, 1),
+        "copy_gb_s": round(moved / copy_s / 1e9, 1),
+    }
+
+
+def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], object], int]:
+    """Returns an apply of float32 variables, and the bytes that it has to read and write."""
+    variable = VariableSpec(name="v", data_type=DataType.FLOAT32, shape=(nbytes // 4,))
+    layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows)])
+    rule = UpdateRule(OptimizerSpec(name=name, learning_rate=constant(0.001)))
+    fused = FusedApply(layout, [rule], stripes=threads)
+    generator = np.random.default_rng(0)
+    value, out, *gradients = (_random(nbytes, generator) for _ in range(2 + _NUM_CONTRIBUTIONS))
+    slots = {slot: aligned_bytes(nbytes) for slot in rule.slots}
+    for slot, initial in rule.slots.items():
+        layout.arena(slots[slot], layout.arenas[0]).fill(initial)
+    memory = StepMemory(value=value, out=out, slots=slots, gradients=gradients, step=0)
+
+    def act() -> None:
+        rule.begin(0)
+        fused.run(memory)
+
+    return act, nbytes * (_NUM_CONTRIBUTIONS + 2 + 2 * len(slots))
+
+
+def _copy(nbytes: int, threads: ApplyThreads) -> Callable[[], object]:
+    """Returns a copy of `nbytes`, which reads and writes as many, shared by the same threads."""
+    source, target = _random(nbytes, np.random.default_rng(1)), aligned_bytes(nbytes)
+    starts = range(0, nbytes, _COPY_PART_BYTES)
+
+    def copy(start: int, _: int) -> int:
+        np.copyto(target[start : start + _COPY_PART_BYTES], source[start : start + _COPY_PART_BYTES])
+        return 0
+
+    if threads.num_threads == 1:
+        return lambda: np.copyto(target, source)
+    return lambda: share(threads, starts, copy, num_threads=threads.num_threads, within=np.errstate)
+
+
+def _random(nbytes: int, generator: np.random.Generator) -> Array:
+    memory = aligned_bytes(nbytes)
+    memory.view(np.float32)[:] = generator.standard_normal(nbytes // 4, dtype=np.float32)
+    return memory
+
+
+def small_step_us(name: str, *, num_steps: int) -> float:
+    """Returns the microseconds that the store takes to apply a step of 4 KiB in 4 variables, with contributions of two workers."""
+    variables = [VariableSpec(name=f"v{index}", data_type=DataType.FLOAT32, shape=(_SMALL_BYTES // 16,)) for index in range(4)]
+    layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
+    threads = ApplyThreads(default_apply_threads())
+    store = ParameterStore(index=0, process_incarnation=1, apply_threads=threads)
+    store.adopt(epoch=1, chief_incarnation=1)
+    spec = ShardSpec(epoch=1, shard=0, layout=layout, optimizer=OptimizerSpec(name=name, learning_rate=constant(0.001)))
+    with store.open_creation(spec) as creation:
+        creation.write(0, bytes(layout.nbytes))
+        creation.finish()
+    seconds = [_small_step_s(store, layout, step) for step in range(num_steps)]
+    threads.stop()
+    return round(statistics.median(seconds[num_steps // 10 :]) * 1e6, 1)
+
+
+def _small_step_s(store: ParameterStore, layout: Layout, step: int) -> float:
+    push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(_NUM_CONTRIBUTIONS))
+    for push_id in push_ids:
+        with store.open_push(PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout.hash)) as push:
+            push.write(0, bytes(layout.nbytes))
+            push.finish()
+    request = ApplyRequest(epoch=1, chief_incarnation=1, step=step, contributors=push_ids)
+    started = time.perf_counter()
+    store.apply_step(request)
+    return time.perf_counter() - started
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader."""
+    lines = [
+        f"{human_bytes(report['bytes'])} of float32, {report['contributions']} contributions, medians of {report['rounds']} rounds",
+        f"{'optimizer':18}{'threads':>8}{'apply ms':>10}{'copy ms':>10}{'ratio':>8}{'apply GB/s':>12}{'copy GB/s':>11}",
+    ]
+    for row in report["rows"]:
+        figures = f"{row['apply_ms']:10.2f}{row['copy_ms']:10.2f}{row['ratio']:8.2f}{row['apply_gb_s']:12.1f}{row['copy_gb_s']:11.1f}"
+        lines.append(f"{row['optimizer']:18}{row['threads']:8}{figures}")
+    small = ", ".join(f"{name} {microseconds:g} us" for name, microseconds in report["small_step_us"].items())
+    if small:
+        lines.append(f"a step of {human_bytes(_SMALL_BYTES)} in 4 variables, in the store: {small}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.apply",
+        description="Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns.",
+    )
+    default_threads = sorted({1, default_apply_threads()})
+    parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
+    parser.add_argument("--threads", type=int, nargs="+", default=default_threads, help=f"how many threads (default {default_threads})")
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, metavar="NAME", help="which (default: all)")
+    parser.add_argument("--rounds", type=int, default=9, help="how often each is measured (default 9)")
+    parser.add_argument(
+        "--small-steps", type=int, default=2000, help="steps of 4 KiB that are measured in the store; 0: none (default 2000)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

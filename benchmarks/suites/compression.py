@@ -1,0 +1,123 @@
+"""What each wire format saves, costs and spoils. Knows the arguments and the tables it prints."""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.harness.setting import Setting, WrongTransport
+from benchmarks.harness.workload import Workload
+from benchmarks.report.figures import human_bytes
+from benchmarks.suites.compression_training import digits_accuracy, wire_bytes
+from benchmarks.suites.step import machine, run_once
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+from worker_client.model.wire_format import wire_format
+
+PLAIN = "float32"
+FORMATS = (
+    *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "float16+feedback", "int8", "int8+no_feedback"),
+    *("top_k:0.1", "top_k:0.1+no_feedback", "top_k:0.01", "top_k:0.01+no_feedback"),
+)
+# Feeding errors back costs the halves and int8 the same; these show it.
+_TIMED = (
+    *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "int8", "int8+no_feedback"),
+    *("top_k:0.1", "top_k:0.01", "top_k:0.01+no_feedback"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    formats = options.wire or list(FORMATS)
+    say = (lambda text: print(text, file=sys.stderr)) if not options.quiet else (lambda _: None)
+    report: dict[str, Any] = {"machine": machine()}
+    try:
+        if "bytes" in options.what:
+            report["bytes"] = {wire: _bytes(wire, options.sizes[0], say) for wire in formats}
+        if "accuracy" in options.what:
+            report["accuracy"] = {wire: _accuracies(wire, options, say) for wire in formats}
+        if "time" in options.what:
+            timed = [wire for wire in formats if wire in _TIMED or options.wire]
+            report["time"] = {size: _times(timed, size, options, say) for size in options.sizes}
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks.suites.compression: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report as Markdown."""
+    lines: list[str] = []
+    if "bytes" in report:
+        lines += ["| wire | pushed a step | read a step |", "| --- | --- | --- |"]
+        for wire, one in report["bytes"].items():
+            shares = (f"{human_bytes(round(one[way]))} ({one[way] / one['model']:.3f})" for way in ("up", "down"))
+            lines.append(f"| {wire} | {' | '.join(shares)} |")
+    for size, formats in report.get("time", {}).items():
+        title = f"| wire, {human_bytes(int(size))} | median ms | to {PLAIN} | CPU ms a step, all | to {PLAIN} |"
+        lines += ["", title, "| --- | --- | --- | --- | --- |"]
+        for wire, one in formats.items():
+            lines.append(f"| {wire} | {one['median_ms']:.1f} | {one['ratio']:.2f} | {one['cpu_ms']:.1f} | {one['cpu_ratio']:.2f} |")
+    if "accuracy" in report:
+        lines += ["", "| wire | test accuracy, mean | worst | best |", "| --- | --- | --- | --- |"]
+        for wire, found in report["accuracy"].items():
+            lines.append(f"| {wire} | {statistics.mean(found):.4f} | {min(found):.4f} | {max(found):.4f} |")
+    return "\n".join(lines)
+
+
+def _bytes(wire: str, size: int, say: Callable[[str], None]) -> dict[str, float]:
+    say(f"bytes of {wire}")
+    found = wire_bytes(wire_format(wire), total_bytes=size)
+    return {"up": found.up, "down": found.down, "model": size}
+
+
+def _accuracies(wire: str, options: argparse.Namespace, say: Callable[[str], None]) -> list[float]:
+    say(f"accuracy of {wire}")
+    return [digits_accuracy(wire_format(wire), seed=seed, num_steps=options.train_steps) for seed in range(1, options.seeds + 1)]
+
+
+def _times(formats: Sequence[str], size: int, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Runs all formats by turns, so that what else the machine does meets all of them; ratios are of runs of the same turn."""
+    workload = Workload(total_bytes=size, num_variables=16, num_workers=2, num_ps=1, num_steps=options.steps)
+    runs: dict[str, list[tuple[float, float]]] = {wire: [] for wire in formats}
+    for turn in range(options.turns):
+        for wire in formats:
+            figures = run_once(workload, setting=Setting(transport="grpc", wire=wire))
+            runs[wire].append((figures.median_ms, 1e3 * figures.total_cpu_s_per_step))
+            say(f"{human_bytes(size)}, turn {turn + 1}, {wire}: {runs[wire][-1][0]:.1f} ms")
+    plain = runs[PLAIN]
+    return {wire: _row(found, plain) for wire, found in runs.items()}
+
+
+def _row(found: Sequence[tuple[float, float]], plain: Sequence[tuple[float, float]]) -> dict[str, float]:
+    ratios = [(one[0] / other[0], one[1] / other[1]) for one, other in zip(found, plain, strict=True)]
+    return {
+        "median_ms": statistics.median(ms for ms, _ in found),
+        "cpu_ms": statistics.median(cpu for _, cpu in found),
+        "ratio": statistics.median(ratio for ratio, _ in ratios),
+        "cpu_ratio": statistics.median(ratio for _, ratio in ratios),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.compression",
+        description="Measures each wire format over gRPC: bytes and time of a step, and what the digits model learns in so many steps.",
+    )
+    parser.add_argument("--wire", action="append", metavar="FORMAT", help="only this one; may be repeated (default: all)")
+    parser.add_argument("--what", nargs="+", choices=("bytes", "time", "accuracy"), default=["bytes", "time", "accuracy"])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[16 << 20, 64 << 20], help="bytes of the model (default 16 and 64 MiB)")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of a run (default 15)")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each format, by turns (default 3)")
+    parser.add_argument("--train-steps", type=int, default=300, help="steps of the digits model (default 300)")
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each format (default 5)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""`python -m benchmarks.suites.durability`: what each durability costs a step of a cluster. Knows settings and a table; `step` measures."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.setting import Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload
+from benchmarks.report.figures import as_row
+from benchmarks.suites.step import run_once
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+
+SIZES = ("4KiB/4", "1MiB/8", "64MiB/16")
+_NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
+# Up to so many bytes, so many steps between two checkpoints: each is written before the next is due.
+_BETWEEN = ((1 << 16, 200), (1 << 21, 200), (1 << 24, 60))
+_FEWEST_BETWEEN = 40
+# … and so many steps of which each is saved.
+_SAVED = ((1 << 16, 60), (1 << 21, 40), (1 << 24, 20))
+_FEWEST_SAVED = 10
+# A save is asked for when a step is told: the next ones may wait for it.
+_NUM_AFTER = 3
+COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, beyond", "without one", "a copy", "step, ms")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table as Markdown, row by row; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        workloads = [workload_of(size, num_steps=1) for size in options.sizes]
+        if options.saves < 1 or options.repeat < 1 or (options.between is not None and options.between <= NUM_WARMUP_STEPS):
+            raise ValueError(f"want at least one save, one turn, and more than {NUM_WARMUP_STEPS} steps between saves")
+    except ValueError as error:
+        print(f"benchmarks.suites.durability: {error}", file=sys.stderr)
+        return 2
+    if not options.json:
+        print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
+    try:
+        for bare in workloads:
+            report = measure(bare, options)
+            print(json.dumps(report) if options.json else as_row(cells(report)), flush=True)
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks.suites.durability: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    return 0
+
+
+def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains without checkpoints, with some and with one of each step, by turns; times are in milliseconds.
+
+    `excess_ms`: how much longer than the median the longest step at a save is, the median of all saves; `quiet_excess_ms`: the same of the
+    same steps where nothing is saved. `copy_ms`: of as many bytes as are saved, in one thread, into memory that is there.
+    """
+    between = options.between or steps_for(bare.total_bytes, _BETWEEN, fewest=_FEWEST_BETWEEN)
+    at = range(between - NUM_WARMUP_STEPS, options.saves * between, between)
+    many = replace(bare, num_steps=options.saves * between + _NUM_AFTER, optimizer=options.optimizer)
+    few = replace(many, num_steps=min(many.num_steps, steps_for(bare.total_bytes, _SAVED, fewest=_FEWEST_SAVED)))
+    kept = {"none": (many, None), "interval": (many, between), "step": (few, None)}
+    steps: dict[str, list[list[float]]] = {durability: [] for durability in kept}
+    copies: list[float] = []
+    for _ in range(options.repeat):
+        for durability, (workload, checkpoint_steps) in kept.items():
+            setting = Setting(transport=options.transport, durability=durability, checkpoint_steps=checkpoint_steps)
+            steps[durability].append(run_once(workload, setting=setting).step_s)
+        copies += _copies(bare.total_bytes * (1 + _NUM_SLOTS[options.optimizer]))
+    return {
+        **asdict(many),
+        "transport": options.transport,
+        "steps_between": between,
+        "repeat": options.repeat,
+        **{f"{durability}_ms": _ms(_middle(runs, statistics.median)) for durability, runs in steps.items()},
+        "interval_to_none": round(_middle(steps["interval"], statistics.fmean) / _middle(steps["none"], statistics.fmean), 2),
+        "excess_ms": _ms(_excess(steps["interval"], at)),
+        "quiet_excess_ms": _ms(_excess(steps["none"], at)),
+        "copy_ms": _ms(statistics.median(copies)),
+    }
+
+
+def cells(report: dict[str, Any]) -> list[str]:
+    """Returns the row of the table that COLUMNS heads."""
+    size = size_title(Workload(**{field.name: report[field.name] for field in fields(Workload)}))
+    medians = [f"{report['none_ms']:.2f}", f"{report['interval_ms']:.2f}", f"x {report['interval_to_none']:.2f}"]
+    return [size, *medians, *(f"{report[name]:.1f}" for name in ("excess_ms", "quiet_excess_ms", "copy_ms", "step_ms"))]
+
+
+def _excess(runs: Sequence[Sequence[float]], at: Sequence[int]) -> float:
+    """The median, of all saves, of the longest step at each beyond the run's median. Step 0 is saved too, before what is measured."""
+    return statistics.median(max(step_s[first : first + _NUM_AFTER]) - statistics.median(step_s) for step_s in runs for first in at)
+
+
+def _copies(nbytes: int) -> list[float]:
+    """Seconds of a few copies."""
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    found = []
+    for _ in range(5):
+        started = time.perf_counter()
+        np.copyto(target, source)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+def _middle(runs: Sequence[Sequence[float]], of_run: Callable[[Sequence[float]], float]) -> float:
+    return statistics.median(of_run(step_s) for step_s in runs)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 6)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.durability",
+        description="Measures a step without checkpoints, with one now and then, and with one of every step, by turns, with 2 workers and a"
+        " parameter server: medians, all steps together beside those without checkpoints, how much longer than the median the longest step"
+        " at a save is (beside the same steps without a save, and a copy of as many bytes). Three minutes.",
+    )
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam", help="(default adam)")
+    parser.add_argument("--transport", choices=("auto", "shm", "grpc"), default="auto", help="(default: what the SDK chooses)")
+    parser.add_argument("--saves", type=int, default=4, help="checkpoints of a run that is saved now and then (default 4)")
+    parser.add_argument("--between", type=int, help="steps between two of them, more than 3; 200 to 40 by size")
+    parser.add_argument("--repeat", type=int, default=2, help="turns (default 2)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a size, each on one line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

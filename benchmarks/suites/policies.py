@@ -1,0 +1,184 @@
+"""The same work under each coordination policy, one worker slow. Knows the settings and the table."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.suites.policy_worker import PolicyWork, WorkReport
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.supervisor import LaunchFailed, Supervisor
+from ps_protocol.model.policy import PolicySpec
+from worker_client import async_policy, ssp_policy, sync_policy
+
+_POLL_S = 0.05
+_TIMEOUT_S = 600.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_COLUMNS = (
+    *("policy", "test accuracy", "seconds", "steps", "accepted", "dropped", "of the slow worker", "mean staleness", "max staleness"),
+    "fast workers wait",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A row of the table: a policy, and with sync how many of the slowest workers a step does not wait for."""
+
+    name: str
+    policy: PolicySpec
+    num_backups: int = 0
+
+    def contributions_a_step(self, num_workers: int) -> int:
+        """How many contributions one update of the variables is the mean of."""
+        return num_workers - self.num_backups if self.policy == sync_policy() else 1
+
+
+SETTINGS = (
+    Setting(name="sync", policy=sync_policy()),
+    Setting(name="sync, 1 backup worker", policy=sync_policy(), num_backups=1),
+    Setting(name="ssp(2)", policy=ssp_policy(2)),
+    Setting(name="async", policy=async_policy()),
+    Setting(name="async, drops beyond staleness 4", policy=async_policy(max_staleness=4)),
+    Setting(name="async, unlocked", policy=async_policy(use_locking=False)),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs every policy and prints the table; returns 0 if all came as far as sync in test accuracy, within the margin, else 1."""
+    options = _parser().parse_args(arguments)
+    try:
+        rows = list(_rows(options))
+    except LaunchFailed as error:
+        print(f"benchmarks.suites.policies: {error}", file=sys.stderr)
+        return 1
+    accuracies = [row["test_accuracy"] for _, row in rows]
+    spread = max(accuracies) - min(accuracies)
+    if not options.json:
+        print(f"\ntest accuracies differ by {spread:.4f} at most; wanted: {options.margin} at most")
+    return int(spread > options.margin)
+
+
+def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields each policy's figures, printed."""
+    settings = [setting for setting in SETTINGS if not options.only or setting.name in options.only]
+    if not options.json:
+        _print_row(_COLUMNS)
+        _print_row(["---"] * len(_COLUMNS))
+    for setting in settings:
+        runs = [_figures(_run(setting, options)) for _ in range(max(1, options.repeat))]
+        row = _median(runs)
+        print(json.dumps({"policy": setting.name, **row}) if options.json else _row(setting.name, row), flush=True)
+        yield setting.name, row
+
+
+def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
+    """Trains with processes for all roles; every setting applies as many contributions. Raises LaunchFailed in the words of what failed."""
+    share = setting.contributions_a_step(options.workers)
+    spec = ClusterSpec(
+        num_ps=options.ps,
+        num_workers=options.workers,
+        num_backups=setting.num_backups,
+        max_steps=max(1, options.contributions // share),
+        policy=setting.policy,
+    )
+    reports: dict[str, WorkReport] = {}
+    up: set[str] = set()
+
+    def hear(name: str, line: str) -> None:
+        if line.startswith('{"event": "up"'):
+            up.add(name)
+        elif line.startswith('{"event": "done"'):
+            reports[name] = WorkReport(**json.loads(line)["report"])
+        elif name.startswith("worker"):
+            print(f"{name}: {line}", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=hear) as supervisor:
+        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
+        cluster.start_roles(environment=_ONE_THREAD)
+        go = supervisor.directory / "go"
+        work = PolicyWork(
+            num_workers=options.workers,
+            # An update that is the mean of n contributions goes n times as far: then equal work is an equal sum of gradients.
+            learning_rate=options.learning_rate * share,
+            pace_s=options.pace,
+            slow_worker=options.workers - 1,
+            slowdown=options.slowdown,
+            go=str(go),
+        )
+        command = [sys.executable, "-m", "benchmarks.suites.policy_worker", json.dumps(dataclasses.asdict(work))]
+        cluster.start_workers(command, environment=_ONE_THREAD)
+        for _ in _polls(supervisor):
+            if len(up) == options.workers:
+                go.touch()
+            if len(reports) == options.workers:
+                return [reports[name] for name in sorted(reports)]
+    raise LaunchFailed(f"{setting.name}: not finished within {_TIMEOUT_S:g} s")
+
+
+def _polls(supervisor: Supervisor) -> Iterator[None]:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        for process in supervisor.poll(timeout_s=_POLL_S):
+            if process.returncode:
+                raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
+        yield
+
+
+def _figures(reports: list[WorkReport]) -> dict[str, float]:
+    """The last worker is the slow one."""
+    staleness = [value for report in reports for value in report.staleness]
+    fast = reports[:-1] or reports
+    return {
+        "test_accuracy": reports[0].test_accuracy,
+        "seconds": max(report.seconds for report in reports),
+        "steps": max(report.step for report in reports),
+        "accepted": len(staleness),
+        "dropped": sum(report.num_dropped for report in reports),
+        "of_the_slow_worker": reports[-1].num_accepted,
+        "mean_staleness": float(np.mean(staleness)) if staleness else 0.0,
+        "max_staleness": max(staleness, default=0),
+        "fast_workers_wait": float(np.mean([report.waiting_s / report.seconds for report in fast])),
+    }
+
+
+def _median(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
+
+
+def _row(name: str, row: dict[str, float]) -> str:
+    forms = {"test_accuracy": "{:.4f}", "seconds": "{:.1f}", "mean_staleness": "{:.2f}", "fast_workers_wait": "{:.0%}"}
+    return "| " + " | ".join([name, *(forms.get(key, "{:.0f}").format(value) for key, value in row.items())]) + " |"
+
+
+def _print_row(cells: Sequence[str]) -> None:
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.policies",
+        description="Learns the digits under each policy with real processes, the last worker slowed down."
+        " Every policy has the same examples for each worker, the same first weights, and applies as many contributions.",
+    )
+    parser.add_argument("--workers", type=int, default=4, help="workers (default 4)")
+    parser.add_argument("--ps", type=int, default=2, help="parameter servers (default 2)")
+    parser.add_argument("--contributions", type=int, default=1200, help="batches of 32 that are applied (default 1200)")
+    parser.add_argument("--pace", type=float, default=0.02, metavar="S", help="seconds that a batch takes (default 0.02)")
+    parser.add_argument("--slowdown", type=float, default=5.0, metavar="X", help="the last worker takes so many times as long (default 5)")
+    parser.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="of one contribution, with SGD (default 0.1)")
+    parser.add_argument("--repeat", type=int, default=1, help="whole runs of each policy; medians are shown")
+    parser.add_argument("--margin", type=float, default=0.01, metavar="X", help="test accuracies may differ by so much (default 0.01)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only this policy, by its name in the table; may be repeated")
+    parser.add_argument("--json", action="store_true", help="one JSON object a policy")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A process of the profile: a parameter server or a worker whose seams are timed. Knows where to put what was seen; sums up nothing."""
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.seams import SERVER_SEAMS, SERVER_STREAMS, WORKER_SEAMS, Recorder
+from benchmarks.harness.waiting import await_file
+from benchmarks.harness.worker import GO_VARIABLE, RELEASE_VARIABLE
+from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload, transports_of
+from worker_client import Session, connect
+
+DIRECTORY_VARIABLE = "BENCHMARK_PROFILE"
+
+
+def serve() -> int:
+    """Runs `python -m ps_server` with this process's arguments, and keeps its intervals when it ends."""
+    from ps_server.__main__ import main as run_server
+
+    recorder = Recorder()
+    for seam, part in SERVER_SEAMS:
+        recorder.wrap(seam, part)
+    for seam, part in SERVER_STREAMS:
+        recorder.wrap_stream(seam, part)
+    recorder.wrap_receiving("receive")
+    try:
+        return run_server()
+    finally:
+        recorder.write(Path(os.environ[DIRECTORY_VARIABLE]) / f"ps-{os.getpid()}.json")
+
+
+def work() -> int:
+    """Trains as the benchmark's worker does, with a clock between its parts, and keeps the intervals."""
+    workload, recorder = Workload(**json.loads(sys.argv[1])), Recorder()
+    go, release = (Path(os.environ[name]) for name in (GO_VARIABLE, RELEASE_VARIABLE))
+    for seam, part in WORKER_SEAMS:
+        recorder.wrap(seam, part)
+    with connect() as session:
+        session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
+        _say({"event": "up"})
+        await_file(go)
+        for _ in range(NUM_WARMUP_STEPS):
+            _step(session, recorder)
+        recorder.intervals.clear()
+        _say({"event": "warm"})
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        for _ in range(workload.num_steps):
+            recorder.note("step", lambda: _step(session, recorder))
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        recorder.write(Path(os.environ[DIRECTORY_VARIABLE]) / f"worker-{session.worker_index}.json")
+        cpu = {"user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime}
+        _say({"event": "seen", "transports": transports_of(session), **cpu})
+        await_file(release)
+    return 0
+
+
+def _step(session: Session, recorder: Recorder) -> None:
+    variables = recorder.note("session.read()", session.read)
+    gradients = recorder.note("session.gradients()", session.gradients)
+
+    def compute() -> None:
+        for name, value in variables.items():
+            np.multiply(value, 0.001, out=gradients[name])
+
+    recorder.note("compute", compute)
+    recorder.note("session.step()", lambda: session.step(gradients))
+
+
+def _say(event: dict[str, object]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    # A parameter server gets flags, a worker its workload.
+    sys.exit(serve() if sys.argv[1].startswith("-") else work())

@@ -1,0 +1,169 @@
+"""A process that is many workers at once: each with a connection of its own, a lease and a wait for tokens. Knows messages, not the SDK.
+
+What they do is what `worker_client` does, without the thread or two that a session needs: a thousand of them fit into a few processes.
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.suites.scale_calls import KINDS, Calls
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.spec import layouts
+from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest
+from ps_protocol.roles.shard import PushHeader, PushId
+from ps_protocol.rpc.channel import open_aio_channel
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.v1 import parameter_service_pb2
+from ps_protocol.wire import codec
+from ps_protocol.wire.codec import decode_duration, encode_push_header
+from ps_protocol.wire.frames import encode_stream
+
+_PUSH = "/ps_protocol.v1.ParameterService/PushGradients"
+_MAX_WAIT_S = 20.0
+# How many at once register, or push: an operator starts machines at some rate too.
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Which workers a process is: `count` from `first` on. Each contributes `num_rounds` times, with a pause of `pause_s` between."""
+
+    chief: str
+    first: int
+    count: int
+    num_rounds: int
+    via: str
+    pause_s: float
+    release: str
+
+
+class CrowdWorker:
+    """One worker of the crowd."""
+
+    def __init__(self, crowd: Crowd, index: int) -> None:
+        self._calls: Calls = KINDS[crowd.via](crowd.chief)
+        self._index = index
+        self._step = self._sequence = 0
+        self._participant = Participant(epoch=0, kind=ParticipantKind.WORKER, index=index, incarnation=0)
+        self._heart: asyncio.Task[None] | None = None
+
+    async def register(self) -> Sequence[str]:
+        """Joins the cluster, begins to renew the lease, and returns the parameter servers' addresses."""
+        request = RegisterRequest(
+            kind=ParticipantKind.WORKER, index=self._index, host="crowd", pid=os.getpid(), request_id=random.getrandbits(62)
+        )
+        answer = await self._calls.register(codec.encode_register_request(request))
+        self._participant = codec.decode_registration(answer, kind=request.kind).participant
+        self._step = answer.global_step
+        self._heart = asyncio.get_running_loop().create_task(self._beat(decode_duration(answer.lease) / 3))
+        return tuple(answer.shard_addresses)
+
+    async def push(self, shard: Any, header: Any, gradient: Segments) -> None:
+        """Gives the one parameter server its contribution to the step."""
+        self._sequence += 1
+        message = parameter_service_pb2.PushGradientsRequest(header=encode_push_header(header(self._push_id, self._step)))
+        await shard(b"".join(encode_stream(message, gradient)))
+
+    async def take_token(self) -> tuple[int, float]:
+        """Has the contribution counted, and returns the step of the token and when it came."""
+        commit: PushCommit | None = PushCommit(push_id=self._push_id, step=self._step, staged=True)
+        while True:
+            request = pb.DequeueTokenRequest(
+                participant=codec.encode_participant(self._participant),
+                local_step=self._step,
+                request_id=self._sequence,
+                max_wait=codec.encode_max_wait(_MAX_WAIT_S),
+                commit=None if commit is None else codec.encode_commit(commit),
+            )
+            at, reply = await self._calls.dequeue(request)
+            commit = None
+            if reply.result != pb.TOKEN_RESULT_WAIT:
+                self._step = reply.step
+                return reply.step, at
+
+    async def leave(self) -> None:
+        """Leaves the cluster."""
+        if self._heart is not None:
+            self._heart.cancel()
+        await self._calls.leave(pb.DeregisterWorkerRequest(participant=codec.encode_participant(self._participant)))
+
+    @property
+    def _push_id(self) -> PushId:
+        return PushId(worker=self._index, incarnation=self._participant.incarnation, sequence=self._sequence)
+
+    async def _beat(self, interval_s: float) -> None:
+        await asyncio.sleep(interval_s * random.random())  # machines do not start at the same moment
+        while True:
+            try:
+                await self._calls.heartbeat(pb.HeartbeatRequest(participant=codec.encode_participant(self._participant)))
+            except Exception as error:
+                print(f"ERROR heartbeat of worker {self._index}: {error!r}", flush=True)
+                raise
+            await asyncio.sleep(interval_s)
+
+
+def main() -> None:
+    """Runs the crowd given as JSON in the first argument, and says in JSON lines how far it is."""
+    asyncio.run(_run(Crowd(**json.loads(sys.argv[1]))))
+
+
+async def _run(crowd: Crowd) -> None:
+    workers = [CrowdWorker(crowd, index) for index in range(crowd.first, crowd.first + crowd.count)]
+    begin = time.monotonic()
+    addresses = await _some_at_once([worker.register() for worker in workers])
+    _say({"event": "registered", "begin": begin, "end": time.monotonic()})
+    layout_hash, gradient = _gradient(crowd.chief)
+    shard: Any = open_aio_channel(addresses[0][0]).unary_unary(_PUSH)
+
+    def header(push_id: PushId, step: int) -> PushHeader:
+        return PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout_hash)
+
+    for _ in range(crowd.num_rounds):
+        await _some_at_once([worker.push(shard, header, gradient) for worker in workers])
+        tokens = await asyncio.gather(*(worker.take_token() for worker in workers))
+        steps, times = {step for step, _ in tokens}, sorted(at for _, at in tokens)
+        _say({"event": "tokens", "step": max(steps), "is_one_step": len(steps) == 1, "times": times})
+        # What the crowd does next must not take time from those that have no token yet, in other processes.
+        await asyncio.sleep(crowd.pause_s)
+    while not Path(crowd.release).exists():
+        await asyncio.sleep(0.02)
+    with suppress(Exception):  # the chief may end when the last one leaves
+        await _some_at_once([worker.leave() for worker in workers])
+
+
+def _gradient(chief_address: str) -> tuple[str, Segments]:
+    chief = GrpcChief(chief_address)
+    agreed = chief.get_model(max_wait_s=_MAX_WAIT_S)
+    chief.close()
+    (layout,) = layouts(agreed.placement, num_shards=1)
+    return layout.hash, Segments([np.zeros(layout.nbytes, np.uint8)])
+
+
+async def _some_at_once(works: Sequence[Any]) -> list[Any]:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def through_gate(work: Any) -> Any:
+        async with gate:
+            return await work
+
+    return await asyncio.gather(*(through_gate(work) for work in works))
+
+
+def _say(event: dict[str, object]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""`python -m benchmarks.suites.scale servers`: very many parameter servers. Knows the cluster and the figures."""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.reporting_cluster import ReportingCluster, rss_bytes
+from benchmarks.harness.watching import cpu_s
+from benchmarks.report.figures import human_bytes
+from benchmarks.suites.scale_worker import ScaleWork
+from lockstep.launcher.cluster import ClusterSpec
+
+_TIMEOUT_S = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `servers`."""
+    parser.add_argument("--ps", type=int, default=64, help="parameter servers (default 64)")
+    parser.add_argument("--bytes", type=int, default=4 << 20, help="of float32 in all (default 4 MiB)")
+    parser.add_argument("--variables", type=int, default=256, help="that these are in (default 256)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--transport", choices=("auto", "shared_memory", "grpc"), default="auto", help="(default: what the SDK chooses)")
+    parser.add_argument("--look", type=float, default=3.0, metavar="S", help="seconds to look at processes that do nothing (default 3)")
+    parser.add_argument("--tcp", action="store_true", help="TCP instead of Unix sockets")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Starts the cluster and trains on it, and returns how long each part of its life took."""
+    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=options.tcp)
+    with ReportingCluster(spec) as cluster:
+        started = _start(cluster)
+        release = cluster.supervisor.directory / "release"
+        _start_workers(cluster, options, release=release)
+        joined = cluster.await_events("joined", options.workers, timeout_s=_TIMEOUT_S)
+        cluster.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
+        cpu_before = _cpu_s(cluster)
+        done = cluster.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
+        used = {role: after - cpu_before[role] for role, after in _cpu_s(cluster).items()}
+        status_s = float(np.median([cluster.time_status() for _ in range(3)]))
+        idle_cpu = _idle_cpu(cluster, seconds=options.look)
+        *servers, chief = cluster.local.roles
+        memory = {"ps": max(map(rss_bytes, servers)), "chief": rss_bytes(chief)}
+        release.touch()
+        end_s = cluster.await_end()
+    (turn,) = next(event for event in done if event["worker"] == 0)["turns"]
+    step_ms = 1e3 * np.array(turn["step_s"])
+    return {
+        "ps": options.ps,
+        "workers": options.workers,
+        "bytes": options.bytes,
+        "variables": options.variables,
+        "transport": joined[0]["transport"] or [f"grpc over {'tcp' if options.tcp else 'unix'}"],
+        **started,
+        "connect_s": max(event["connect_s"] for event in joined),
+        "join_s": max(event["join_s"] for event in joined),
+        "median_ms": float(np.median(step_ms)),
+        "p90_ms": float(np.quantile(step_ms, 0.9)),
+        "cpu_ms_a_step": {role: 1e3 * seconds / options.steps for role, seconds in {"worker": turn["cpu_s"], **used}.items()},
+        "status_s": status_s,
+        "idle_cpu": idle_cpu,
+        "rss_bytes": memory,
+        "peak_rss_worker_bytes": max(event["peak_rss_bytes"] for event in done),
+        "end_s": end_s,
+    }
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader."""
+    used = ", ".join(f"{role} {value:.2f} ms" for role, value in report["cpu_ms_a_step"].items())
+    idle = ", ".join(f"{role} {value:.1%}" for role, value in report["idle_cpu"].items())
+    return "\n".join(
+        [
+            f"{report['ps']} parameter servers, {report['workers']} workers, {human_bytes(report['bytes'])} in"
+            f" {report['variables']} variables, {', '.join(sorted(set(report['transport'])))}",
+            f"  start {report['start_s']:.1f} s: the first server serves after {report['first_ps_s']:.1f} s, the last after"
+            f" {report['last_ps_s']:.1f} s, then the chief; one server's start takes {report['start_cpu_s_of_a_ps']:.2f} s of CPU",
+            f"  connect() {report['connect_s']:.2f} s, create_or_join {report['join_s']:.2f} s",
+            f"  step: median {report['median_ms']:.1f} ms, 90 % {report['p90_ms']:.1f} ms; CPU: {used}",
+            f"  lockstep status {report['status_s']:.2f} s; idle, of a core: {idle}; end {report['end_s']:.2f} s",
+            f"  memory: a ps {report['rss_bytes']['ps'] / 1e6:.0f} MB, the chief {report['rss_bytes']['chief'] / 1e6:.0f} MB,"
+            f" a worker {report['peak_rss_worker_bytes'] / 1e6:.0f} MB at most",
+        ]
+    )
+
+
+def _start(cluster: ReportingCluster) -> dict[str, float]:
+    """Starts servers and chief; returns when they served, in seconds from now, and the CPU seconds that one server's start takes."""
+    begin, began_at = time.monotonic(), time.time()
+    cluster.local.start_roles()
+    start_s = time.monotonic() - begin
+    *servers, _ = cluster.local.roles
+    announced = [cluster.supervisor.directory / f"ps{index}.address" for index in range(len(servers))]
+    serving_s = sorted(path.stat().st_mtime - began_at for path in announced)
+    cpu = float(np.median([cpu_s(server) for server in servers]))
+    return {"start_s": start_s, "first_ps_s": serving_s[0], "last_ps_s": serving_s[-1], "start_cpu_s_of_a_ps": cpu}
+
+
+def _start_workers(cluster: ReportingCluster, options: argparse.Namespace, *, release: Path) -> None:
+    for worker in range(options.workers):
+        work = ScaleWork(
+            worker=worker,
+            chiefs=[cluster.local.chief_address],
+            num_variables=[options.variables],
+            total_bytes=options.bytes,
+            num_rounds=1,
+            num_steps=options.steps,
+            release=str(release),
+        )
+        arguments = ["benchmarks.suites.scale_worker", json.dumps(dataclasses.asdict(work))]
+        cluster.start(f"worker {worker}", arguments, environment={"LOCKSTEP_TRANSPORT": options.transport})
+
+
+def _cpu_s(cluster: ReportingCluster) -> dict[str, float]:
+    """CPU seconds so far of all servers together, and of the chief."""
+    *servers, chief = cluster.local.roles
+    return {"all ps": sum(map(cpu_s, servers)), "chief": cpu_s(chief)}
+
+
+def _idle_cpu(cluster: ReportingCluster, *, seconds: float) -> dict[str, float]:
+    """Shares of a core that the servers, all together, and the chief use while nobody takes a step."""
+    before, begin = _cpu_s(cluster), time.monotonic()
+    while time.monotonic() - begin < seconds:
+        cluster.supervisor.poll(timeout_s=0.2)
+    passed_s = time.monotonic() - begin
+    return {role: (after - before[role]) / passed_s for role, after in _cpu_s(cluster).items()}

@@ -1,0 +1,139 @@
+"""`python -m benchmarks.suites.scale workers`: very many workers that wait for one chief. Knows the crowd's processes and the figures."""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import worker_client
+from benchmarks.harness.reporting_cluster import ReportingCluster, rss_bytes
+from benchmarks.harness.watching import cpu_s, peak_rss_bytes
+from benchmarks.suites.scale_crowd import Crowd
+from lockstep.launcher.cluster import ClusterSpec
+from worker_client import Session
+
+_TIMEOUT_S = 180.0
+# Between the moment when all block and the commit: what brought them there is then over.
+_QUIET_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `workers`."""
+    parser.add_argument("--workers", type=int, default=1000, help="registered workers (default 1000)")
+    parser.add_argument("--processes", type=int, default=4, help="processes that these workers are in (default 4)")
+    parser.add_argument("--rounds", type=int, default=10, help="steps to measure (default 10)")
+    parser.add_argument("--via", choices=("unary", "converse"), default="converse", help="how they call the chief (default converse)")
+    parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
+    parser.add_argument("--look", type=float, default=5.0, metavar="S", help="seconds to look at heartbeats alone (default 5)")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Has all workers but one contribute and block, lets the last contribution complete the step, and times the tokens; several rounds."""
+    spec = ClusterSpec(num_ps=1, num_workers=options.workers, is_tcp=not options.unix)
+    with ReportingCluster(spec) as cluster:
+        cluster.local.start_roles()
+        chief = cluster.local.chief
+        empty_bytes = rss_bytes(chief)
+        with worker_client.connect(cluster.local.chief_address, worker_index=0) as session:
+            session.create_or_join({"w": np.zeros(1, np.float32)}, optimizer=worker_client.sgd(0.1))
+            num_processes = _start_crowd(cluster, options)
+            registered = cluster.await_events("registered", num_processes, timeout_s=_TIMEOUT_S)
+            _await_blocked(cluster, session, num_workers=options.workers - 1)
+            calm = _look(cluster, seconds=options.look)
+            rounds = [_round(cluster, session, number, options, num_processes) for number in range(1, options.rounds + 1)]
+            rss, peak = rss_bytes(chief), peak_rss_bytes(chief)
+            (cluster.supervisor.directory / "release").touch()
+        end_s = cluster.await_end()
+    return {
+        "workers": options.workers,
+        "processes": num_processes,
+        "via": options.via,
+        "sockets": "unix" if options.unix else "tcp",
+        "registration_s": max(event["end"] for event in registered) - min(event["begin"] for event in registered),
+        "chief_empty_bytes": empty_bytes,
+        "chief_bytes": rss,
+        "chief_peak_bytes": peak,
+        **calm,
+        "release_ms": [1e3 * each["last"] for each in rounds],
+        "first_token_ms": [1e3 * each["first"] for each in rounds],
+        "median_token_ms": [1e3 * each["median"] for each in rounds],
+        "chief_cpu_ms": [1e3 * each["chief_cpu"] for each in rounds],
+        "end_s": end_s,
+    }
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader."""
+    release, first = report["release_ms"], report["first_token_ms"]
+    return "\n".join(
+        [
+            f"{report['workers']} workers in {report['processes']} processes, by {report['via']} over {report['sockets']}",
+            f"  from the completing contribution to the last token: median {np.median(release):.0f} ms, worst {max(release):.0f} ms,"
+            f" each round {[round(value) for value in release]}",
+            f"  to the first token {np.median(first):.1f} ms, to half of them {np.median(report['median_token_ms']):.0f} ms;"
+            f" CPU of the chief {np.median(report['chief_cpu_ms']):.0f} ms",
+            f"  chief: {report['chief_empty_bytes'] / 1e6:.0f} MB alone, {report['chief_bytes'] / 1e6:.0f} MB with all of them,"
+            f" {report['chief_peak_bytes'] / 1e6:.0f} MB at most",
+            f"  registered in {report['registration_s']:.2f} s; heartbeats alone take {report['heartbeat_cpu']:.1%} of a core of the chief;"
+            f" lockstep status {report['status_s']:.2f} s; all ended {report['end_s']:.2f} s after they were told",
+        ]
+    )
+
+
+def _start_crowd(cluster: ReportingCluster, options: argparse.Namespace) -> int:
+    """Starts the processes of all workers but the first, and returns how many these are."""
+    bounds = np.linspace(1, options.workers, min(options.processes, options.workers - 1) + 1).astype(int).tolist()
+    for number, (first, end) in enumerate(itertools.pairwise(bounds)):
+        crowd = Crowd(
+            chief=cluster.local.chief_address,
+            first=first,
+            count=end - first,
+            num_rounds=options.rounds,
+            via=options.via,
+            pause_s=_QUIET_S,
+            release=str(cluster.supervisor.directory / "release"),
+        )
+        cluster.start(f"crowd {number}", ["benchmarks.suites.scale_crowd", json.dumps(dataclasses.asdict(crowd))])
+    return len(bounds) - 1
+
+
+def _round(cluster: ReportingCluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
+    """One step; times are in seconds since the last contribution was begun, its push included."""
+    _await_blocked(cluster, session, num_workers=options.workers - 1)
+    _pass_time(cluster, _QUIET_S)
+    cpu_before, begin = cpu_s(cluster.local.chief), time.monotonic()
+    push = session.push({"w": np.zeros(1, np.float32)})
+    session.wait(timeout_s=_TIMEOUT_S)
+    events = cluster.await_events("tokens", number * num_processes, timeout_s=_TIMEOUT_S)[-num_processes:]
+    used_s = cpu_s(cluster.local.chief) - cpu_before
+    assert push.is_accepted and {(event["step"], event["is_one_step"]) for event in events} == {(push.step + 1, True)}
+    times = np.sort(np.concatenate([event["times"] for event in events])) - begin
+    return {"first": float(times[0]), "median": float(np.median(times)), "last": float(times[-1]), "chief_cpu": used_s}
+
+
+def _await_blocked(cluster: ReportingCluster, session: Session, *, num_workers: int) -> None:
+    for _ in cluster.polls(timeout_s=_TIMEOUT_S, what=f"{num_workers} blocked workers"):
+        if sum(one.is_waiting for one in session.status().participants) == num_workers:
+            return
+        _pass_time(cluster, 0.1)
+
+
+def _look(cluster: ReportingCluster, *, seconds: float) -> dict[str, float]:
+    """Looks at the chief while all workers block and only send heartbeats; then has its status shown."""
+    chief = cluster.local.chief
+    cpu_before, begin = cpu_s(chief), time.monotonic()
+    _pass_time(cluster, seconds)
+    share = (cpu_s(chief) - cpu_before) / max(1e-9, time.monotonic() - begin)
+    statuses: Sequence[float] = [cluster.time_status() for _ in range(3)]
+    return {"heartbeat_cpu": share, "status_s": float(np.median(statuses))}
+
+
+def _pass_time(cluster: ReportingCluster, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (left_s := deadline - time.monotonic()) > 0:
+        cluster.supervisor.poll(timeout_s=left_s)

@@ -1,0 +1,136 @@
+"""`python -m benchmarks.suites.step`: the cost of one step. Knows the arguments and the report; the run itself is elsewhere."""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting, WrongTransport
+from benchmarks.harness.workload import OPTIMIZERS, Workload
+from benchmarks.report.figures import RunFigures, human_bytes, summary
+from lockstep.launcher.spec import DURABILITIES
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+
+_TIMEOUT_S = 600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints its figures; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        setting = Setting(
+            transport=options.transport,
+            is_unix=options.unix,
+            wire=options.wire,
+            policy=options.policy,
+            chief_in_ps=options.chief_in_ps,
+            durability=options.durability,
+            checkpoint_steps=options.checkpoint_steps,
+        )
+        workload = Workload(
+            total_bytes=options.bytes,
+            num_variables=options.variables,
+            num_workers=options.workers,
+            num_ps=options.ps,
+            num_steps=options.steps,
+            optimizer=options.optimizer,
+        )
+    except ValueError as error:
+        print(f"benchmarks.suites.step: {error}", file=sys.stderr)
+        return 2
+    try:
+        report = measure(workload, setting=setting, repeat=max(1, options.repeat))
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks.suites.step: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def measure(workload: Workload, *, setting: Setting, repeat: int = 1) -> dict[str, Any]:
+    """Runs the workload `repeat` times and returns the report: the workload, where it ran, and the figures.
+
+    `transport_used` is what the sessions say they used, each once. Raises LaunchFailed; WrongTransport if that is not what was asked for.
+    """
+    runs = [run_once(workload, setting=setting) for _ in range(repeat)]
+    used = sorted({transport for run in runs for transport in run.transports})
+    return {**setting.record(), "transport_used": used, **dataclasses.asdict(workload), **summary(runs), "machine": machine()}
+
+
+def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
+    """Runs the workload once. Raises LaunchFailed and WrongTransport."""
+    # Imported here, so that --help and a wrong argument answer at once.
+    if setting.is_local:
+        from benchmarks.harness.local_run import run_local
+
+        return run_local(workload, setting=setting)
+    from benchmarks.harness.cluster_run import run_cluster
+
+    return run_cluster(workload, setting=setting, timeout_s=_TIMEOUT_S)
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader."""
+    sockets = f" over {report['sockets']}" if "sockets" in report else ""
+    kept = f", durability {report['durability']}" if "durability" in report else ""
+    lines = [
+        f"{human_bytes(report['total_bytes'])} in {report['num_variables']} variables, {report['num_workers']} workers,"
+        f" {report['num_ps']} ps, {report['optimizer']}, {report['policy']}, {report['num_steps']} steps",
+        f"  {report['transport']}{sockets}, {report['wire']}{kept}; the sessions used {', '.join(report['transport_used'])}",
+        f"  median {report['median_ms']:.2f} ms   p90 {report['p90_ms']:.2f} ms   (medians of all runs: {report['medians_ms']})",
+    ]
+    for role, cpu_s in report["cpu_s_per_step"].items():
+        memory = f"peak {human_bytes(report['peak_rss_bytes'][role])}, {human_bytes(report['pss_bytes'][role])} with shared pages in parts"
+        lines.append(f"  {role:8} {cpu_s * 1e3:8.2f} ms CPU a step   {memory}")
+    cpu_ms, memory = report["total_cpu_s_per_step"] * 1e3, human_bytes(report["total_pss_bytes"])
+    lines.append(f"  all      {cpu_ms:8.2f} ms CPU a step   {memory} after the last step")
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, object]:
+    """What the figures were made on, as far as this process can tell."""
+    from importlib.metadata import version
+
+    return {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        **{package: version(package) for package in ("grpcio", "protobuf", "numpy")},
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.step",
+        description="Measures one step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte.",
+    )
+    parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
+    parser.add_argument("--variables", type=int, default=8, help="variables that they are split over evenly (default 8)")
+    parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
+    parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
+    parser.add_argument("--steps", type=int, default=50, help="steps to measure, after 3 that are not (default 50)")
+    parser.add_argument(
+        "--transport",
+        choices=list(TRANSPORTS),
+        default="auto",
+        help="a process for each role, with what the SDK chooses (auto, the default), with shared memory or over gRPC; local: one process",
+    )
+    sockets = parser.add_mutually_exclusive_group()
+    sockets.add_argument("--tcp", action="store_true", help="TCP over loopback (the default)")
+    sockets.add_argument("--unix", action="store_true", help="Unix sockets; with shared memory for what still travels")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--policy", choices=list(POLICIES), default="sync", help="async: every contribution is a step of its own")
+    parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
+    parser.add_argument("--durability", choices=["", *DURABILITIES], default="", help="with checkpoints in a temporary directory")
+    parser.add_argument("--checkpoint-steps", type=int, default=None, help="… of every so many steps (default: one a minute)")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
+    parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""`python -m benchmarks.suites.table`: the usual sizes over every transport, as a table, a plot and JSON. Knows which; `step` measures."""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.setting import POLICIES, SIZES, WIRES, Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.workload import Workload
+from benchmarks.report.figures import as_row
+from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
+from benchmarks.suites.step import measure
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+
+# What can be asked for by --transports; the plot has a bar for each.
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "shm": {"transport": "shm"},
+    "grpc": {"transport": "grpc"},
+    "grpc-unix": {"transport": "grpc", "is_unix": True},
+    "local": {"transport": "local"},
+}
+COLUMNS = (
+    *("size", "variables", "ps", "policy", "transport", "median ms", "p90 ms"),
+    *("CPU ms/step: all", "… each", "peak MiB: each", "memory of all, MiB"),
+)
+# Up to so many bytes, so many steps: about a second of each.
+_STEPS = ((1 << 16, 300), (1 << 21, 150), (1 << 23, 60), (1 << 25, 40), (1 << 26, 20))
+_FEWEST_STEPS = 8
+_MIB = 1 << 20
+_ROLE_ORDER = ("ps", "worker", "chief", "process")
+DIRECTORY = Path("lockstep-runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table as Markdown, row by row; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        cases = _cases(options)
+        if options.plot:
+            check_plot(options.plot)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    except (ValueError, CannotPlot, OSError) as error:
+        print(f"benchmarks.suites.table: {error}", file=sys.stderr)
+        return 2
+    report: dict[str, Any] = {"kind": "table", **circumstances(), "repeat": options.repeat, "rows": []}
+    print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']}, {len(cases)} rows, repeat {options.repeat}\n")
+    print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
+    try:
+        for row in _measured(cases, repeat=options.repeat):
+            report["rows"].append(row)
+            print(as_row(cells(row)), flush=True)
+            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks.suites.table: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    if options.plot:
+        plot_panels(options.plot, title=f"{options.workers} workers, SGD; {report['date']}, {report['cpus']} CPUs", panels=panels(report))
+    print(f"\nkept in {' and '.join(str(path) for path in (options.json, options.plot) if path)}")
+    return 0
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Returns the row of the table that COLUMNS heads."""
+    size, variables = size_title_of(row).split(" / ")
+    head = [size, variables, str(row["num_ps"]), row["policy"], row["name"]]
+    times = [f"{row['median_ms']:.2f}", f"{row['p90_ms']:.2f}", f"{row['total_cpu_s_per_step'] * 1e3:.2f}"]
+    cpu = by_role({role: value * 1e3 for role, value in row["cpu_s_per_step"].items()}, "{:.2f}")
+    peak = by_role({role: value / _MIB for role, value in row["peak_rss_bytes"].items()}, "{:.0f}")
+    return [*head, *times, cpu, peak, f"{row['total_pss_bytes'] / _MIB:.0f}"]
+
+
+def panels(report: dict[str, Any]) -> dict[str, tuple[list[str], dict[str, list[float | None]]]]:
+    """Returns what is drawn: for each number of servers and policy the sizes, and the medians of each transport (None: not measured)."""
+    drawn: dict[str, tuple[list[str], dict[str, list[float | None]]]] = {}
+    for title in dict.fromkeys(_panel(row) for row in report["rows"]):
+        rows = [row for row in report["rows"] if _panel(row) == title]
+        sizes, names = dict.fromkeys(map(size_title_of, rows)), dict.fromkeys(row["name"] for row in rows)
+        medians = {(size_title_of(row), row["name"]): float(row["median_ms"]) for row in rows}
+        drawn[title] = list(sizes), {name: [medians.get((size, name)) for size in sizes] for name in names}
+    return drawn
+
+
+def size_title_of(row: dict[str, Any]) -> str:
+    """The title of a row's size."""
+    sizes = ("total_bytes", "num_variables", "num_workers", "num_ps", "num_steps")
+    return size_title(Workload(**{name: row[name] for name in sizes}))
+
+
+def by_role(values: dict[str, float], form: str) -> str:
+    """For example "ps 1.2, worker 0.3", servers first."""
+    known = sorted(values, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER))
+    return ", ".join(f"{role} {form.format(values[role])}" for role in known)
+
+
+def circumstances() -> dict[str, object]:
+    """When and on how busy a machine."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {"date": date, "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+
+
+def _panel(row: dict[str, Any]) -> str:
+    return f"{row['num_ps']} parameter server{'s' if row['num_ps'] > 1 else ''}, {row['policy']}"
+
+
+def _cases(options: argparse.Namespace) -> list[tuple[str, Workload, Setting]]:
+    """Every combination, in the order of the table. Raises ValueError for what is no size."""
+    cases = []
+    for num_ps in options.ps:
+        for policy in options.policies:
+            for size in options.sizes:
+                bare = workload_of(size, num_steps=1)
+                steps = options.steps or steps_for(bare.total_bytes, _STEPS, fewest=_FEWEST_STEPS)
+                workload = workload_of(size, num_steps=steps, num_ps=num_ps, num_workers=options.workers)
+                for name in options.transports:
+                    is_local = name == "local"
+                    asked: dict[str, Any] = {**TRANSPORTS[name], "policy": policy}
+                    asked |= {} if is_local else {"chief_in_ps": options.chief_in_ps}
+                    asked |= {"wire": options.wire} if name.startswith("grpc") else {}
+                    cases.append((name, workload, Setting(**asked)))
+    return cases
+
+
+def _measured(cases: Sequence[tuple[str, Workload, Setting]], *, repeat: int) -> Iterator[dict[str, Any]]:
+    for name, workload, setting in cases:
+        report = _measured_apart(workload, setting, repeat) if setting.is_local else measure(workload, setting=setting, repeat=repeat)
+        yield {"name": name, **report}
+
+
+def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[str, Any]:
+    """Measures in a process of its own what would run in this one, whose memory would be that of all rows. Raises LaunchFailed."""
+    flags = {"bytes": "total_bytes", "variables": "num_variables", "workers": "num_workers", "ps": "num_ps", "steps": "num_steps"}
+    sizes = [f"--{flag}={getattr(workload, name)}" for flag, name in flags.items()]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.suites.step",
+        *sizes,
+        "--transport=local",
+        f"--policy={setting.policy}",
+        f"--repeat={repeat}",
+    ]
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise LaunchFailed(f"{' '.join(command[1:])} ended with exit code {done.returncode}; its words are above")
+    return dict(json.loads(done.stdout))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites.table",
+        description="Measures a step at the usual sizes over every transport, with 1 and 2 parameter servers, sync and async, with SGD."
+        " All of it takes ten minutes; less with fewer --sizes, --transports, --ps or --policies.",
+    )
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument("--transports", nargs="+", choices=list(TRANSPORTS), default=list(TRANSPORTS), help="default: all of them")
+    parser.add_argument("--ps", nargs="+", type=int, default=[1, 2], help="numbers of parameter servers (default 1 2)")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="default: both")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="steps to measure in each run, after 3 that are not; 300 to 8 by size")
+    parser.add_argument("--repeat", type=int, default=1, help="whole runs of each row; the median one is shown (default 1)")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
+    parser.add_argument("--json", type=Path, default=DIRECTORY / "bench.json", metavar="FILE", help="where the figures are kept")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws the medians; needs the extra `bench`")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What tokens and TLS add to a step, by turns with a cluster that has neither. Knows the report; no step."""
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.cluster_run import run_cluster
+from benchmarks.harness.setting import Setting
+from benchmarks.harness.workload import Workload
+from benchmarks.report.figures import RunFigures, human_bytes
+from benchmarks.suites.step import machine
+from lockstep import certs
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+
+_TIMEOUT_S = 600.0
+_WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}
+_KINDS = tuple(_WORDS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints its figures; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        report = measure(options.bytes, num_steps=options.steps, num_workers=options.workers, repeat=max(1, options.repeat))
+    except (LaunchFailed, Interrupted) as error:
+        print(f"benchmarks.suites.tls: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(report) if options.json else in_words(report))
+    return 0
+
+
+def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: int) -> dict[str, Any]:
+    """Returns the report: for each size and kind the medians of all runs. Raises LaunchFailed."""
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        for size in sizes:
+            # Large steps take long enough for fewer of them to do.
+            steps = num_steps if size < 16 << 20 else max(10, num_steps // 5)
+            workload = Workload(total_bytes=size, num_variables=8, num_workers=num_workers, num_ps=1, num_steps=steps, optimizer="sgd")
+            runs: dict[str, list[RunFigures]] = {kind: [] for kind in _KINDS}
+            for _ in range(repeat):
+                for kind in _KINDS:
+                    files = Path(tempfile.mkdtemp(dir=directory))
+                    runs[kind].append(
+                        run_cluster(
+                            workload,
+                            setting=Setting(transport="grpc"),
+                            timeout_s=_TIMEOUT_S,
+                            security=_security(kind, files),
+                            # Certificates name the cluster.
+                            on_name=functools.partial(_make_files, files),
+                        )
+                    )
+            rows += [_row(size, kind, runs[kind], open_runs=runs["open"]) for kind in _KINDS]
+    return {"num_workers": num_workers, "num_steps": num_steps, "repeat": repeat, "rows": rows, "machine": machine()}
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader, as a table in Markdown."""
+    lines = [
+        f"{report['num_workers']} workers, 1 ps, gRPC over TCP on one host; medians of {report['repeat']} runs by turns",
+        "",
+        "| model | between the processes | step | × | CPU of all a step | × |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        figures = f"{row['step_ms']:.2f} ms | {row['step_ratio']:.2f} | {row['cpu_ms']:.2f} ms | {row['cpu_ratio']:.2f}"
+        lines.append(f"| {human_bytes(row['bytes'])} | {_WORDS[row['kind']]} | {figures} |")
+    return "\n".join(lines)
+
+
+def _row(size: int, kind: str, runs: Sequence[RunFigures], *, open_runs: Sequence[RunFigures]) -> dict[str, Any]:
+    # Of each run to the one beside it: the machine's other work is then in both.
+    step = statistics.median(run.median_ms / other.median_ms for run, other in zip(runs, open_runs, strict=True))
+    cpu = statistics.median(run.total_cpu_s_per_step / other.total_cpu_s_per_step for run, other in zip(runs, open_runs, strict=True))
+    return {
+        "bytes": size,
+        "kind": kind,
+        "step_ms": round(statistics.median(run.median_ms for run in runs), 3),
+        "cpu_ms": round(statistics.median(run.total_cpu_s_per_step for run in runs) * 1e3, 3),
+        "step_ratio": round(step, 3),
+        "cpu_ratio": round(cpu, 3),
+    }
+
+
+def _make_files(directory: Path, cluster: str) -> None:
+    certs.create(directory, cluster=cluster, with_all=True)
+
+
+def _security(kind: str, directory: Path) -> Mapping[str, str]:
+    if kind == "open":
+        return {}
+    variables = {"LOCKSTEP_TOKEN_FILE": str(directory / "tokens")}
+    if kind == "tokens":
+        return variables
+    # One certificate for all: callers show it, too, and are asked for it only with "mtls".
+    files = {"TLS_CA": "ca.pem", "TLS_CERT": "all.pem", "TLS_KEY": "all.key"}
+    variables |= {f"LOCKSTEP_{name}": str(directory / file) for name, file in files.items()}
+    return variables | ({"LOCKSTEP_VERIFY_CLIENTS": "1"} if kind == "mtls" else {})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.tls", description="Measures what tokens and TLS add to a step.")
+    parser.add_argument("--bytes", type=int, nargs="+", default=[1 << 20, 64 << 20], help="sizes of the model (default 1 and 64 MiB)")
+    parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
+    parser.add_argument("--steps", type=int, default=100, help="steps to measure; a fifth of them from 16 MiB on (default 100)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each kind (default 3)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

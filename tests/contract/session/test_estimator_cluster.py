@@ -1,0 +1,82 @@
+"""`DNNClassifier` as a worker of a running cluster: every worker ends with the same network, whoever is done first."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.clusters import GrpcTestCluster, Shape
+from worker_client import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer, momentum
+from worker_client.estimator import DNNClassifier
+
+RANDOM = np.random.default_rng(2)
+X = np.concatenate([RANDOM.normal(center, 1.0, (40, 3)) for center in (-2.0, 0.0, 2.0)])
+Y = np.repeat(["low", "middle", "high"], 40)
+CLASSES = ["high", "low", "middle"]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def fit_all(classifiers: list[DNNClassifier], hooks: Callable[[int], list[SessionRunHook]] = lambda index: []) -> None:
+    """Each in a thread of its own, with every so-manieth example."""
+    count = len(classifiers)
+
+    def fit(index: int) -> None:
+        classifiers[index].fit(X[index::count], Y[index::count], classes=CLASSES, hooks=hooks(index))
+
+    threads = [threading.Thread(target=fit, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir)
+    one, other = (DNNClassifier((8,), learning_rate=0.02, max_iter=15, random_state=3, target=cluster.chief_address) for _ in range(2))
+    fit_all([one, other])
+    assert one.global_step_ == other.global_step_ == 15 * 2, "two batches of 60 examples a pass, and both workers' are one step"
+    for name, value in one.variables_.items():
+        np.testing.assert_array_equal(value, other.variables_[name])
+    assert one.score(X, Y) == other.score(X, Y) > 0.8
+
+
+def test_the_first_to_be_done_ends_the_training_of_all(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+    short, long = (DNNClassifier((4,), max_iter=passes, random_state=3, target=cluster.chief_address) for passes in (2, 500))
+    fit_all([short, long])
+    assert short.n_iter_ == 2 and long.n_iter_ <= 3
+    np.testing.assert_array_equal(short.variables_["logits/weights"], long.variables_["logits/weights"])
+
+
+def test_a_cluster_that_finishes_by_itself_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(max_steps=5), stack, directory=socket_dir)
+    classifier = DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y)
+    assert classifier.global_step_ == 5 and classifier.n_iter_ == 2
+
+
+def test_the_hook_of_a_sync_replicas_optimizer_trains_the_workers_in_step(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
+    optimizers = [SyncReplicasOptimizer(momentum(0.05), replicas_to_aggregate=2, total_num_replicas=2) for _ in range(2)]
+    classifiers = [
+        DNNClassifier((8,), optimizer=optimizer, max_iter=15, random_state=3, target=cluster.chief_address) for optimizer in optimizers
+    ]
+    fit_all(classifiers, lambda index: [optimizers[index].make_session_run_hook(is_chief=index == 0)])
+    one, other = classifiers
+    assert one.global_step_ == other.global_step_ <= 30, "a step is the mean of two contributions"
+    np.testing.assert_array_equal(one.variables_["logits/weights"], other.variables_["logits/weights"])
+    assert one.score(X, Y) > 0.8
+
+
+def test_a_hook_that_asks_for_a_stop_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    classifier = DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y, hooks=[StopAtStepHook(last_step=6)])
+    assert classifier.global_step_ == 6 and classifier.n_iter_ == 2

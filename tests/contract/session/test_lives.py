@@ -1,0 +1,76 @@
+"""A session whose whole cluster is lost, and that finds another in its place with the same numbers: nothing said before holds there."""
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.roles.chief import TokenReply, TokenResult
+from tests.support.rolling import RollingCluster
+from worker_client import PushOutcome, Session
+
+VALUES = {"w": np.zeros(40)}
+ONES = {"w": np.ones(40)}
+
+
+def join(session: Session) -> None:
+    session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
+
+
+def assert_begun_anew(session: Session, *, num_lost: int) -> None:
+    """The worker is at the beginning, in an epoch of the number that the one before had, and goes on there."""
+    assert (session.local_step, session.epoch, session.num_rollbacks) == (0, 1, num_lost)
+    np.testing.assert_array_equal(session.read()["w"], VALUES["w"])
+    assert session.step(ONES, timeout_s=20).is_accepted
+
+
+def test_what_was_accepted_in_a_life_that_is_lost_is_accepted_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """The chief has counted it, all is lost, and the next cluster has the numbers of the one before: epoch, worker and incarnation."""
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+
+        def counted_and_lost(reply: TokenReply) -> TokenReply:
+            assert reply.commit is not None and reply.commit.outcome is PushOutcome.ACCEPTED
+            cluster.begin_anew()
+            return TokenReply(result=TokenResult.WAIT, step=0, commit=reply.commit, global_step=0)
+
+        cluster.chief.answer("dequeue_token", counted_and_lost)
+        result = session.step(ONES, timeout_s=20)
+        assert (result.outcome, result.step) == (PushOutcome.ROLLED_BACK, 0)
+        assert any(
+            "rolled back to step 0 (epoch 1): the cluster that you have joined was lost as a whole" in text for text in caplog.messages
+        )
+        assert_begun_anew(session, num_lost=1)
+
+
+def test_variables_of_a_step_that_only_the_lost_life_had_are_not_waited_for() -> None:
+    """The worker has its token, all is lost, and others have begun anew before it reads: there its step is to come, in the same epoch."""
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        assert session.push(ONES).is_accepted
+        assert session.wait(timeout_s=20)
+        cluster.begin_anew()
+        session.read()
+        assert_begun_anew(session, num_lost=1)
+
+
+def test_contribution_whose_next_step_was_lost_before_it_was_read_is_rolled_back() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+
+        def given_and_lost(reply: TokenReply) -> TokenReply:
+            cluster.begin_anew()
+            return reply
+
+        cluster.chief.answer("dequeue_token", given_and_lost)
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
+        assert_begun_anew(session, num_lost=1)
+
+
+def test_rows_of_a_step_that_only_the_lost_life_had_are_not_waited_for() -> None:
+    cluster = RollingCluster(lambda session: session.create_or_join({"t": worker_client.Table((4, 2))}, optimizer=worker_client.sgd(1.0)))
+    ones = {"t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))}
+    with cluster.session() as session:
+        assert session.step(ones, timeout_s=20).is_accepted
+        cluster.begin_anew()
+        np.testing.assert_array_equal(session.read_rows("t", [1]), np.zeros((1, 2)))
+        assert (session.local_step, session.epoch, session.num_rollbacks) == (0, 1, 1)

@@ -1,0 +1,175 @@
+"""One contract for how workers are coordinated, in process and over gRPC: bounded staleness, no waiting, the original's token queue."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec
+from ps_protocol.model.policy import PolicySpec
+from tests.support.clusters import AnyCluster, Shape, Start
+from worker_client import IndexedSlices, PushOutcome, Session, Table
+
+ONES = {"a": np.ones(3), "b": np.ones(40), "t": IndexedSlices([1, 8], np.ones((2, 2), np.float32))}
+POLICIES = [worker_client.ssp_policy(1), worker_client.async_policy(), worker_client.async_policy(use_locking=False)]
+
+
+def joined(cluster: AnyCluster, policy: PolicySpec | None = None) -> Session:
+    session = cluster.session()
+    if policy is not None:
+        session.set_policy(policy, timeout_s=20)
+    values = {"a": np.zeros(3), "b": np.zeros(40), "t": Table((10, 2))}
+    session.create_or_join(values, optimizer=worker_client.sgd(1.0), timeout_s=20)
+    return session
+
+
+def assert_all(session: Session, value: float) -> None:
+    variables = session.read()
+    np.testing.assert_array_equal(variables["a"], np.full(3, value))
+    np.testing.assert_array_equal(variables["b"], np.full(40, value))
+    np.testing.assert_array_equal(session.read_rows("t", [8, 0]), [[value, value], [0, 0]])
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
+def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, policy: PolicySpec) -> None:
+    session = joined(start(Shape(num_ps=2, total_num_replicas=1)), policy)
+    assert session.policy == policy
+    for step in range(4):
+        result = session.step(ONES, timeout_s=20)
+        assert (result.outcome, result.applied_step, result.staleness, result.weight) == (PushOutcome.ACCEPTED, step, 0, 1.0)
+    assert (session.global_step, session.local_step) == (4, 4)
+    assert_all(session, -4)
+    assert session.finish() == 4
+    assert_all(session, -4)
+
+
+def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    session = joined(cluster, worker_client.async_policy(max_staleness=1))
+    outcomes = [session.push(ONES).outcome for _ in range(12)]
+    assert outcomes == [PushOutcome.ACCEPTED] * 2 + [PushOutcome.STALE] * 10
+    session.read()
+    assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
+    assert_all(session, -3)
+
+
+def test_staleness_is_told_and_its_bound_drops_or_scales(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    fast = joined(cluster, worker_client.async_policy(max_staleness=1))
+    slow = joined(cluster)
+    for _ in range(3):
+        fast.step(ONES, timeout_s=20)
+    push = slow.push(ONES)
+    assert (push.outcome, push.step, push.staleness) == (PushOutcome.STALE, 0, 3)
+    assert_all(slow, -3)
+    slow.set_policy(worker_client.async_policy(max_staleness=1, too_stale="scale"), timeout_s=20)
+    for _ in range(3):
+        fast.step(ONES, timeout_s=20)
+    result = slow.step(ONES, timeout_s=20)
+    assert (result.outcome, result.step, result.applied_step, result.staleness) == (PushOutcome.ACCEPTED, 3, 6, 3)
+    np.testing.assert_allclose(result.weight, 1 / 3)
+    np.testing.assert_allclose(slow.read()["a"], np.full(3, -6 - 1 / 3))
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda policy: policy.text)
+def test_who_never_waits_may_push_as_fast_as_it_likes(start: Start, policy: PolicySpec) -> None:
+    session = joined(start(Shape(num_ps=2, total_num_replicas=1)), policy)
+    pushes = [session.push(ONES) for _ in range(12)]
+    assert all(push.is_accepted for push in pushes)
+    assert [push.applied_step for push in pushes] == list(range(12))
+    assert session.wait(timeout_s=20)
+    assert_all(session, -12)
+
+
+def test_who_is_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    fast, slow = joined(cluster, worker_client.ssp_policy(2)), joined(cluster)
+    for _ in range(2):
+        fast.step(ONES, timeout_s=20)
+    with pytest.raises(DeadlineExceeded, match="worker 1"):
+        fast.step(ONES, timeout_s=0.3)
+    assert slow.step(ONES, timeout_s=20).is_accepted
+    assert fast.wait(timeout_s=20)
+    assert_all(fast, -4)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
+def test_workers_in_threads_lose_nothing_where_updates_are_locked(start: Start, policy: PolicySpec) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=3))
+    observer = cluster.observer()
+    sessions = [joined(cluster, policy if index == 0 else None) for index in range(3)]
+    accepted: list[bool] = []
+
+    def work(session: Session) -> None:
+        for _ in range(15):
+            session.read()
+            accepted.append(session.step(ONES, timeout_s=30).is_accepted)
+        session.close()
+
+    threads = [threading.Thread(target=work, args=(session,), daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert accepted == [True] * 45
+    assert observer.status().global_step == 45
+    values = observer.read(timeout_s=20)["b"]
+    if policy.use_locking:
+        np.testing.assert_array_equal(values, np.full(40, -45))
+    else:
+        assert -45 <= values.min() <= values.max() < 0
+
+
+def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    first, second = joined(cluster, worker_client.sync_policy(tokens="fifo", num_tokens=-1)), joined(cluster)
+    # R extra tokens: workers leave step 0 at once, and a fast one supplies both of its gradients.
+    assert first.step(ONES, timeout_s=20).applied_step == 0
+    assert first.local_step == 0
+    assert first.step(ONES, timeout_s=20).applied_step == 0
+    push = second.push(ONES)
+    # Late if it comes while the step is being applied.
+    assert (push.outcome in (PushOutcome.STALE, PushOutcome.LATE), push.step) == (True, 0)
+    # Both initial tokens are spent, so the next are of step 1; reading gives the newest all the same.
+    assert second.wait(timeout_s=20)
+    assert second.local_step == 1
+    assert_all(second, -1)
+    too_few = worker_client.sync_policy(tokens="fifo", num_tokens=0, replicas_to_aggregate=3, total_num_replicas=2)
+    with pytest.raises(InvalidSpec, match=r"Too few tokens to finish the first step: 0 \(given\) vs 1 \(needed\)"):
+        first.set_policy(too_few, timeout_s=20)
+
+
+def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    session, other, observer = joined(cluster), joined(cluster), cluster.observer()
+    num_accepted = 0
+    sync, fifo = worker_client.sync_policy(), worker_client.sync_policy(tokens="fifo")
+    for policy in [worker_client.ssp_policy(5), sync, worker_client.async_policy(), fifo, POLICIES[2], sync]:
+        observer.set_policy(policy, timeout_s=20)
+        # In sync, one worker makes the steps; what the first step after a change becomes is the chief's affair.
+        for worker in (session,) if policy in (sync, fifo) else (session, other):
+            num_accepted += sum(worker.step(ONES, timeout_s=20).is_accepted for _ in range(4))
+        assert session.policy.reads_latest == policy.reads_latest
+    assert num_accepted == observer.status().global_step >= 25
+    assert_all(session, -num_accepted)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES[1:], worker_client.sync_policy(tokens="fifo")], ids=lambda policy: policy.text)
+def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_token(start: Start, policy: PolicySpec) -> None:
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    fast, slow = joined(cluster), joined(cluster)
+    fast.set_policy(policy, timeout_s=20)
+    num_accepted = sum(fast.step(ONES, timeout_s=20).is_accepted for _ in range(5))
+    assert_all(slow, -num_accepted)
+    assert (slow.policy.reads_latest, slow.local_step) == (True, num_accepted)
+    assert slow.push(ONES).is_accepted
+
+
+def test_final_variables_are_read_after_the_end_whatever_was_read_before(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
+    first.step(ONES, timeout_s=20)
+    second.step(ONES, timeout_s=20)
+    assert first.finish() == 2
+    assert_all(first, -2)

@@ -1,0 +1,276 @@
+"""A session whose cluster is brought back, or gets another chief: it goes on by itself, and says what has become of its work."""
+
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
+from ps_protocol.roles.chief import ParticipantKind
+from tests.support.rolling import RollingCluster
+from tests.support.waiting import wait_until
+from worker_client import PushOutcome, Session
+from worker_client.cluster.chief import register
+
+VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
+ONES = {name: np.ones(40) for name in VALUES}
+
+
+def join(session: Session) -> None:
+    session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
+
+
+def assert_value(session: Session, value: float) -> None:
+    for array in session.read().values():
+        np.testing.assert_array_equal(array, np.full(40, value))
+
+
+def rolled_back(after: int = 2, **options: Any) -> tuple[RollingCluster, Session]:
+    """A worker that has made some steps, and a cluster that was brought back since."""
+    cluster = RollingCluster(join, **options)
+    session = cluster.session()
+    for _ in range(after):
+        assert session.step(ONES, timeout_s=20).is_accepted
+    cluster.roll_back()
+    return cluster, session
+
+
+def test_step_after_a_rollback_says_so_and_the_worker_goes_on_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    _, session = rolled_back()
+    with session:
+        gradients = session.gradients()
+        result = session.step(ONES, timeout_s=20)
+        assert (result.outcome, result.step, result.is_accepted) == (PushOutcome.ROLLED_BACK, 2, False)
+        assert (session.local_step, session.global_step, session.epoch, session.num_rollbacks) == (0, 0, 2, 1)
+        assert any("worker 0: rolled back to step 0 (epoch 2): cluster epoch is 2" in text for text in caplog.messages)
+        assert_value(session, 0.0)
+        assert session.step(ONES, timeout_s=20).is_accepted
+        assert_value(session, -1.0)
+        assert all(session.gradients()[name] is array for name, array in gradients.items())
+
+
+@pytest.mark.parametrize("act", [Session.wait, Session.get_slot_names, Session.read_metrics], ids=lambda act: act.__name__)
+def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> None:
+    cluster, session = rolled_back()
+    with session:
+        act(session)
+        assert (session.local_step, session.num_rollbacks) == (0, 1)
+        cluster.roll_back()
+        assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK
+        assert session.step(ONES, timeout_s=20).is_accepted
+        assert_value(session, -1.0)
+
+
+@pytest.mark.parametrize("act", [lambda s: s.step(ONES, timeout_s=20), lambda s: s.push(ONES)], ids=["step", "push"])
+def test_nothing_of_the_epoch_before_stays_in_memory(act: Callable[[Session], Any]) -> None:
+    """Also where nobody looks for cycles: a program that makes few objects seldom does, and the variables of a lost server are large."""
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        session.step(ONES, timeout_s=20)
+        before = weakref.ref(session._course.training)
+        gc.disable()
+        try:
+            cluster.roll_back()
+            act(session)
+            assert session.epoch == 2
+            assert before() is None
+        finally:
+            gc.enable()
+
+
+def test_variables_that_are_not_held_are_read_from_the_checkpoint() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        assert session.push(ONES).is_accepted
+        assert session.wait(timeout_s=20)
+        cluster.roll_back()
+        assert_value(session, 0.0)
+        assert (session.local_step, session.epoch) == (0, 2)
+
+
+def test_numbers_of_pushes_are_never_used_again_after_a_rollback() -> None:
+    cluster, session = rolled_back()
+    with session:
+        session.push(ONES)
+        session.step(ONES, timeout_s=20)
+        sequences = [header.push_id.sequence for header in cluster.shards[0].arguments_of("push_gradients")]
+        assert sorted(set(sequences)) == sequences
+
+
+def test_restarted_server_is_waited_for_until_the_chief_knows_of_it() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        session.step(ONES, timeout_s=20)
+        cluster.restart_shard(1)
+        asked = threading.Event()
+
+        def heard(answer: bool) -> bool:
+            asked.set()
+            return answer
+
+        def notice() -> None:
+            asked.wait(20)
+            cluster.roll_back()
+
+        cluster.chief.answer("heartbeat", heard)
+        noticing = threading.Thread(target=notice)
+        noticing.start()
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
+        noticing.join()
+        assert_value(session, 0.0)
+
+
+def test_server_that_the_chief_knows_nothing_of_is_an_error_in_time() -> None:
+    cluster = RollingCluster(join, timeout_s=0.3)
+    with cluster.session() as session:
+        cluster.restart_shard(1)
+        with pytest.raises(EpochMismatch, match="no chief has adopted it"):
+            session.step(ONES)
+
+
+def test_contribution_that_the_checkpoint_has_is_accepted() -> None:
+    """The answer was on its way when the cluster was brought back, to a step that has the contribution."""
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+
+        def lost(_: Any) -> Any:
+            cluster.rise()
+            raise Unavailable("the answer was lost")
+
+        cluster.chief.answer("dequeue_token", lost)
+        result = session.step(ONES, timeout_s=20)
+        assert (result.outcome, result.step, result.applied_step, session.epoch) == (PushOutcome.ACCEPTED, 0, 0, 2)
+        assert_value(session, -1.0)
+        assert session.step(ONES, timeout_s=20).is_accepted
+        assert_value(session, -2.0)
+
+
+def test_new_chief_is_told_again_of_what_was_counted_and_not_applied() -> None:
+    cluster = RollingCluster(join, total_num_replicas=2)
+    with cluster.session() as first, cluster.session() as second:
+        push = first.push(ONES)
+        assert push.is_accepted
+        cluster.replace_chief()
+        commits = len(cluster.chief.arguments_of("commit_push"))
+        first.status()
+        waiting = threading.Thread(target=lambda: first.wait(timeout_s=20))
+        waiting.start()
+        wait_until(lambda: len(cluster.chief.arguments_of("commit_push")) > commits, what="the commit is repeated")
+        assert second.step(ONES, timeout_s=20).is_accepted
+        waiting.join()
+        assert (first.local_step, first.epoch, first.num_rollbacks) == (1, 1, 0)
+        assert_value(first, -1.0)
+
+
+def test_contribution_to_an_epoch_that_is_over_is_not_told_to_a_new_chief() -> None:
+    cluster = RollingCluster(join, total_num_replicas=2, lease_s=0.06)
+    with cluster.session() as first, cluster.session():
+        assert first.push(ONES).is_accepted
+        cluster.roll_back()
+        wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered in the new epoch")
+        commits = len(cluster.chief.arguments_of("commit_push"))
+        cluster.replace_chief()
+        wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered with the new chief")
+        assert_value(first, 0.0)
+        assert (first.local_step, first.num_rollbacks, len(cluster.chief.arguments_of("commit_push"))) == (0, 1, commits)
+
+
+def test_heartbeat_registers_again_while_the_worker_computes() -> None:
+    cluster = RollingCluster(join, lease_s=0.06)
+    with cluster.session() as session:
+        session.step(ONES, timeout_s=20)
+        cluster.replace_chief()
+        wait_until(lambda: bool(cluster.registered), what="the worker is registered again")
+        assert session.step(ONES, timeout_s=20).is_accepted
+        cluster.roll_back()
+        wait_until(lambda: bool(cluster.registered), what="the worker is registered in the new epoch")
+        # What was computed meanwhile is not even sent.
+        sent = len(cluster.shards[0].arguments_of("push_gradients"))
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
+        assert len(cluster.shards[0].arguments_of("push_gradients")) == sent
+        assert session.step(ONES, timeout_s=20).is_accepted
+
+
+def test_worker_whose_place_was_taken_is_superseded() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        cluster.chief.refuse("dequeue_token", LeaseExpired("worker 0: lease ended 31 s ago. Register again"))
+        cluster.chief.refuse("register_worker", WorkerIndexTaken("worker 0 is already running on host-b pid 912"))
+        with pytest.raises(Superseded, match=r"lease ended 31 s ago.*already running on host-b"):
+            session.step(ONES, timeout_s=20)
+
+
+def test_chief_that_is_silent_for_a_while_is_asked_again() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("waited for a token, which did not come within 11 s")] * 3)
+        assert session.step(ONES, timeout_s=None).is_accepted
+
+
+def test_wait_for_a_chief_that_stays_silent_ends_at_its_own_deadline() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("the chief does not answer")] * 10_000)
+        with pytest.raises(DeadlineExceeded, match=r"a token after step 0: not within 0\.3 s: the chief does not answer"):
+            session.step(ONES, timeout_s=0.3)
+        cluster.chief._refused.clear()
+        assert session.wait(timeout_s=20)
+        assert_value(session, -1.0)
+
+
+def test_repeated_push_to_a_dead_server_is_given_up_once_the_epoch_has_risen(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = RollingCluster(join, lease_s=0.06)
+    with cluster.session() as session, caplog.at_level(logging.WARNING):
+        cluster.shards[1].refuse("push_gradients", *[Unavailable("nobody there")] * 10_000)
+        rolling = threading.Timer(0.1, cluster.roll_back)
+        rolling.start()
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
+        rolling.join()
+        cluster.shards[1]._refused.clear()
+        assert session.step(ONES, timeout_s=20).is_accepted
+
+
+def test_observer_reads_on_after_a_rollback() -> None:
+    cluster = RollingCluster(join)
+    link = cluster.link()
+    with (
+        cluster.session() as session,
+        worker_client.Observer(link, register(link, kind=ParticipantKind.OBSERVER, index=None, takeover=False)) as observer,
+    ):
+        session.step(ONES, timeout_s=20)
+        np.testing.assert_array_equal(observer.read()["a"], np.full(40, -1.0))
+        cluster.roll_back()
+        np.testing.assert_array_equal(observer.read()["a"], np.zeros(40))
+        assert observer.step == 0
+
+
+def test_monitored_session_goes_on_after_a_rollback() -> None:
+    cluster = RollingCluster(lambda session: _declared(session))
+
+    def opened(index: int | None, takeover: bool) -> Session:
+        link = cluster.link()
+        return Session(link, register(link, kind=ParticipantKind.WORKER, index=index, takeover=takeover))
+
+    with worker_client.Graph().as_default():
+        worker_client.get_variable("w", np.zeros(4))
+        op = worker_client.GradientDescentOptimizer(1.0).minimize(
+            lambda variables: (0.0, {"w": np.ones(4)}), worker_client.get_or_create_global_step()
+        )
+        with worker_client.MonitoredTrainingSession(opened, log_step_count_steps=None) as monitored:
+            session = monitored.session
+            assert [monitored.run(op).outcome for _ in range(2)] == [PushOutcome.ACCEPTED] * 2
+            cluster.roll_back()
+            assert monitored.run(op).outcome is PushOutcome.ROLLED_BACK
+            result = monitored.run(op)
+            assert (result.outcome, result.step, monitored.session is session) == (PushOutcome.ACCEPTED, 0, True)
+            np.testing.assert_array_equal(monitored.read()["w"], -np.ones(4))
+
+
+def _declared(session: Session) -> None:
+    session.create_or_join({"w": worker_client.Variable(np.zeros(4))}, optimizer=worker_client.sgd(1.0))

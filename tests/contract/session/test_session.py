@@ -1,0 +1,245 @@
+"""One contract for sessions and observers, whatever carries their calls: objects in this process, or servers behind gRPC."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import (
+    DeadlineExceeded,
+    IncompletePush,
+    InvalidSpec,
+    ModelMismatch,
+    ShapeMismatch,
+    SlotNotFound,
+    WorkerIndexOutOfRange,
+    WorkerIndexTaken,
+)
+from ps_protocol.model.variables import Array
+from tests.support.clusters import Shape, Start
+from worker_client import ClusterState, PushOutcome, Session
+
+VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
+# Numbers that float32 has too: rates and the like are float32, as in the original.
+OPTIMIZER = worker_client.momentum(0.5, momentum=0.75)
+ONES = {name: np.ones_like(value) for name, value in VALUES.items()}
+
+
+def join(session: Session, *, split_bytes: int = 128) -> Session:
+    session.create_or_join(VALUES, optimizer=OPTIMIZER, split_bytes=split_bytes, timeout_s=20)
+    return session
+
+
+def in_thread(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def assert_equal(found: dict[str, Array], expected: dict[str, Array]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_values_come_back_as_they_were_given(start: Start) -> None:
+    session = join(start(Shape(num_ps=3)).session())
+    assert session.local_step == 0
+    assert_equal(session.read(), VALUES)
+
+
+def test_steps_are_applied_and_counted(start: Start) -> None:
+    session = join(start(Shape(num_ps=2, max_steps=3)).session())
+    for step in range(3):
+        result = session.step(ONES, timeout_s=20)
+        assert (result.outcome, result.step, result.is_finished) == (PushOutcome.ACCEPTED, step, step == 2)
+    # With gradients of one: 1 + 1.75 + 2.3125, times the rate.
+    np.testing.assert_allclose(session.read()["table"], VALUES["table"] - 0.5 * 5.0625, rtol=1e-12)
+    np.testing.assert_allclose(session.get_slot("table", "momentum"), np.full((20, 3), 2.3125), rtol=1e-12)
+    assert session.get_slot_names() == ["momentum"]
+    assert (session.is_finished, session.local_step, session.wait(timeout_s=5)) == (True, 3, False)
+
+
+def test_more_shards_than_variables_step_along(start: Start) -> None:
+    cluster = start(Shape(num_ps=4, total_num_replicas=1))
+    session = cluster.session()
+    session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0))
+    for _ in range(3):
+        session.step({"w": np.ones(2)}, timeout_s=20)
+    np.testing.assert_array_equal(session.read()["w"], [-3, -3])
+    np.testing.assert_array_equal(cluster.observer().read(timeout_s=20)["w"], [-3, -3])
+
+
+def test_workers_in_threads_make_steps_together(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=3, max_steps=20))
+    outcomes: list[PushOutcome] = []
+
+    def work(session: Session) -> None:
+        with session:
+            join(session)
+            while not session.is_finished:
+                gradients = {name: np.full_like(value, session.worker_index) for name, value in session.read().items()}
+                outcomes.append(session.step(gradients, timeout_s=20).outcome)
+
+    threads = [in_thread(partial(work, cluster.session())) for _ in range(3)]
+    observer = cluster.observer()
+    for thread in threads:
+        thread.join(30)
+    assert outcomes == [PushOutcome.ACCEPTED] * 60
+    status = observer.status(max_ledger_entries=100)
+    assert (status.state, status.global_step, status.num_accepted) == (ClusterState.FINISHED, 20, 60)
+    assert all(len(entry.contributors) == 3 for entry in status.ledger)
+    velocity, expected = 0.0, 1.0
+    for _ in range(20):
+        velocity = 0.75 * velocity + 1.0  # the mean of 0, 1 and 2
+        expected -= 0.5 * velocity
+    np.testing.assert_allclose(observer.read(timeout_s=20)["scale"], expected, rtol=1e-12)
+
+
+def test_backup_worker_is_told_that_it_came_too_late(start: Start) -> None:
+    cluster = start(Shape(replicas_to_aggregate=1, total_num_replicas=2))
+    fast, late = join(cluster.session()), join(cluster.session())
+    assert fast.step(ONES, timeout_s=20).is_accepted
+    push = late.push(ONES)
+    assert (push.outcome, push.step, push.global_step) == (PushOutcome.STALE, 0, 1)
+    assert late.wait(timeout_s=20)
+    assert_equal(late.read(), fast.read())
+
+
+def test_second_contribution_to_a_step_is_late(start: Start) -> None:
+    session = join(start(Shape(total_num_replicas=2)).session())
+    assert session.push(ONES).outcome is PushOutcome.ACCEPTED
+    assert session.push(ONES).outcome is PushOutcome.LATE
+
+
+def test_extra_tokens_let_one_worker_give_all_of_a_step(start: Start) -> None:
+    session = join(start(Shape(replicas_to_aggregate=3, total_num_replicas=1)).session())
+    steps = [session.step(ONES, timeout_s=20).step for _ in range(7)]
+    assert steps == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_wait_says_whom_it_waits_for(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+    first, second = join(cluster.session()), join(cluster.session())
+    with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 2\.5 s: .*worker 1"):
+        first.step(ONES, timeout_s=2.5)
+    (words,) = [record.getMessage() for record in caplog.records if record.name == "lockstep.waits"]
+    assert "waiting for 2 s" in words
+    assert "worker 1" in words
+    assert second.step(ONES, timeout_s=20).is_accepted
+    assert first.wait(timeout_s=20)
+
+
+def test_worker_that_was_slow_reads_the_newest_step(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    fast, slow = join(cluster.session()), join(cluster.session())
+    for _ in range(4):
+        fast.step(ONES, timeout_s=20)
+    assert_equal(slow.read(), fast.read())
+    assert slow.local_step == 4
+
+
+def test_worker_that_joins_later_begins_at_the_open_step(start: Start) -> None:
+    cluster = start(Shape(replicas_to_aggregate=1, total_num_replicas=2))
+    first = join(cluster.session())
+    for _ in range(3):
+        first.step(ONES, timeout_s=20)
+    second = join(cluster.session())
+    assert second.local_step == 3
+    assert_equal(second.read(), first.read())
+    assert second.step(ONES, timeout_s=20).is_accepted
+
+
+def test_workers_that_come_first_wait_until_the_model_has_values(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=4))
+    created: list[bool] = []
+
+    def attach(session: Session) -> None:
+        created.append(session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1), timeout_s=20))
+
+    threads = [in_thread(partial(attach, cluster.session())) for _ in range(4)]
+    for thread in threads:
+        thread.join(30)
+    assert sorted(created) == [False, False, False, True]
+
+
+def test_replacement_of_a_worker_that_has_given_its_share_begins_with_the_next_step(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+    first, second = join(cluster.session(0)), join(cluster.session(1))
+    assert first.push(ONES).is_accepted
+    with pytest.raises(ZeroDivisionError), first:
+        raise ZeroDivisionError("boom")
+    replacement = cluster.session(0)
+    with pytest.raises(DeadlineExceeded, match="worker 1"):
+        replacement.create_or_join(VALUES, optimizer=OPTIMIZER, split_bytes=128, timeout_s=0.2)
+    assert second.push(ONES).is_accepted
+    join(replacement)
+    assert replacement.local_step == 1
+    assert replacement.push(ONES).is_accepted
+    assert second.wait(timeout_s=20)
+    assert second.push(ONES).is_accepted
+    assert replacement.wait(timeout_s=20)
+    np.testing.assert_allclose(replacement.read()["scale"], 1 - 0.5 * 2.75, rtol=1e-12)
+
+
+def test_other_model_is_refused_and_the_right_one_taken(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+    join(cluster.session())
+    second = cluster.session()
+    with pytest.raises(ModelMismatch, match="'bias' is missing"):
+        second.create_or_join({"table": VALUES["table"]}, optimizer=OPTIMIZER, split_bytes=128)
+    join(second)
+    assert_equal(second.read(), VALUES)
+
+
+def test_refused_gradients_change_nothing(start: Start) -> None:
+    session = join(start(Shape()).session())
+    with pytest.raises(ShapeMismatch):
+        session.step({**ONES, "scale": np.ones(1)})
+    with pytest.raises(IncompletePush):
+        session.push({"table": ONES["table"]})
+    for give in (session.push, session.step):  # a function that forgot to return its gradients
+        with pytest.raises(InvalidSpec, match="gradients: got None"):
+            give(None)  # type: ignore[arg-type]
+    with pytest.raises(SlotNotFound):
+        session.get_slot("table", "nosuch")
+    assert session.step(ONES, timeout_s=20).is_accepted
+    np.testing.assert_allclose(session.read()["scale"], 0.5)
+
+
+def test_workers_places_are_limited_and_each_has_one_holder(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+    cluster.session(1)
+    with pytest.raises(WorkerIndexTaken, match="worker 1"):
+        cluster.session(1)
+    with pytest.raises(WorkerIndexOutOfRange, match="worker index 9: want 0"):
+        cluster.session(9)
+    assert cluster.session().worker_index == 0
+
+
+def test_finish_ends_the_wait_of_every_worker(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+    first, second = join(cluster.session()), join(cluster.session())
+    answers: list[bool] = []
+    waiting = in_thread(lambda: answers.append(first.wait(timeout_s=30)))
+    assert second.finish("enough") == 0
+    waiting.join(20)
+    assert answers == [False]
+    assert_equal(first.read(), VALUES)
+    assert "enough" in second.status().reason
+
+
+def test_observer_waits_for_a_model_and_reads_along(start: Start) -> None:
+    cluster = start(Shape(num_ps=2))
+    observer = cluster.observer()
+    with pytest.raises(DeadlineExceeded, match="no values yet"):
+        observer.read(timeout_s=0.1)
+    session = join(cluster.session())
+    assert_equal(observer.read(timeout_s=20), VALUES)
+    session.step(ONES, timeout_s=20)
+    assert_equal(observer.read(), session.read())
+    assert observer.step == 1

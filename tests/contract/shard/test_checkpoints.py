@@ -1,0 +1,318 @@
+"""What every `Shard` does with checkpoints: what is restored goes on bit for bit as what was saved, on however many shards it lies."""
+
+import contextlib
+import dataclasses
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.errors import (
+    CheckpointMismatch,
+    CheckpointNotFound,
+    CheckpointStorageMissing,
+    DataLoss,
+    EpochMismatch,
+    NotInitialized,
+    StepAhead,
+    StepMismatch,
+    Superseded,
+)
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
+from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, Shard
+from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
+from tests.support.sharded_training import CHIEF, ShardedTraining, metrics_of
+from tests.support.shards import TRANSPORTS, SharingWorkers, Trainer, open_shard
+from tests.support.waiting import wait_until
+
+Open = Callable[..., ShardedTraining]
+DECAY = Schedule(name="exponential_decay", arguments={"initial": 0.1, "decay_rate": 0.9, "decay_steps": 7.0})
+OPTIMIZERS = {
+    "sgd": OptimizerSpec(name="sgd", learning_rate=DECAY),
+    "momentum": OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters={"use_nesterov": 1.0}),
+    "adam": OptimizerSpec(name="adam", learning_rate=constant(0.01)),
+    "adagrad": OptimizerSpec(name="adagrad", learning_rate=constant(0.1)),
+}
+LAZY_ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.02), hyperparameters={"lazy": 1.0})
+VARIABLES = (
+    VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(13, 7)),
+    VariableSpec(name="wide", data_type=DataType.FLOAT64, shape=(3, 11), partition=Partition(axis=1, num_slices=4)),
+    VariableSpec(name="b", data_type=DataType.FLOAT32, shape=()),
+    VariableSpec(name="half", data_type=DataType.FLOAT16, shape=(9,)),
+    VariableSpec(name="own", data_type=DataType.FLOAT32, shape=(6,), optimizer=OPTIMIZERS["momentum"]),
+    VariableSpec(name="none", data_type=DataType.FLOAT32, shape=(0, 4)),
+    VariableSpec(
+        name="words",
+        data_type=DataType.FLOAT32,
+        shape=(40, 3),
+        is_sparse=True,
+        partition=Partition(axis=0, num_slices=3),
+        initializer=Initializer(kind=InitializerKind.UNIFORM, low=-1.0, high=1.0, seed=5),
+    ),
+    VariableSpec(name="users", data_type=DataType.FLOAT64, shape=(17, 2), is_sparse=True, optimizer=LAZY_ADAM),
+)
+
+
+def model_of(optimizer: str, *, averages: AverageSpec | None = None) -> ModelSpec:
+    """A model of all kinds of variables; `w` is cut into slices of some rows."""
+    return ModelSpec(variables=VARIABLES, optimizer=OPTIMIZERS[optimizer], placement=PlacementPolicy(split_bytes=100), averages=averages)
+
+
+@pytest.fixture
+def open_training(tmp_path: Path, socket_dir: Path) -> Iterator[Open]:
+    """Opens shards of one transport, which end with the test; the checkpoints are all in one directory."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(num_shards: int, *, model: ModelSpec | None = None, transport: str = "in_process", **options: object) -> ShardedTraining:
+            directory, sockets = str(tmp_path / "checkpoints"), socket_dir / str(len(list(socket_dir.iterdir())))
+            sockets.mkdir()
+            shards: list[Shard] = [
+                stack.enter_context(open_shard(transport, socket_dir=sockets, index=index, checkpoint_dir=directory))
+                for index in range(num_shards)
+            ]
+            return ShardedTraining(shards=shards, model=model or model_of("sgd"), checkpoint_dir=directory, **options)  # type: ignore[arg-type]
+
+        yield opened
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_training: Open, optimizer: str, num_shards: int) -> None:
+    averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
+    model = model_of(optimizer, averages=averages)
+    saved = open_training(2, model=model)
+    saved.create()
+    saved.train(7)
+    saved.save("after-7")
+    restored = open_training(num_shards, model=model)
+    restored.restore("after-7", step=7, epoch=9)
+    assert restored.state() == saved.state()
+    assert metrics_of(restored) == metrics_of(saved)
+    for training in (saved, restored):
+        training.train(20)
+    assert restored.state() == saved.state()
+    assert metrics_of(restored) == metrics_of(saved)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_survivors_and_restarted_shards_go_back_together(open_training: Open, transport: str) -> None:
+    training = open_training(2, model=model_of("adam"), transport=transport)
+    training.create()
+    training.train(3)
+    training.save("after-3")
+    training.train(4)
+    after_7 = training.state()
+    # One shard is another process from now on; the other one has lost nothing.
+    fresh = open_training(2, model=training.model, transport=transport)
+    training.shards = [training.shards[0], fresh.shards[1]]
+    training.restore("after-3", step=3, epoch=4)
+    training.train(4)
+    assert training.state() == after_7
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_caller_of_the_epoch_before_is_refused_after_a_restoration(open_training: Open, transport: str) -> None:
+    training = open_training(1, transport=transport)
+    training.create()
+    training.save("first")
+    training.train(1)
+    old = dataclasses.replace(training)
+    training.restore("first", step=0, epoch=4)
+    with pytest.raises(EpochMismatch, match="cluster epoch is 4, you have epoch 3"):
+        old.train(1)
+    training.train(2)
+
+
+@pytest.fixture
+def no_look_for_cycles() -> Iterator[None]:
+    """A server that makes few objects seldom looks for cycles: what they keep stays for hours."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.skipif(not can_share(), reason="memory cannot be shared on this system, so there is none to give back")
+@pytest.mark.parametrize("transport", ["grpc_unix", "shared_memory"])
+def test_memory_of_models_that_were_replaced_is_given_back(open_training: Open, transport: str, no_look_for_cycles: None) -> None:
+    """Each restoration makes new memory for the variables; an open descriptor alone would keep the old."""
+    training = open_training(1, transport=transport)
+    training.create()
+    training.save("first")
+
+    def num_segments() -> int:
+        found = 0
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{NAME_PREFIX}")
+        return found
+
+    def replace(epoch: int) -> None:
+        training.restore("first", step=0, epoch=epoch)
+        training.train(2)
+        training.step += 97
+        with pytest.raises(StepAhead):
+            training.push(0, PushId(worker=0, incarnation=1, sequence=100))
+
+    replace(4)
+    before = num_segments()
+    assert before
+    for epoch in range(5, 10):
+        replace(epoch)
+    wait_until(lambda: num_segments() <= before, what="what was replaced is gone")
+
+
+def test_memory_is_not_shared_any_more_after_a_restoration(open_training: Open) -> None:
+    training = open_training(1, transport="shared_memory")
+    training.create()
+    training.train(1)
+    training.save("t")
+    (workers,) = training.shards
+    assert isinstance(workers, SharingWorkers)
+    before = list(workers.of.values())
+    assert before and all(shard.is_shared for shard in before)
+    training.restore("t", step=1, epoch=4)
+    wait_until(lambda: not any(shard.is_shared for shard in before), what="the workers have noticed")
+    training.train(2)
+    assert all(shard.is_shared for shard in workers.of.values())
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(open_training: Open) -> None:
+    training = open_training(2)
+    training.create()
+    training.train(2)
+    expected = training.state()
+    requests = [SaveRequest(epoch=3, chief_incarnation=CHIEF, step=2, tag="t", num_shards=2)] * 2
+    for shard, request in zip(training.shards, requests, strict=True):
+        shard.save(request)
+    training.train(5)
+    # The copy was made at once: asking again does not save what is there now.
+    checkpoint = dataclasses.replace(training, step=2).save("t")
+    assert checkpoint.step == 2
+    other = open_training(1)
+    other.restore("t", step=2, epoch=3)
+    assert other.state() == expected
+
+
+def test_settings_in_force_are_those_of_the_request(open_training: Open) -> None:
+    faster = dataclasses.replace(OPTIMIZERS["momentum"], learning_rate=constant(0.5))
+    changes = ((OPTIMIZERS["momentum"], faster),)
+    saved = open_training(2, model=model_of("momentum"), optimizers=changes)
+    saved.create()
+    saved.train(3)
+    saved.save("t")
+    restored = open_training(3, model=saved.model, optimizers=changes)
+    restored.restore("t", step=3, epoch=4)
+    for training in (saved, restored):
+        training.train(3)
+    assert restored.state() == saved.state()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_save_of_another_step_is_refused(open_training: Open, transport: str) -> None:
+    training = open_training(1, transport=transport)
+    training.create()
+    training.train(1)
+    with pytest.raises(StepMismatch, match="step 0 cannot be saved, it is at step 1"):
+        training.shards[0].save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t"))
+    with pytest.raises(Superseded):
+        training.shards[0].save(SaveRequest(epoch=3, chief_incarnation=CHIEF - 1, step=1, tag="t"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_shard_without_a_place_for_checkpoints_says_so(socket_dir: Path, transport: str) -> None:
+    with open_shard(transport, socket_dir=socket_dir) as shard:
+        trainer = Trainer(shard)
+        trainer.create()
+        with pytest.raises(CheckpointStorageMissing, match="without --checkpoint-dir"):
+            shard.save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t"))
+
+
+def test_save_that_failed_is_said_and_can_be_tried_again(open_training: Open, tmp_path: Path) -> None:
+    training = open_training(1)
+    training.create()
+    # A file where the directory should be.
+    blocking = tmp_path / "checkpoints"
+    blocking.write_text("")
+    request = SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t")
+    training.shards[0].save(request)
+    progress = training.shards[0].save(request, max_wait_s=10.0)
+    assert progress.state is SaveState.FAILED and progress.failure is not None and "t.incomplete" in progress.failure.message
+    blocking.unlink()
+    assert training.save("t").files[0].num_bytes > 0
+    held = training.shards[0].status().allocated_bytes
+    assert training.save("u").files[0].num_bytes > 0
+    assert training.shards[0].status().allocated_bytes == held
+
+
+def test_file_that_is_not_what_was_written_is_not_restored(open_training: Open, tmp_path: Path) -> None:
+    training = open_training(2)
+    training.create()
+    checkpoint = training.save("t")
+    path = tmp_path / "checkpoints" / "t" / checkpoint.files[1].name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataLoss, match="sha256 mismatch"):
+        training.restore("t", step=0, epoch=4)
+    # The shard holds nothing then: half a checkpoint is none.
+    with pytest.raises(NotInitialized):
+        training.shards[1].list_slots(epoch=4)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_cannot_be_restored_leaves_the_values_that_are_there(open_training: Open, transport: str) -> None:
+    training = open_training(1, transport=transport)
+    training.create()
+    training.save("t")
+    other = dataclasses.replace(VARIABLES[0], shape=(13, 8))
+    stranger = dataclasses.replace(training.model, variables=(other, *VARIABLES[1:]))
+    wrong = dataclasses.replace(training, model=stranger, epoch=4)
+    training.shards[0].adopt(epoch=4, chief_incarnation=CHIEF)
+    request = wrong.restore_request(0, "t")
+    with pytest.raises(CheckpointMismatch, match=r"variable 'w' has shape \(13, 7\)"):
+        training.shards[0].restore(request, max_wait_s=10.0)
+    with pytest.raises(DataLoss, match="sha256 mismatch"):
+        training.shards[0].restore(dataclasses.replace(request, manifest_sha256="0" * 64), max_wait_s=10.0)
+    with pytest.raises(CheckpointNotFound):
+        training.shards[0].restore(dataclasses.replace(request, tag="never-saved"), max_wait_s=10.0)
+    training.epoch = 4
+    training.train(1)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_adoption_brings_what_a_successor_must_know(open_training: Open, transport: str) -> None:
+    training = open_training(1, transport=transport)
+    shard = training.shards[0]
+    assert shard.adopt(epoch=3, chief_incarnation=1, chief_address="host:1") == Adoption(step=None, layout_hash="")
+    training.create()
+    training.train(20)
+    for version, record in ((2, b"two"), (1, b"one"), (3, b"three")):
+        shard.keep_record(epoch=3, chief_incarnation=CHIEF, version=version, record=record)
+    adoption = shard.adopt(epoch=3, chief_incarnation=CHIEF + 1, chief_address="host:2")
+    assert (adoption.step, adoption.record, adoption.record_version) == (20, b"three", 3)
+    assert adoption.last_apply is not None and adoption.last_apply.step == 19
+    assert adoption.last_apply.contributors == tuple(PushId(worker=worker, incarnation=1, sequence=20) for worker in (0, 1))
+    assert [(pushes.worker, [push.step for push in pushes.applied]) for pushes in adoption.pushes] == [
+        (worker, list(range(4, 20))) for worker in (0, 1)
+    ]
+    status = shard.status()
+    assert status.chief_address == "host:2" and status.chief_heard_ago_s is not None
+    with pytest.raises(Superseded):
+        shard.keep_record(epoch=3, chief_incarnation=CHIEF, version=9, record=b"")
+
+
+def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> None:
+    training = open_training(1)
+    training.create()
+    training.train(2)
+    training.save("t")
+    training.train(3)
+    training.restore("t", step=2, epoch=4)
+    adoption = training.shards[0].adopt(epoch=4, chief_incarnation=CHIEF)
+    assert [[push.step for push in pushes.applied] for pushes in adoption.pushes] == [[0, 1], [0, 1]]
+    assert adoption.last_apply is None

@@ -1,0 +1,168 @@
+"""What every `Shard` makes of gradients that do not travel as they are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.gradients import GradientEncoder
+from ps_protocol.errors import IndexOutOfRange, MalformedMessage
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.model.variables import Array, DataType
+from ps_protocol.roles.shard import PushHeader, PushResult, Shard, SparsePart
+from tests.support.shards import Trainer, layout_of, table, variable, views
+from tests.unit.ps_protocol.encodings.test_gradient_encoder import decoded
+
+LOSSY = tuple(encoding for encoding in FloatEncoding if encoding is not FloatEncoding.AS_IS)
+# Padding, a range that travels as it is, one block of int8 and a part, and a table.
+WIDE = layout_of(variable("w", (40, 7)), variable("b", (3,)), variable("d", (9,), DataType.FLOAT64), table("emb", (6, 2)))
+
+
+@pytest.fixture
+def wide(shard: Shard) -> Trainer:
+    """Three dense variables and a table, all 0."""
+    trainer = Trainer(shard, WIDE)
+    trainer.create()
+    return trainer
+
+
+class Encoded:
+    """Gradients of a layout, as they travel and as they arrive."""
+
+    def __init__(self, layout: Layout, encoding: FloatEncoding, gradients: Array, *, absent: tuple[int, ...] = ()) -> None:
+        self.encoding, self.absent = encoding, absent
+        self.bytes = GradientEncoder(layout, encoding, fraction=0.1).encode(Segments([gradients]), absent=absent)
+        self.arrived = decoded(layout, encoding, self.bytes)
+
+    def header(self, trainer: Trainer, worker: int = 0, *, sparse: tuple[SparsePart, ...] = ()) -> PushHeader:
+        header = trainer.header(worker, absent=self.absent, sparse=sparse)
+        return replace(header, encoding=self.encoding, encoded_bytes=self.bytes.nbytes)
+
+
+def as_float32(layout: Layout, memory: Array, name: str) -> Array:
+    return views(layout, memory)[name]
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_mean_is_that_of_what_arrives_whatever_each_worker_sends(wide: Trainer, encoding: FloatEncoding) -> None:
+    one, plain, other = Encoded(WIDE, encoding, wide.random(1)), wide.random(2), Encoded(WIDE, FloatEncoding.BFLOAT16, wide.random(3))
+    headers = one.header(wide), wide.header(1), other.header(wide, 2)
+    for header, memory in zip(headers, (one.bytes, plain, other.bytes), strict=True):
+        assert wide.push(header, memory).result is PushResult.STAGED
+    wide.apply(*(header.push_id for header in headers))
+    found = wide.read()[1]
+    for name in ("w", "b", "d"):
+        terms = [as_float32(WIDE, memory, name) for memory in (one.arrived, plain, other.arrived)]
+        mean = (terms[0] + terms[1] + terms[2]) / terms[0].dtype.type(3)
+        np.testing.assert_array_equal(as_float32(WIDE, found, name), -(terms[0].dtype.type(0.5) * mean))
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_one_contribution_alone_is_decoded_too_and_a_repeated_one_counts_once(wide: Trainer, encoding: FloatEncoding) -> None:
+    one = Encoded(WIDE, encoding, wide.random(1))
+    header = one.header(wide)
+    assert [wide.push(header, one.bytes).result for _ in range(2)] == [PushResult.STAGED, PushResult.DUPLICATE]
+    wide.apply(header.push_id)
+    np.testing.assert_array_equal(as_float32(WIDE, wide.read()[1], "w"), -0.5 * as_float32(WIDE, one.arrived, "w"))
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_rows_follow_as_they_are_and_absent_gradients_do_not_count(wide: Trainer, encoding: FloatEncoding) -> None:
+    one = Encoded(WIDE, encoding, wide.random(1), absent=(0,))
+    header = one.header(wide, sparse=(SparsePart(table=0, num_rows=2),))
+    rows = [np.array([1, 4], "<i8").view(np.uint8), np.full((2, 2), 2.0, np.float32).reshape(-1).view(np.uint8)]
+    wide.shard.push_gradients(header, Segments([one.bytes, *rows]))
+    wide.apply(header.push_id)
+    found = wide.read()[1]
+    assert not as_float32(WIDE, found, "w").any()
+    np.testing.assert_array_equal(as_float32(WIDE, found, "b"), -0.5 * as_float32(WIDE, one.arrived, "b"))
+    np.testing.assert_array_equal(wide.rows([1, 2])[1], [[-1, -1], [0, 0]])
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_rows_alone_need_no_arena_whatever_the_encoding(wide: Trainer, encoding: FloatEncoding) -> None:
+    header, _ = wide.push_rows(rows={0: ([1], 2.0)})
+    again = replace(wide.header(1, sparse=header.sparse, absent=header.absent), encoding=encoding)
+    rows = [np.array([1], "<i8").view(np.uint8), np.full((1, 2), 4.0, np.float32).reshape(-1).view(np.uint8)]
+    wide.shard.push_gradients(again, Segments(rows))
+    wide.apply(header.push_id, again.push_id)
+    np.testing.assert_array_equal(wide.rows([1])[1], [[-1.5, -1.5]])
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_norms_are_of_what_arrives(shard: Shard, encoding: FloatEncoding) -> None:
+    trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
+    trainer.create()
+    one = Encoded(WIDE, encoding, trainer.random(1))
+    header = one.header(trainer)
+    trainer.push(header, one.bytes)
+    sums = shard.prepare_step(trainer.request(header.push_id))
+    for position, name in enumerate(("w", "b", "d")):
+        expected = np.square(as_float32(WIDE, one.arrived, name).astype(np.float64)).sum()
+        np.testing.assert_allclose(sums[position], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_arrivals_are_applied_at_once(wide: Trainer, encoding: FloatEncoding) -> None:
+    wide.configure(1, applies_on_arrival=True)
+    one = Encoded(WIDE, encoding, wide.random(1))
+    assert wide.push(one.header(wide), one.bytes).result is PushResult.APPLIED
+    np.testing.assert_array_equal(as_float32(WIDE, wide.read()[1], "w"), -0.5 * as_float32(WIDE, one.arrived, "w"))
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_garbage_in_the_padding_harms_nobody(shard: Shard, encoding: FloatEncoding) -> None:
+    trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
+    trainer.create()
+    gradients = trainer.random(1)
+    one = Encoded(WIDE, encoding, gradients)
+    spoilt = gradients.copy()
+    spoilt[WIDE.offsets[1] + 12 : WIDE.offsets[1] + 64].view(np.float32)[:] = 1000.0
+    other = Encoded(WIDE, encoding, spoilt)
+    header = other.header(trainer)
+    trainer.push(header, other.bytes)
+    sums = shard.prepare_step(trainer.request(header.push_id))
+    assert sums[1] <= np.square(as_float32(WIDE, gradients, "b")).sum() * 1.5
+    assert one.bytes.nbytes == other.bytes.nbytes
+
+
+@pytest.mark.parametrize("encoding", LOSSY)
+@pytest.mark.parametrize("change", [-8, -1, 1, 8, 1 << 60])
+def test_an_arena_of_another_length_is_refused_before_it_comes(wide: Trainer, encoding: FloatEncoding, change: int) -> None:
+    one = Encoded(WIDE, encoding, wide.random(1))
+    header = replace(one.header(wide), encoded_bytes=one.bytes.nbytes + change)
+    # Other numbers of the top k are possible, but then its bytes do not fit them.
+    with pytest.raises(MalformedMessage):
+        wide.push(header, np.resize(one.bytes, one.bytes.nbytes + min(change, 8)))
+    assert wide.shard.status().num_staged == 0
+    plain = wide.header(1)
+    wide.push(plain, wide.arena(1.0))
+    assert wide.apply(plain.push_id).step == 1
+
+
+SIZE = 304  # elements of the float32 range: 280 and 3, with padding
+
+
+@pytest.mark.parametrize(
+    ("count", "positions", "error"),
+    [
+        (3, [1, 5, SIZE], IndexOutOfRange),
+        (3, [1, 5, 2**32 - 1], IndexOutOfRange),
+        (3, [1, 5, 5], MalformedMessage),
+        (3, [5, 1, 9], MalformedMessage),
+        (2, [1, 5, 9], MalformedMessage),
+        (4, [1, 5, 9], IndexOutOfRange),  # its fourth position is a value
+        (2**64 - 1, [1, 5, 9], MalformedMessage),
+        (SIZE + 1, [1, 5, 9], MalformedMessage),
+    ],
+)
+def test_top_k_that_make_no_sense_are_refused(wide: Trainer, count: int, positions: list[int], error: type[Exception]) -> None:
+    values = np.ones(len(positions), "<f4")
+    encoded = b"".join([np.array([count], "<u8").tobytes(), np.array(positions, "<u4").tobytes(), values.tobytes(), bytes(128)])
+    header = replace(wide.header(), encoding=FloatEncoding.TOP_K, encoded_bytes=len(encoded))
+    with pytest.raises(error, match="top k"):
+        wide.push(header, np.frombuffer(encoded, np.uint8).copy())
+    assert wide.shard.status().num_staged == 0
+    assert wide.train(0).step == 1

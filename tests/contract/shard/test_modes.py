@@ -1,0 +1,276 @@
+"""How every `Shard` works when it is told to work otherwise: stale contributions, arrivals, weights, limits, other numbers."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessage, NotInitialized, StepMismatch, Superseded
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.shard import Metric, PushId, PushResult, Shard
+from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
+
+SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2)))
+
+
+@pytest.fixture
+def small(shard: Shard) -> Trainer:
+    """Two dense variables and a table, all 0."""
+    trainer = Trainer(shard, SMALL)
+    trainer.create()
+    return trainer
+
+
+# Gradients that are not there
+
+
+def test_variable_that_nobody_has_a_gradient_for_stays_as_it_is(small: Trainer) -> None:
+    header, _ = small.push_rows(dense=small.arena(2.0), absent=(1,))
+    small.apply(header.push_id)
+    values = views(small.layout, small.read()[1])
+    np.testing.assert_array_equal(values["w"], [-1.0] * 4)
+    np.testing.assert_array_equal(values["b"], [0.0] * 2)
+
+
+def test_mean_is_over_those_that_have_a_gradient(small: Trainer) -> None:
+    one, _ = small.push_rows(0, dense=small.arena(2.0), absent=(1,))
+    other, _ = small.push_rows(1, dense=small.arena(6.0))
+    third, _ = small.push_rows(2)
+    small.apply(one.push_id, other.push_id, third.push_id)
+    values = views(small.layout, small.read()[1])
+    np.testing.assert_array_equal(values["w"], [-2.0] * 4)
+    np.testing.assert_array_equal(values["b"], [-3.0] * 2)
+
+
+def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: Trainer) -> None:
+    one, _ = small.push_rows(0, dense=small.arena(2.0), rows={0: ([1], 2.0)})
+    other, _ = small.push_rows(1, dense=small.arena(6.0), rows={0: ([1], 6.0)})
+    small.shard.apply_step(small.request(one.push_id, other.push_id, weights=(1.0, 0.5)))
+    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-1.25] * 4)
+    np.testing.assert_array_equal(small.rows([1])[1], [[-1.25] * 2])
+
+
+@pytest.mark.parametrize("factors", [{"weights": (1.0, 1.0)}, {"scales": (1.0,)}])
+def test_factors_must_fit(small: Trainer, factors: dict[str, Any]) -> None:
+    header, _ = small.push_rows(dense=small.arena(2.0))
+    with pytest.raises((InvalidSpec, MalformedMessage), match="give one"):
+        small.shard.apply_step(small.request(header.push_id, **factors))
+    assert small.apply(header.push_id).step == 1
+
+
+# Limits on norms
+
+
+def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: Shard) -> None:
+    trainer = Trainer(shard, SMALL, clip=ClipSpec(value=4.0, norm=1.0))
+    trainer.create()
+    one, _ = trainer.push_rows(0, dense=trainer.arena(2.0), rows={0: ([1, 2], 3.0)})
+    other, _ = trainer.push_rows(1, dense=trainer.arena(4.0), rows={0: ([2], 13.0)}, absent=(1,))
+    request = trainer.request(one.push_id, other.push_id)
+    sums = shard.prepare_step(request)
+    assert list(sums) == [4 * 9.0, 2 * 4.0, 2 * 9.0 + 2 * 16.0]
+    assert (trainer.read()[0], shard.status().num_staged) == (0, 2)
+    assert list(shard.prepare_step(request)) == list(sums)
+
+
+def test_scales_multiply_the_means(small: Trainer) -> None:
+    header, _ = small.push_rows(dense=small.arena(2.0), rows={0: ([1], 2.0)})
+    small.shard.apply_step(small.request(header.push_id, scales=(0.5, 0.25, 0.125)))
+    values = views(small.layout, small.read()[1])
+    np.testing.assert_array_equal([values["w"][0], values["b"][0], small.rows([1])[1][0, 0]], [-0.5, -0.25, -0.125])
+
+
+def test_preparing_is_answered_again_after_the_step(small: Trainer) -> None:
+    header, _ = small.push_rows(dense=small.arena(2.0))
+    sums = small.shard.prepare_step(small.request(header.push_id))
+    small.apply(header.push_id)
+    assert list(small.shard.prepare_step(small.request(header.push_id))) == list(sums)
+    with pytest.raises(ContributionMissing):
+        small.shard.prepare_step(small.request(header.push_id, step=1))
+
+
+# Steps gone by
+
+
+def test_stale_contributions_stay_until_they_are_applied(small: Trainer) -> None:
+    small.configure(1, accepts_stale=True)
+    first, _ = small.push_rows(0, dense=small.arena(2.0))
+    second, _ = small.push_rows(1, dense=small.arena(4.0))
+    small.apply(first.push_id, step=0)
+    late, reply = small.push_rows(2, step=0, dense=small.arena(6.0))
+    assert reply.result is PushResult.STAGED
+    small.apply(second.push_id, step=1)
+    small.apply(late.push_id, step=2)
+    step, memory = small.read()
+    assert (step, small.shard.status().num_staged) == (3, 0)
+    np.testing.assert_array_equal(views(small.layout, memory)["w"], [-6.0] * 4)
+
+
+def test_discarded_contributions_are_dropped(small: Trainer) -> None:
+    small.configure(1, accepts_stale=True)
+    headers = [small.push_rows(worker, dense=small.arena(2.0))[0] for worker in (0, 1, 2, 2)]
+    gone = PushId(worker=2, incarnation=1, sequence=0)
+    small.shard.apply_step(small.request(headers[0].push_id, discards=(headers[1].push_id, gone)))
+    assert small.shard.status().num_staged == 0
+    with pytest.raises(ContributionMissing):
+        small.apply(headers[1].push_id, step=1)
+
+
+def test_return_to_strict_steps_drops_those_gone_by(small: Trainer) -> None:
+    small.configure(1, accepts_stale=True)
+    first, _ = small.push_rows(0, dense=small.arena(2.0))
+    small.push_rows(1, dense=small.arena(4.0))
+    small.apply(first.push_id, step=0)
+    present, _ = small.push_rows(2, step=1, dense=small.arena(4.0))
+    small.configure(2, step=1)
+    assert small.shard.status().num_staged == 1
+    assert small.push_rows(3, step=0, dense=small.arena(1.0))[1].result is PushResult.STALE
+    small.apply(present.push_id, step=1)
+    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
+
+
+def test_step_ahead_of_this_shard_is_taken_where_any_is(small: Trainer) -> None:
+    small.configure(1, accepts_stale=True)
+    header, reply = small.push_rows(step=1, dense=small.arena(2.0))
+    assert reply.result is PushResult.STAGED
+    assert small.apply(header.push_id, step=0).step == 1
+
+
+# Arrivals
+
+
+def test_contribution_is_applied_on_arrival_once(small: Trainer) -> None:
+    small.configure(1, applies_on_arrival=True)
+    header, reply = small.push_rows(dense=small.arena(2.0), rows={0: ([1, 1], 2.0)}, absent=(1,))
+    assert reply.result is PushResult.APPLIED
+    assert small.push(header, small.arena(2.0)).result is PushResult.DUPLICATE
+    step, memory = small.read()
+    assert (step, small.shard.status().num_staged) == (1, 0)
+    values = views(small.layout, memory)
+    np.testing.assert_array_equal([values["w"][0], values["b"][0]], [-1.0, 0.0])
+    np.testing.assert_array_equal(small.rows([1, 0])[1][:, 0], [-2.0, 0.0])
+
+
+def test_old_steps_are_applied_on_arrival_too(small: Trainer) -> None:
+    small.configure(1, applies_on_arrival=True)
+    for worker in range(4):
+        assert small.push_rows(worker, step=0, dense=small.arena(2.0))[1].result is PushResult.APPLIED
+    assert small.read()[0] == 4
+    with pytest.raises(StepMismatch, match="applies on arrival"):
+        small.apply(PushId(worker=0, incarnation=1, sequence=1), step=4)
+
+
+def test_arrivals_end_at_the_step_that_the_chief_has_counted(small: Trainer) -> None:
+    small.configure(1, applies_on_arrival=True)
+    for worker in range(3):
+        small.push_rows(worker, dense=small.arena(2.0), rows={0: ([1], 2.0)})
+    small.configure(2, step=17)
+    assert (small.read()[0], small.rows([1])[0]) == (17, 17)
+    header, reply = small.push_rows(0, step=17, dense=small.arena(2.0), rows={0: ([1], 2.0)})
+    assert reply.result is PushResult.STAGED
+    small.apply(header.push_id, step=17)
+    np.testing.assert_array_equal(views(small.layout, small.read(18)[1])["w"], [-4.0] * 4)
+    np.testing.assert_array_equal(small.rows([1], step=17)[1], [[-3.0] * 2])
+
+
+def test_arrivals_of_many_workers_overlap_and_readers_do_not_wait(small: Trainer) -> None:
+    small.configure(1, applies_on_arrival=True)
+
+    def work(worker: int) -> None:
+        for _ in range(10):
+            assert small.push_rows(worker, dense=small.arena(2.0), rows={0: ([worker], 2.0)})[1].result is PushResult.APPLIED
+            small.read()
+            small.rows([worker])
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, worker) for worker in range(4)]:
+            future.result(50)
+    assert small.read()[0] == 40
+    # Nobody else touches a worker's row, so nothing of it is lost.
+    np.testing.assert_array_equal(small.rows(range(4))[1][:, 0], [-10.0] * 4)
+
+
+def test_what_was_staged_before_can_be_applied_after_arrivals(small: Trainer) -> None:
+    small.configure(1, accepts_stale=True)
+    staged, _ = small.push_rows(0, dense=small.arena(2.0))
+    small.configure(2, applies_on_arrival=True)
+    small.push_rows(1, dense=small.arena(4.0))
+    small.configure(3, step=1, accepts_stale=True)
+    small.apply(staged.push_id, step=1)
+    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
+
+
+def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> None:
+    trainer = Trainer(shard, SMALL, clip=ClipSpec(norm=1.0))
+    trainer.create()
+    with pytest.raises(InvalidSpec, match="use locking"):
+        trainer.configure(1, applies_on_arrival=True)
+    assert shard.status().settings_version == 0
+
+
+# Settings
+
+
+def test_numbers_of_an_optimizer_change_between_steps(shard: Shard) -> None:
+    trainer = Trainer(shard, SMALL, optimizer="momentum")
+    trainer.create()
+    trainer.train(0)
+    slower = OptimizerSpec(name="momentum", hyperparameters={"momentum": 0.0}, learning_rate=constant(0.25))
+    trainer.configure(3, optimizers=((trainer.optimizer, slower),))
+    assert shard.status().settings_version == 3
+    trainer.train(1)
+    np.testing.assert_array_equal(views(trainer.layout, trainer.read()[1])["w"], [-0.75] * 4)
+    trainer.configure(3)
+    assert shard.status().settings_version == 3
+    trainer.configure(4)
+    trainer.train(2)
+    np.testing.assert_allclose(views(trainer.layout, trainer.read()[1])["w"], [-0.75 - 0.5 * 1.9] * 4, rtol=1e-6)
+
+
+def test_other_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:
+    with pytest.raises(InvalidSpec, match="'sgd' cannot become 'adam'"):
+        small.configure(1, accepts_stale=True, optimizers=((small.optimizer, OptimizerSpec(name="adam", learning_rate=constant(1.0))),))
+    assert small.shard.status().settings_version == 0
+
+
+def test_settings_need_variables_and_the_newest_chief(shard: Shard) -> None:
+    trainer = Trainer(shard, SMALL)
+    trainer.adopt()
+    with pytest.raises(NotInitialized):
+        trainer.configure(1)
+    trainer.create()
+    with pytest.raises(Superseded):
+        trainer.configure(1, chief_incarnation=CHIEF - 1)
+    trainer.configure(5)
+    # Its successor counts anew.
+    trainer.configure(1, chief_incarnation=CHIEF + 1, accepts_stale=True)
+    assert shard.status().settings_version == 1
+
+
+def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> None:
+    faster = OptimizerSpec(name="sgd", learning_rate=constant(8.0))
+    small.configure(4, applies_on_arrival=True, optimizers=((small.optimizer, faster),))
+    small.push(small.header())
+    adoption = small.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+    assert (adoption.step, small.shard.status().settings_version) == (1, 0)
+    header = small.header(step=1, epoch=EPOCH + 1)
+    assert small.push(header).result is PushResult.STAGED
+    assert small.apply(header.push_id, step=1, epoch=EPOCH + 1).step == 2
+    np.testing.assert_array_equal(views(small.layout, small.read(epoch=EPOCH + 1)[1])["w"], [-8.0 - 0.5] * 4)
+
+
+# Metrics
+
+
+def test_metrics_are_counted_when_their_contribution_is_applied(small: Trainer) -> None:
+    headers = []
+    for worker, (value, weight) in enumerate(((2.0, 1.0), (4.0, 3.0))):
+        header = small.header(worker, metrics={"loss": Metric(value=value, weight=weight)})
+        small.push(header)
+        headers.append(header)
+    assert list(small.shard.read_metrics(epoch=EPOCH)) == []
+    small.apply(headers[1].push_id)
+    (cell,) = small.shard.read_metrics(epoch=EPOCH)
+    assert (cell.name, cell.worker, cell.total, cell.weight, cell.count, cell.last) == ("loss", 1, 12.0, 3.0, 1, 4.0)

@@ -1,0 +1,122 @@
+"""What every `Shard` does, whatever carries it: what is staged, and what is not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import (
+    FrameOutOfOrder,
+    LayoutMismatch,
+    LimitExceeded,
+    PsError,
+    PushIdReused,
+    StepAhead,
+    Superseded,
+    TooManyPushes,
+    TruncatedStream,
+)
+from ps_protocol.model.layout import aligned_bytes
+from ps_protocol.roles.shard import PushReply, PushResult
+from tests.support.shards import MIXED, TRANSPORTS, Trainer, layout_of, open_shard, variable
+
+
+def test_push_is_staged_and_changes_no_variable(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    assert trainer.push(trainer.header()) == PushReply(result=PushResult.STAGED, step=0)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+    assert trainer.shard.status().num_staged == 1
+
+
+def test_push_sent_twice_counts_once(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    header = trainer.header()
+    assert trainer.push(header, trainer.arena(1.0)).result is PushResult.STAGED
+    assert trainer.push(header, trainer.arena(99.0)).result is PushResult.DUPLICATE
+    trainer.apply(header.push_id)
+    assert trainer.push(header, trainer.arena(99.0)) == PushReply(result=PushResult.DUPLICATE, step=1)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+    status = trainer.shard.status()
+    assert (status.num_pushes, status.num_duplicates, status.num_staged) == (1, 2, 0)
+
+
+def test_push_for_a_step_gone_by_is_stale(trainer: Trainer) -> None:
+    trainer.create()
+    trainer.train(0)
+    header = trainer.header(1, step=0)
+    assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
+    assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
+    assert trainer.shard.status().num_stale == 1
+
+
+def test_push_for_a_step_to_come_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    with pytest.raises(StepAhead, match="local_step 12 is ahead of global_step 0; read"):
+        trainer.push(trainer.header(step=12))
+
+
+def test_push_id_for_another_step_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    trainer.train(0)
+    with pytest.raises(PushIdReused):
+        trainer.push(trainer.header(step=1, sequence=1))
+
+
+def test_push_with_another_layout_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    other = Trainer(trainer.shard, layout_of(variable("other")))
+    with pytest.raises(LayoutMismatch):
+        other.push(other.header())
+
+
+@pytest.mark.parametrize(("num_bytes", "error"), [(-64, TruncatedStream), (64, FrameOutOfOrder)], ids=["short", "long"])
+def test_push_of_another_length_has_no_effect(trainer: Trainer, num_bytes: int, error: type[PsError]) -> None:
+    trainer.create(1.0)
+    header = trainer.header()
+    with pytest.raises(error):
+        trainer.push(header, aligned_bytes(MIXED.nbytes + num_bytes))
+    assert trainer.shard.status().num_staged == 0
+    assert trainer.push(header).result is PushResult.STAGED
+
+
+def test_older_incarnation_of_a_worker_is_superseded(trainer: Trainer) -> None:
+    trainer.create()
+    trainer.push(trainer.header(incarnation=2))
+    with pytest.raises(Superseded, match="worker 0: incarnation 2 has pushed, this is 1"):
+        trainer.push(trainer.header(incarnation=1))
+
+
+def test_what_the_older_incarnation_staged_may_still_be_applied(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    older = trainer.header(incarnation=1)
+    trainer.push(older, trainer.arena(1.0))
+    trainer.push(trainer.header(incarnation=2), trainer.arena(50.0))
+    trainer.apply(older.push_id)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+
+
+def test_worker_cannot_stage_without_end(trainer: Trainer) -> None:
+    trainer.create(max_staged=3)
+    for _ in range(3):
+        trainer.push(trainer.header())
+    with pytest.raises(TooManyPushes, match="worker 0: 3 pushes in flight, limit 3") as caught:
+        trainer.push(trainer.header())
+    assert caught.value.facts == {"worker": "0", "in_flight": "3", "limit": "3"}
+    header = trainer.header(1)
+    trainer.push(header)
+    trainer.apply(header.push_id)
+    assert trainer.push(trainer.header(step=1)).result is PushResult.STAGED
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_memory_is_checked_before_it_is_taken(transport: str, socket_dir: Path) -> None:
+    layout = layout_of(variable("w", (1 << 16,)))
+    with open_shard(transport, socket_dir=socket_dir, max_memory_bytes=3 * layout.nbytes) as shard:
+        with pytest.raises(LimitExceeded, match=r"ps 0: .* needs 1.0 MiB, 768.0 KiB of 768.0 KiB free; .*--max-memory-bytes"):
+            Trainer(shard, layout, optimizer="adam").create()
+        trainer = Trainer(shard, layout)
+        assert trainer.create()
+        assert trainer.push(trainer.header(0)).result is PushResult.STAGED
+        with pytest.raises(LimitExceeded, match=r"a push of worker 1 needs 256.0 KiB, 0 bytes of 768.0 KiB free"):
+            trainer.push(trainer.header(1))
+        assert shard.status().allocated_bytes == 3 * layout.nbytes

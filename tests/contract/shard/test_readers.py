@@ -1,0 +1,169 @@
+"""Readers and steps that overlap: nobody sees half a step, and where steps wait for nobody, readers still come through."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import StepGone, Unavailable
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, Shard, ShardSettings
+from ps_server.serving.local import InProcessShard
+from ps_server.shard import gate
+from ps_server.shard.gate import Turns
+from ps_server.shard.shard import ParameterStore
+from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
+
+LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
+
+
+def _run(*tasks: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        for future in [pool.submit(task) for task in tasks]:
+            future.result(50)
+
+
+class _Fixture:
+    """A store that accepts stale contributions, and the words of chief and workers for it."""
+
+    def __init__(self) -> None:
+        self.store = ParameterStore(index=0, process_incarnation=1)
+        self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+        # Only makes specifications and headers; its own shard is not used.
+        self.words = Trainer(InProcessShard(index=0), LAYOUT)
+        with self.store.open_creation(self.words.spec()) as creation:
+            creation.write(0, bytes(self.words.spec().content_bytes))
+            creation.finish()
+        self.store.configure(ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1, step=0, accepts_stale=True))
+
+    def push(self) -> PushHeader:
+        header = self.words.header()
+        with self.store.open_push(header) as push:
+            push.write(0, self.words.arena(1.0).tobytes())
+            push.finish()
+        return header
+
+    def step(self, step: int) -> None:
+        request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=(self.push().push_id,))
+        self.store.apply_step(request)
+
+
+@pytest.fixture
+def fixture() -> _Fixture:
+    return _Fixture()
+
+
+def test_step_waits_for_a_reader_of_what_it_would_overwrite(fixture: _Fixture) -> None:
+    reading = fixture.store.open_variables(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash)
+    chunks = reading.chunks(8)
+    next(chunks)
+    fixture.step(0)
+    has_begun = threading.Event()
+
+    def step() -> None:
+        has_begun.set()
+        fixture.step(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(step)
+        assert has_begun.wait(10)
+        for _ in chunks:
+            reading.check()
+        applied.result(10)
+    assert fixture.store.status().step == 2
+
+
+def test_step_waits_for_a_reader_of_rows(fixture: _Fixture) -> None:
+    request = RowsRequest(epoch=EPOCH, layout_hash=LAYOUT.hash, table=0, step=None)
+    has_begun = threading.Event()
+
+    def step() -> None:
+        has_begun.set()
+        fixture.step(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        with fixture.store.open_rows(request) as reading:
+            fixture.step(0)
+            applied = pool.submit(step)
+            assert has_begun.wait(10)
+            for row in range(6):
+                reading.take(np.array([row]))
+        applied.result(10)
+    assert fixture.store.status().step == 2
+
+
+def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "READERS_WAIT_S", 0.01)
+    reading = fixture.store.open_variables(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash)
+    chunks = reading.chunks(8)
+    next(chunks)
+    fixture.step(0)
+    fixture.step(1)
+    # Nor again for a reader that it has waited for in vain: this test would take too long.
+    monkeypatch.setattr(gate, "READERS_WAIT_S", 1000.0)
+    fixture.step(2)
+    with pytest.raises(StepGone):
+        reading.check()
+    chunks.close()  # type: ignore[attr-defined]
+
+
+def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "TURN_WAIT_S", 0.01)
+    lock = threading.Condition()
+    mine = Turns(lock, name="ps 0")
+    with ThreadPoolExecutor(1) as pool, mine.alone():
+
+        def other() -> None:
+            with mine.alone():
+                raise AssertionError
+
+        with pytest.raises(Unavailable, match=r"ps 0: a step has been under way for 0\.01 s; repeat the call"):
+            pool.submit(other).result(10)
+    with lock:
+        mine.wait_locked()
+        mine.share_locked()
+    # One that shares is in the way, too, and afterwards the turn is free again.
+    with pytest.raises(Unavailable), mine.alone():
+        raise AssertionError
+    with lock:
+        mine.end_shared_locked()
+        mine.wait_locked()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_readers_of_rows_never_see_half_a_step(shard: Shard, optimizer: str) -> None:
+    """A chief that steps as fast as it can, and readers; all rows that were read belong to one step, bit for bit."""
+    num_rows, num_steps = 1 << 13, 30
+    layout = layout_of(table("emb", (num_rows, 16)))
+    trainer = Trainer(shard, layout, optimizer=optimizer)
+    trainer.create()
+    expected: dict[int, float] = {0: 0.0}
+    seen: list[tuple[int, float]] = []
+    is_done = threading.Event()
+    # Every second row has a gradient; all of those are equal in each step.
+    touched = list(range(0, num_rows, 2))
+
+    def train() -> None:
+        try:
+            for step in range(num_steps):
+                trainer.train_rows(step, touched, 1.0)
+                expected[step + 1] = float(trainer.rows([0], step=step + 1)[1][0, 0])
+        finally:
+            is_done.set()
+
+    def read() -> None:
+        indices = np.random.default_rng(0).permutation(num_rows)
+        while not is_done.is_set():
+            try:
+                step, rows = trainer.rows(indices)
+            except StepGone:
+                continue
+            values = np.unique(rows[indices % 2 == 0])
+            assert values.size == 1
+            assert not rows[indices % 2 == 1].any()
+            seen.append((step, float(values[0])))
+
+    _run(train, read, read)
+    assert seen, "no reader came through"
+    assert all(expected[step] == value for step, value in seen)

@@ -1,0 +1,99 @@
+"""What every `Shard` does, whatever carries it: the mean of the named contributions, once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import (
+    ContributionMissing,
+    PsError,
+    StepMismatch,
+)
+from ps_protocol.roles.shard import PushId, PushResult
+from tests.support.shards import MIXED, Trainer, open_shard, views
+
+
+def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    headers = [trainer.header(worker) for worker in range(3)]
+    for header, value in zip(headers, (2.0, 4.0, 600.0), strict=True):
+        trainer.push(header, trainer.arena(value))
+    assert trainer.apply(headers[0].push_id, headers[1].push_id).step == 1
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 0.5 * 3.0))
+    assert trainer.shard.status().num_staged == 0
+
+
+def test_result_does_not_depend_on_the_order_of_arrival(socket_dir: Path) -> None:
+    results = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        with open_shard("in_process", socket_dir=socket_dir) as shard:
+            trainer = Trainer(shard, optimizer="adam")
+            trainer.create(1.0)
+            headers = [trainer.header(worker) for worker in range(5)]
+            for worker in order:
+                trainer.push(headers[worker], trainer.random(worker))
+            trainer.apply(*(header.push_id for header in headers))
+            results.append(trainer.read()[1])
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_apply_repeated_has_its_effect_once(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    header = trainer.header()
+    trainer.push(header)
+    first, second = trainer.apply(header.push_id), trainer.apply(header.push_id)
+    assert (first.step, first.repeated_request) == (1, False)
+    assert (second.step, second.repeated_request) == (1, True)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+
+
+def test_apply_repeated_with_other_contributors_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    trainer.train(0)
+    with pytest.raises(StepMismatch, match="step 0 was applied with other contributors: the shard is at step 1"):
+        trainer.apply(PushId(worker=9, incarnation=1, sequence=1))
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_apply_of_another_step_is_refused(trainer: Trainer, step: int) -> None:
+    trainer.create()
+    header = trainer.header()
+    trainer.push(header)
+    with pytest.raises(StepMismatch, match=f"step {step} is not the one to apply: the shard is at step 0"):
+        trainer.apply(header.push_id, step=step)
+
+
+def test_apply_with_a_missing_contribution_changes_nothing(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    header = trainer.header()
+    trainer.push(header)
+    with pytest.raises(ContributionMissing, match="1 of 2 contributions are not staged here: 7/1/3"):
+        trainer.apply(header.push_id, PushId(worker=7, incarnation=1, sequence=3))
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+    assert trainer.apply(header.push_id).step == 1
+
+
+@pytest.mark.parametrize("num_contributors", [0, 2])
+def test_apply_needs_contributors_and_each_once(trainer: Trainer, num_contributors: int) -> None:
+    trainer.create()
+    header = trainer.header()
+    trainer.push(header)
+    with pytest.raises(PsError) as caught:
+        trainer.apply(*[header.push_id] * num_contributors)
+    assert caught.value.reason in ("INVALID_SPEC", "MALFORMED_MESSAGE")
+    assert trainer.apply(header.push_id).step == 1
+
+
+def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
+    trainer.create()
+    gradients = trainer.arena(1.0)
+    by_name = views(MIXED, gradients)
+    by_name["w"][0, :3] = np.nan
+    by_name["d"][4] = np.inf
+    header = trainer.header()
+    assert trainer.push(header, gradients).result is PushResult.STAGED
+    trainer.apply(header.push_id)
+    assert trainer.shard.status().num_nonfinite == 4
+    trainer.train(1)
+    assert trainer.shard.status().num_nonfinite == 0

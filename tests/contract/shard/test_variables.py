@@ -1,0 +1,226 @@
+"""What every `Shard` does, whatever carries it: creation, reading, slots, status."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import (
+    FrameOutOfOrder,
+    LayoutMismatch,
+    NotInitialized,
+    PsError,
+    SlotNotFound,
+    StepGone,
+    StepNotReady,
+    TruncatedStream,
+    VariableExists,
+    WrongRole,
+)
+from ps_protocol.model.layout import Layout, Segments, aligned_bytes
+from ps_protocol.model.variables import DataType
+from ps_protocol.roles.shard import PushId, Shard
+from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
+
+# Creation
+
+
+def test_initial_values_are_read_back(trainer: Trainer) -> None:
+    trainer.adopt()
+    values = trainer.random(1)
+    assert trainer.shard.create_variables(trainer.spec(step=7), Segments([values]))
+    step, read = trainer.read()
+    assert step == 7
+    np.testing.assert_array_equal(read, values)
+
+
+def test_same_creation_again_changes_nothing(trainer: Trainer) -> None:
+    assert trainer.create(1.0)
+    assert not trainer.create(2.0)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+
+
+def test_later_attempt_replaces_the_values_before_the_first_step(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    assert trainer.create(2.0, attempt=2)
+    step, values = trainer.read(0)
+    assert step == 0
+    np.testing.assert_array_equal(values, trainer.arena(2.0))
+    assert not trainer.create(3.0, attempt=1)
+
+
+def test_later_attempt_that_breaks_off_leaves_the_values(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    with pytest.raises(TruncatedStream):
+        trainer.shard.create_variables(trainer.spec(attempt=2), Segments([trainer.arena(2.0)[:-64]]))
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+    assert trainer.create(3.0, attempt=2)
+
+
+def test_later_attempt_changes_nothing_after_the_first_step(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    trainer.train(0)
+    assert not trainer.create(9.0, attempt=2)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+
+
+def test_other_variables_are_refused_by_name(trainer: Trainer) -> None:
+    trainer.create()
+    other = layout_of(*MIXED.slices[:1], variable("bias", (4,)), *MIXED.slices[2:])
+    with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, asked for is variable 'bias' with shape \(4,\)"):
+        trainer.shard.create_variables(trainer.spec(other), Segments([aligned_bytes(other.nbytes)]))
+    with pytest.raises(VariableExists, match="5 slices exist, asked for are 4"):
+        trainer.shard.create_variables(trainer.spec(Layout(MIXED.slices[:4])), Segments([]))
+
+
+def test_other_optimizer_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    with pytest.raises(VariableExists, match="the optimizer is"):
+        Trainer(trainer.shard, optimizer="adam").create()
+
+
+def test_creation_for_another_shard_is_refused(trainer: Trainer) -> None:
+    with pytest.raises(WrongRole, match="this is ps 0, not ps 4"):
+        trainer.create(shard=4)
+
+
+@pytest.mark.parametrize(("num_bytes", "error"), [(-64, TruncatedStream), (64, FrameOutOfOrder)], ids=["short", "long"])
+def test_values_of_another_length_create_nothing(trainer: Trainer, num_bytes: int, error: type[PsError]) -> None:
+    trainer.adopt()
+    with pytest.raises(error):
+        trainer.shard.create_variables(trainer.spec(), Segments([aligned_bytes(MIXED.nbytes + num_bytes)]))
+    with pytest.raises(NotInitialized, match="ps 0: the variables have no values yet; waiting for a worker to initialise the model"):
+        trainer.read()
+    assert trainer.shard.status().allocated_bytes == 0
+    assert trainer.create()
+
+
+def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
+    trainer.adopt()
+    calls: list[Callable[[], object]] = [
+        lambda: trainer.read(),
+        lambda: trainer.push(trainer.header()),
+        lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1)),
+        lambda: trainer.shard.list_slots(epoch=EPOCH),
+        lambda: trainer.slot("momentum"),
+    ]
+    for call in calls:
+        with pytest.raises(NotInitialized, match="waiting for a worker to initialise the model"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout_of(), layout_of(variable("none", (0, 3))), layout_of(variable("scalar")), layout_of(variable("d", (), DataType.FLOAT64))],
+    ids=["no variables", "no elements", "a scalar", "a double"],
+)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_smallest_shards_step_along(shard: Shard, layout: Layout, optimizer: str) -> None:
+    trainer = Trainer(shard, layout, optimizer=optimizer)
+    assert trainer.create(1.0)
+    for step in range(3):
+        assert trainer.train(step).step == step + 1
+    assert trainer.read()[0] == 3
+    for slot in shard.list_slots(epoch=EPOCH):
+        assert trainer.slot(slot)[0] == 3
+
+
+def test_padding_that_a_client_fills_stays_zero(trainer: Trainer) -> None:
+    trainer.adopt()
+    dirty = trainer.arena()
+    dirty[:] = 255
+    for view in views(MIXED, dirty).values():
+        view[...] = 1.0
+    trainer.shard.create_variables(trainer.spec(), Segments([dirty]))
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+    header = trainer.header()
+    trainer.push(header, dirty)
+    trainer.apply(header.push_id)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+    assert trainer.shard.status().num_nonfinite == 0
+
+
+# Reading
+
+
+def test_last_two_steps_can_be_read(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    for step in range(3):
+        trainer.train(step)
+    for step, value in ((3, -0.5), (2, 0.0)):
+        read_step, values = trainer.read(step)
+        assert read_step == step
+        np.testing.assert_array_equal(values, trainer.arena(value))
+
+
+def test_steps_that_are_gone_or_not_there_are_told_apart(trainer: Trainer) -> None:
+    trainer.create()
+    for step in range(3):
+        trainer.train(step)
+    with pytest.raises(StepGone, match="step 1 is gone, the shard is at step 3") as gone:
+        trainer.read(1)
+    with pytest.raises(StepNotReady, match="step 4 is not there yet, the shard is at step 3"):
+        trainer.read(4)
+    assert gone.value.facts["step"] == "3"
+    assert trainer.read()[0] == 3
+
+
+def test_reader_with_another_layout_is_refused(trainer: Trainer) -> None:
+    trainer.create()
+    with pytest.raises(LayoutMismatch, match=f"its layout is '{MIXED.hash}', you have 'other'"):
+        trainer.read(layout_hash="other")
+
+
+# Slots and status
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [("sgd", []), ("momentum", ["momentum"]), ("adagrad", ["accumulator"]), ("adam", ["m", "v"])],
+)
+def test_slots_have_the_names_of_the_original(shard: Shard, optimizer: str, slots: list[str]) -> None:
+    trainer = Trainer(shard, optimizer=optimizer)
+    trainer.create()
+    assert list(shard.list_slots(epoch=EPOCH)) == slots
+    with pytest.raises(SlotNotFound, match=f"optimizer '{optimizer}' has no slot 'velocity'; it has {', '.join(slots) or 'none'}"):
+        trainer.slot("velocity")
+
+
+def test_slot_is_read_with_its_step(shard: Shard) -> None:
+    trainer = Trainer(shard, optimizer="adagrad", hyperparameters={"initial_accumulator_value": 0.25})
+    trainer.create()
+    step, slot = trainer.slot("accumulator")
+    assert step == 0
+    for view in views(MIXED, slot).values():
+        assert (view == 0.25).all()
+    trainer.train(0, value=2.0)
+    step, slot = trainer.slot("accumulator")
+    assert step == 1
+    for view in views(MIXED, slot).values():
+        assert (view == 4.25).all()
+
+
+def test_status_counts(trainer: Trainer) -> None:
+    fresh = trainer.shard.status()
+    assert (fresh.shard, fresh.epoch, fresh.chief_incarnation, fresh.step, fresh.allocated_bytes) == (0, 0, 0, None, 0)
+    trainer.create()
+    trainer.train(0)
+    trainer.push(trainer.header(step=1))
+    status = trainer.shard.status()
+    assert (status.epoch, status.chief_incarnation, status.step, status.num_slices) == (EPOCH, CHIEF, 1, 5)
+    assert (status.arena_bytes, status.allocated_bytes) == (MIXED.nbytes, 3 * MIXED.nbytes)
+    assert (status.num_staged, status.num_pushes) == (1, 2)
+    assert status.last_apply_s > 0
+    assert status.process_incarnation == fresh.process_incarnation != 0
+
+
+def test_steps_take_no_more_memory(trainer: Trainer) -> None:
+    trainer.create()
+    allocated = []
+    for step in range(20):
+        headers = [trainer.header(worker, step=step) for worker in range(3)]
+        for header in headers:
+            trainer.push(header)
+        trainer.apply(*(header.push_id for header in headers), step=step)
+        allocated.append(trainer.shard.status().allocated_bytes)
+    assert set(allocated) == {5 * MIXED.nbytes}

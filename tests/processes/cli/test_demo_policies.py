@@ -1,0 +1,71 @@
+"""`lockstep demo` under other policies and with other optimizers: it learns as well, and says how stale the work was."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import worker_client
+from lockstep.demo.digits import NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from ps_protocol.model.optimizers import OPTIMIZERS, UPDATE_RULES
+from tests.processes.cli.test_demo import demo
+from tests.support.commands import lockstep_here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy", "optimizer"),
+    [
+        ("--policy async --optimizer adam", "async", "adam"),
+        ("--policy ssp --staleness 2 --max-staleness 9 --too-stale scale", "ssp(2), scales beyond staleness 9", "momentum"),
+        ("--policy async --no-locking --optimizer adagrad --learning-rate 0.1", "async, unlocked", "adagrad"),
+        ("--tokens fifo --optimizer rmsprop", "sync, fifo tokens", "rmsprop"),
+    ],
+)
+def test_it_learns_the_digits(arguments: str, policy: str, optimizer: str, tmp_path: Path) -> None:
+    with demo(*arguments.split(), "--pace", "0", "--output", str(tmp_path)) as process:
+        stdout, stderr = process.communicate(timeout=55)
+    assert (process.returncode, stderr) == (0, ""), stdout
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["policy"], summary["optimizer"]) == (policy, optimizer)
+    assert summary["steps_asked_for"] == (400 if "fifo" in policy else 800)
+    # Without a lock nobody can be kept from contributing once more while the last one is counted.
+    assert 0 <= summary["steps"] - summary["steps_asked_for"] <= (3 if "unlocked" in policy else 0)
+    assert summary["test_accuracy"] >= 0.95
+    if not policy.startswith("sync"):
+        assert f"policy {policy}: every contribution is a step" in stdout
+        assert summary["max_staleness"] >= 1
+        assert sum(summary["accepted_by_worker"].values()) == summary["steps"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_learns_the_digits_at_the_rate_that_is_said_to_suit_it(name: str) -> None:
+    train, test = split(load_digits())
+    with worker_client.local() as session:
+        session.create_or_join(initial_values(seed=7), optimizer=optimizer_of(name))
+        gradients = session.gradients()
+        for step in range(400):
+            batch = train.batch(64, worker=0, step=step)
+            loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+            session.step(gradients)
+        assert evaluate(session.read(), test.images, test.labels).accuracy >= 0.95
+
+
+def test_every_optimizer_that_takes_gradients_can_be_named() -> None:
+    assert set(NAMES) == OPTIMIZERS.keys() - UPDATE_RULES.keys()
+    rates = [optimizer_of(name, learning_rate=0.5).learning_rate.arguments["value"] for name in NAMES]
+    assert np.all(np.array(rates) == 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--staleness 2", "--staleness: it is for the policy ssp, not sync"),
+        ("--policy async --backup-workers 1", "--backup-workers: only the policy sync has steps of several contributions, not async"),
+        ("--learning-rate=-1", "--learning-rate: optimizer 'momentum': learning_rate = -1.0, want >= 0"),
+    ],
+)
+def test_arguments_that_make_no_sense_together_are_told_in_one_line(arguments: str, words: str) -> None:
+    refused = lockstep_here("demo", *arguments.split())
+    assert refused.returncode == 2
+    assert words in refused.stderr and len(refused.stderr.splitlines()) == 1

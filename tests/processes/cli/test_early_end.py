@@ -1,0 +1,55 @@
+"""Workers that end with exit code 0 before the others: training goes on if it can, and else ends with words, not in a silent wait."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
+
+# What worker 1 does, put before and into the training of both.
+LEAVES = {
+    "before it joins": ("if is_first_to_go: sys.exit(0)", ""),
+    "at step 10": ("if is_first_to_go: sys.argv[1:] = ['10']", ""),
+    "at step 10, by sys.exit": ("", "if is_first_to_go and session.local_step == 10: sys.exit(0)"),
+    "at step 10, without a goodbye": ("", "if is_first_to_go and session.local_step == 10: os._exit(0)"),
+}
+
+
+def leaving(how: str) -> str:
+    before, within = LEAVES[how]
+    head = f"import os, sys\nis_first_to_go = os.environ['LOCKSTEP_WORKER_INDEX'] == '1'\n{before}\n"
+    return head + TRAIN.replace("        print(", f"        {within}\n        print(", 1)
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_training_is_ended_when_a_worker_leaves_too_few_behind(tmp_path: Path, how: str) -> None:
+    # The lease is long: nobody shall have to wait for its end.
+    code, out = run_up("--workers", "2", "--lease", "300", "--max-steps", "50", worker=leaving(how), run_dir=tmp_path / "run")
+    step = 0 if how == "before it joins" else 10
+    assert code == 1, out
+    assert "[lockstep] worker 1 ended with exit code 0 while 1 of 2 workers still run; a step needs 2" in out
+    assert f"[lockstep] training ended early at step {step}: too few workers are left" in out
+    assert f"[worker 0] value {-step / 2}" in out, "the worker that waited was released, and ended by itself"
+    assert "training finished" not in out
+
+
+def test_a_worker_that_leaves_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:
+    arguments = ("--workers", "3", "--backup-workers", "1", "--max-steps", "50")
+    # Nobody begins before all three have joined: two of them would be done before a slow third one comes.
+    everybody = "    while sum(p.state == 'live' for p in session.status().participants) < 3: threading.Event().wait(0.01)\n"
+    worker = "import threading\n" + leaving("at step 10").replace("    while not", f"{everybody}    while not", 1)
+    code, out = run_up(*arguments, worker=worker, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "[worker 0] value -25.0" in out
+    assert "[lockstep] training finished" in out
+
+
+def test_a_released_worker_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    worker = f"{leaving('before it joins')}\n{IDLE}"
+    with up("--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
+        read_until(process, "idle")
+        everybody = descendants(process)
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 1, out
+    assert "training ended early at step 0" in out
+    assert are_gone(everybody)

@@ -1,0 +1,105 @@
+"""`lockstep plan`: plans from words and from traces, what it says of mistakes, and the trace of a cluster of real processes."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import worker_client
+from lockstep.planning.trace import HEADER, parse_trace
+from ps_protocol.model.variables import Array
+from tests.support.commands import cluster, lockstep_here
+from tests.support.waiting import wait_until
+
+STEPS, COMPUTING_S = 12, (0.05, 0.12)
+
+
+def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
+    arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
+    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backups", "0,1,2", "--compare", "ssp:2,async")
+    assert result.returncode == 0, result.stderr
+    assert "recommended: b = " in result.stdout and "--total-num-replicas" in result.stdout
+    assert "ssp(2)" in result.stdout and "async" in result.stdout
+
+
+def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{worker},{step},{9.0 if worker == 3 else 1.0}" for step in range(5) for worker in range(4)]
+    trace.write_text("\n".join([HEADER, *rows]))
+    text = lockstep_here("plan", str(trace), "--rounds", "30").stdout
+    assert "4 workers; computing: 20 measured times of 4 workers" in text
+    assert "recommended: b = 1" in text and "--replicas-to-aggregate 3 --total-num-replicas 4" in text
+    plain = json.loads(lockstep_here("plan", str(trace), "--rounds", "30", "--json").stdout)
+    assert plain["recommended_backups"] == 1
+    assert [row["step_s"] for row in plain["rows"]] == pytest.approx([9.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "want one of a TRACE, --latency and --record"),
+        ("none.csv", "none.csv: No such file or directory"),
+        ("--latency constant:1", "how many workers? give --workers T or --replicas-to-aggregate R"),
+        ("--latency uniform:1 --workers 2", "want constant:SECONDS or lognormal:MEDIAN,SIGMA or"),
+        ("--latency constant:1 --workers 2 --replicas-to-aggregate 2", "give one of them"),
+        ("--latency constant:1 --workers 0", "--workers: got 0, want 1 or more"),
+        ("--latency constant:1 --workers 20000", "workers: got 20000, want 1 to 10000"),
+        ("--latency constant:1 --workers 4 --backups 1,x", "--backups: got '1,x'"),
+        ("--latency constant:1 --workers 4 --backups 4", "backups: got 4, want 0 to 3 with 4 workers"),
+        ("--latency constant:1 --workers 4 --stragglers 0.1", "--stragglers: want P,FACTOR"),
+        ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:S"),
+        ("--latency constant:1 --workers 4 --apply nan", "apply: got nan, want 0 or more seconds"),
+        ("--record trace.csv", "give --chief ADDRESS or set LOCKSTEP_CHIEF"),
+        ("--record trace.csv --every 0", "--every: got 0, want 0.001 or more seconds"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: str, words: str) -> None:
+    result = lockstep_here("plan", *arguments.split())
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_an_absent_chief_leaves_no_file(tmp_path: Path, socket_dir: Path) -> None:
+    result = lockstep_here("plan", "--record", str(tmp_path / "trace.csv"), "--chief", f"unix:{socket_dir}/none.sock")
+    assert result.returncode == 1 and "no chief answers" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def work(chief: str, index: int) -> None:
+    """Trains; each gradient takes a known time to compute."""
+    with worker_client.connect(chief, worker_index=index, timeout_s=20) as session:
+        values: dict[str, Array] = {"w": np.zeros(4)}
+        session.create_or_join(values, optimizer=worker_client.sgd(0.5), timeout_s=20)
+        while True:
+            end = time.monotonic() + COMPUTING_S[index]
+            while time.monotonic() < end:
+                np.linalg.norm(np.ones(1000))
+            if session.step({"w": np.ones(4)}, timeout_s=20).is_finished:
+                return
+
+
+def test_a_trace_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    with cluster(tmp_path, max_steps=STEPS) as running:
+        command = [sys.executable, "-m", "lockstep", "plan", "--record", str(trace), "--chief", running.chief_address, "--every", "0.01"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
+            wait_until(trace.exists, timeout_s=20, what="the recording has begun")
+            threads = [threading.Thread(target=work, args=(running.chief_address, index)) for index in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(timeout=40)
+            output, errors = recording.communicate(timeout=20)
+    assert recording.returncode == 0, errors
+    rows = list(parse_trace(trace.read_text().splitlines(), name="trace"))
+    assert f"{len(rows)} times of 2 workers" in output
+    for index in range(2):
+        times = [row.seconds for row in rows if row.worker == index]
+        assert len(times) >= 2
+        assert np.median(times) > COMPUTING_S[index] - 0.02  # how much longer is the machine's affair
+    assert "recommended: b = " in lockstep_here("plan", str(trace), "--rounds", "10").stdout

@@ -1,0 +1,96 @@
+"""`lockstep policy`, `lockstep set` and `lockstep status --placement` on a running cluster, and what they say of mistakes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import worker_client
+from lockstep.launcher.cluster import LocalCluster
+from ps_protocol.model.variables import Array
+from tests.support.commands import cluster, lockstep, lockstep_here
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[LocalCluster]:
+    with cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """For all that a cluster refuses, which leaves it as it was."""
+    with cluster(tmp_path_factory.mktemp("unchanged")) as started:
+        yield started
+
+
+def contribute(session: worker_client.Session) -> worker_client.StepResult:
+    gradients: dict[str, Array] = {"w": np.ones(4), "head": np.ones((2, 3), np.float32)}
+    return session.step(gradients, timeout_s=20)
+
+
+def join(session: worker_client.Session, *, num_elements: int = 4) -> None:
+    values: dict[str, Array] = {"w": np.zeros(num_elements), "head": np.zeros((2, 3), np.float32)}
+    session.create_or_join(values, optimizer=worker_client.sgd(0.5), timeout_s=20)
+
+
+def test_policy_and_learning_rate_change_between_two_steps(running: LocalCluster) -> None:
+    chief = running.chief_address
+    with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
+        join(session)
+        assert lockstep("policy", "--chief", chief).stdout == "policy sync: a step needs 2 contributions, 2 workers expected\n"
+        # A step needs the contributions of two workers; there is one.
+        changed = lockstep("policy", "async", "--chief", chief)
+        assert (changed.returncode, changed.stdout) == (0, "policy async from step 0 on\n"), changed.stderr
+        assert contribute(session).applied_step == 0
+        changed = lockstep("set", "learning_rate=0.25", "--chief", chief)
+        assert changed.returncode == 0, changed.stderr
+        assert changed.stdout.startswith("learning_rate=0.25 from step 1 on, version ")
+        contribute(session)
+        np.testing.assert_array_equal(session.read()["w"], np.full(4, -0.75))
+        status = lockstep("status", "--chief", chief).stdout
+        assert "policy async: every contribution is a step" in status
+        assert "optimizer sgd" in status and "0.25" in status and ", version " in status
+
+
+def test_the_placement_is_shown_as_text_and_as_json(running: LocalCluster) -> None:
+    chief = running.chief_address
+    assert "no model yet" in lockstep("status", "--placement", "--chief", chief).stdout
+    with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
+        join(session, num_elements=400)
+        text = lockstep("status", "--placement", "--chief", chief).stdout
+        lines = [line.split() for line in text.splitlines()]
+        assert ["w", "0", "float64", "400", "3.1", "KiB"] in lines and ["head", "1", "float32", "2×3", "24", "B"] in lines
+        plain = json.loads(lockstep("status", "--placement", "--json", "--chief", chief).stdout)
+    assert [(one["variable"], one["shard"], one["bytes"]) for one in plain["placement"]] == [("w", 0, 3200), ("head", 1, 24)]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("set learning_rate", 2, "want NAME=VALUE"),
+        ("set learning_rate=0.1", 1, "model"),
+        ("policy ssp --no-locking", 2, "--no-locking: it is for the policy async, not ssp"),
+        ("policy --staleness 3", 2, "--staleness: of which policy? name it: lockstep policy sync | ssp | async"),
+        (
+            "policy sync --tokens fifo --num-tokens 0 --replicas-to-aggregate 3",
+            2,
+            "Too few tokens to finish the first step: 0 (given) vs 1",
+        ),
+        ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_told_in_one_line(unchanged: LocalCluster, command: str, code: int, words: str) -> None:
+    result = lockstep_here(*command.split(), "--chief", unchanged.chief_address)
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["policy", "async"], ["set", "learning_rate=1"]])
+def test_without_a_chief_the_command_says_so(command: list[str], socket_dir: Path) -> None:
+    assert lockstep_here(*command).returncode == 2
+    absent = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
+    assert absent.returncode == 1
+    assert f"no chief answers at unix:{socket_dir}/none.sock" in absent.stderr

@@ -1,0 +1,147 @@
+"""`lockstep status`, `finish` and `health`: what they print of a cluster, and what they say where there is none."""
+
+import argparse
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import cluster, lockstep, lockstep_here
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.parametrize("command", [["status"], ["finish"], ["status", "--watch", "--json"]])
+def test_an_absent_chief_is_told_within_two_seconds(command: list[str], socket_dir: Path) -> None:
+    begin = time.monotonic()
+    result = lockstep(*command, "--chief", f"unix:{socket_dir}/none.sock")
+    assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
+    assert result.returncode == 1
+    assert f"no chief answers at unix:{socket_dir}/none.sock" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_address_where_nobody_ever_answers_is_told_within_two_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        result = lockstep("status", "--chief", f"127.0.0.1:{silent.getsockname()[1]}")
+    assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
+    assert result.returncode == 1
+    assert "no chief answers" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "finish"])
+def test_without_an_address_the_command_says_how_to_give_one(command: str) -> None:
+    result = lockstep_here(command)
+    assert result.returncode == 2
+    assert "--chief ADDRESS or set LOCKSTEP_CHIEF" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["status", "--chief"], ["finish", "--chief"], ["health", "--address"]])
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:notaport", "127.0.0.1:99999", "unix:relative"])
+def test_an_address_that_is_none_is_told_in_one_line(command: list[str], address: str) -> None:
+    result = lockstep_here(*command, address)
+    assert result.returncode == 2
+    assert address in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_running_cluster_is_shown_as_text_and_as_json(tmp_path: Path) -> None:
+    with cluster(tmp_path, max_steps=7) as running:
+        text = lockstep("status", LOCKSTEP_CHIEF=running.chief_address)
+        assert text.returncode == 0, text.stderr
+        assert "waiting for a model, step 0 of 7" in text.stdout
+        assert "no worker has come yet" in text.stdout
+        plain = json.loads(lockstep("status", "--json", "--chief", running.chief_address).stdout)
+        assert plain["replicas_to_aggregate"] == 2
+        assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
+
+
+def test_the_wrong_cluster_and_the_wrong_role_are_told_apart(tmp_path: Path) -> None:
+    with cluster(tmp_path) as running:
+        other = lockstep_here("status", "--chief", running.chief_address, "--cluster", "other")
+        assert (other.returncode, "Traceback" in other.stderr) == (1, False)
+        assert "'other'" in other.stderr and running.name in other.stderr
+        wrong = lockstep_here("status", "--chief", running.chief_address.replace("chief", "ps0"))
+        assert wrong.returncode == 1
+        assert "ps 0" in wrong.stderr
+
+
+def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: Path) -> None:
+    with cluster(tmp_path) as running:
+        command = [sys.executable, "-m", "lockstep", "status", "--watch", "--chief", running.chief_address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None and watching.stderr is not None
+            assert "cluster" in watching.stdout.readline()
+            finished = lockstep("finish", "--chief", running.chief_address, "--reason", "enough")
+            assert finished.returncode == 0, finished.stderr
+            assert "training is finished at step 0" in finished.stdout
+            assert watching.wait(10.0) == 1
+            assert "the chief has ended" in watching.stderr.read()
+        wait_until(lambda: all(role.has_exited() for role in running.roles), what="the roles end by themselves")
+
+
+def test_ctrl_c_ends_watching_quietly(tmp_path: Path) -> None:
+    with cluster(tmp_path) as running:
+        command = [sys.executable, "-m", "lockstep", "status", "--watch", "--chief", running.chief_address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None and watching.stderr is not None
+            watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(2.0) == 130
+            assert watching.stderr.read() == ""
+
+
+def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
+    with cluster(tmp_path) as running:
+        chief, ps = running.chief_address, running.chief_address.replace("chief", "ps1")
+        for address in (chief, ps):
+            assert lockstep("health", "--address", address).returncode == 0
+            wait_until(lambda address=address: lockstep("health", "--ready", "--address", address).returncode == 0)  # type: ignore[misc]
+    absent = lockstep("health", "--address", chief)
+    assert absent.returncode == 1
+    assert "does not answer" in absent.stderr
+    assert lockstep_here("health").returncode == 2
+
+
+@pytest.mark.parametrize("role", [["ps", "--index", "0"], ["chief", "--ps", "127.0.0.1:1"]])
+def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        begin = time.monotonic()
+        result = lockstep(*role, "--address", address)
+        assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
+    assert result.returncode == 2
+    assert f"cannot listen at {address}: another process listens there" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
+    announce = tmp_path / "address"
+    command = [sys.executable, "-m", "lockstep", "ps", "--index", "0", "--announce", str(announce)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(announce.exists, what="it serves")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5.0) == 0
+
+
+def test_every_command_explains_itself() -> None:
+    from lockstep.__main__ import _COMMANDS
+
+    overview = lockstep("--help")
+    assert overview.returncode == 0
+    for name, (_, module, add_arguments, run) in _COMMANDS.items():
+        assert re.search(rf"^    {name}\s", overview.stdout, re.MULTILINE)
+        parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.{module}")
+        getattr(functions, add_arguments)(parser)
+        assert callable(getattr(functions, run))
+        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "verify")
+    assert lockstep_here("--version").stdout.startswith("lockstep-ps")
+    assert lockstep_here("nonsense").returncode == 2
+    assert lockstep_here().returncode == 2

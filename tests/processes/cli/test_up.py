@@ -1,0 +1,263 @@
+"""`lockstep up`: a whole cluster around any command, its output, its failures, and its end in every phase."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
+from tests.support.waiting import wait_until
+
+FAMILY = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n{TRAIN}"
+
+
+def socket_directory(lines: list[str]) -> Path:
+    (address,) = {match[1] for line in lines if (match := re.search(r"lockstep status --chief unix:(\S+)", line))}
+    return Path(address).parent
+
+
+@pytest.mark.parametrize("network", [[], ["--tcp"]])
+def test_training_runs_to_its_end(tmp_path: Path, network: list[str]) -> None:
+    code, out = run_up("--ps", "2", "--workers", "2", "--max-steps", "20", *network, worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0, out
+    for index in range(2):
+        assert f"[worker {index}] value -10.0" in out
+        assert "value -10.0" in (tmp_path / "run" / "logs" / f"worker-{index}.log").read_text()
+    assert "[lockstep] training finished" in out
+    assert ("127.0.0.1:" in out) == bool(network)
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {
+        "ps-0.log",
+        "ps-1.log",
+        "chief.log",
+        "worker-0.log",
+        "worker-1.log",
+    }
+
+
+def test_workers_that_stop_by_themselves_end_the_training(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    code, out = run_up("--workers", "2", "--", "10", worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "[worker 0] value -5.0" in out
+    assert time.monotonic() - begin < 20.0
+
+
+def test_workers_that_never_join_end_it_too_but_no_training_is_claimed(tmp_path: Path) -> None:
+    code, out = run_up("--workers", "2", worker="print('nothing to do')", run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "[lockstep] all workers ended without any having joined a training" in out
+    assert "training finished" not in out
+    assert "[worker 1] nothing to do" in out
+
+
+@pytest.mark.parametrize("command", [["up", "--run-dir", "/dev/null/x", "--", "true"], ["demo", "--output", "/dev/null/x"]])
+def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str]) -> None:
+    result = subprocess.run([sys.executable, "-m", "lockstep", *command], capture_output=True, text=True, timeout=20)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "cannot write to /dev/null/x: Not a directory" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_each_worker_is_told_its_place_and_nothing_of_another_cluster(tmp_path: Path) -> None:
+    worker = "import os; print(*(os.environ[f'LOCKSTEP_{name}'] for name in ('WORKER_INDEX', 'NUM_WORKERS', 'CLUSTER', 'CHIEF')))"
+    others = {"LOCKSTEP_CHIEF": "10.0.0.1:1", "LOCKSTEP_MAX_STEPS": "nonsense", "LOCKSTEP_ADVERTISE": "nonsense"}
+    worker += "; assert 'LOCKSTEP_HISTORY' not in os.environ"
+    code, out = run_up("--workers", "3", worker=worker, run_dir=tmp_path / "run", **others, LOCKSTEP_HISTORY=str(tmp_path / "history"))
+    assert code == 0, out
+    for index in range(3):
+        assert re.search(rf"^\[worker {index}\] {index} 3 up-\w+ unix:/\S+/chief\.sock$", out, re.MULTILINE), out
+
+
+def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_code(tmp_path: Path) -> None:
+    worker = f"import os, sys\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '1':\n    print('bad luck')\n    sys.exit(7)\n{TRAIN}"
+    code, out = run_up("--workers", "2", worker=worker, run_dir=tmp_path / "run")
+    assert code == 7, out
+    assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
+    assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert "WARNING chief.shards.work" not in out  # that a server has ended with all others is no news
+
+
+def test_a_failure_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:
+    worker = f"import os, sys\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '2':\n    os.kill(os.getpid(), 9)\n{TRAIN}"
+    code, out = run_up("--workers", "3", "--backup-workers", "1", "--max-steps", "20", worker=worker, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert re.search(r"worker 2 \(pid \d+\) failed: killed by SIGKILL", out)
+    assert "training goes on: 2 of 3 workers left, a step needs 2" in out
+    assert "training finished; failed on the way, within the backups: worker 2 (killed by SIGKILL)" in out
+
+
+@pytest.mark.parametrize("flags", [["--backup-workers", "1"], ["--min-replicas", "2", "--lease", "1"]])
+def test_a_worker_killed_in_the_middle_of_training_is_survived_if_others_will_do(tmp_path: Path, flags: list[str]) -> None:
+    with up("--workers", "3", *flags, "--max-steps", "200", worker=TRAIN, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, "[worker 1] step")
+        victim = next(one for one in descendants(process) if one.environ().get("LOCKSTEP_WORKER_INDEX") == "1")
+        victim.kill()
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 0, [*lines, out]
+    assert "worker 1" in out and "killed by SIGKILL" in out and "training finished" in out
+
+
+def test_a_worker_that_stays_after_the_end_of_training_is_named(tmp_path: Path) -> None:
+    worker = f"import os, threading\n{TRAIN}\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '1':\n    threading.Event().wait(300)"
+    with up("--workers", "2", "--max-steps", "3", worker=worker, run_dir=tmp_path / "run") as process:
+        (line,) = read_until(process, "training is over, and chief and parameter servers have ended; waiting for worker 1 (pid ")[-1:]
+        assert "worker 0" not in line
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(("flags", "module"), [([], "ps_server"), (["--chief-in-ps"], "lockstep.combined")])
+def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: Path, flags: list[str], module: str) -> None:
+    with up("--ps", "2", "--workers", "2", *flags, worker=TRAIN, run_dir=tmp_path / "run") as process:
+        read_until(process, "[worker 0] step")
+        everybody = descendants(process)
+        next(one for one in everybody if module in one.cmdline()).kill()
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL", out)
+    assert "its part of the model is lost with it: there are no checkpoints to go back to" in out
+    assert are_gone(everybody)
+
+
+def test_a_role_that_does_not_start_is_shown_with_its_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("raise ImportError('broken by a test')\n")
+    begin = time.monotonic()
+    code, out = run_up(worker=TRAIN, run_dir=tmp_path / "run", PYTHONPATH=str(tmp_path))
+    assert code == 1, out
+    assert "[lockstep] ps 0 ended while starting: exit code 1. Its last lines:" in out
+    assert "[lockstep]     ImportError: broken by a test" in out
+    assert time.monotonic() - begin < 10.0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("phase", ["starting", "training", "waiting"])
+def test_a_signal_ends_everything_within_two_seconds_in_every_phase(tmp_path: Path, number: signal.Signals, code: int, phase: str) -> None:
+    sign: dict[str, tuple[str, str]] = {"starting": (TRAIN, "logs:"), "training": (TRAIN, "step 3"), "waiting": (f"{IDLE}", "idle")}
+    worker, text = sign[phase]
+    if phase == "waiting":  # one worker is there, and waits for the other's contribution
+        worker = f"import os\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '0':\n    {IDLE}\nprint('waits', flush=True)\n{TRAIN}"
+    with up("--ps", "2", "--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, text)
+        wait_until(lambda: len(descendants(process)) > 1, what="a process has been started")
+        everybody = descendants(process)
+        begin = time.monotonic()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=20)
+        assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
+    assert process.returncode == code, [*lines, out]
+    assert f"ended by {number.name}" in out and "Traceback" not in out.split("[lockstep] ended by")[-1]
+    assert are_gone(everybody)
+    assert phase == "starting" or not socket_directory(lines).exists()
+
+
+@pytest.mark.parametrize("phase", ["starting", "training"])
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path, phase: str) -> None:
+    with up("--ps", "2", "--workers", "2", worker=FAMILY, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, "logs:" if phase == "starting" else "step 3")
+        wait_until(lambda: len(descendants(process)) > 1, what="a process has been started")
+        everybody = descendants(process)
+        process.kill()
+        wait_until(lambda: are_gone(everybody), timeout_s=5.0, what="every process has ended")
+        if phase == "training":
+            assert len(everybody) >= 8  # guardian, 2 ps, chief, 2 workers, 2 of theirs
+            wait_until(lambda: not socket_directory(lines).exists(), what="the sockets are removed")
+
+
+def test_an_output_that_is_closed_ends_everything(tmp_path: Path) -> None:
+    with up("--workers", "2", worker=TRAIN, run_dir=tmp_path / "run") as process:
+        read_until(process, "step 3")
+        everybody = descendants(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(5.0) == 128 + signal.SIGPIPE
+    assert are_gone(everybody)
+
+
+def test_python_is_the_python_that_has_worker_client_whatever_path_says(tmp_path: Path) -> None:
+    other = tmp_path / "bin"
+    other.mkdir()
+    (other / "python").write_text("#!/bin/sh\necho the wrong one\nexit 1\n")
+    (other / "python").chmod(0o755)
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep",
+        "up",
+        "--run-dir",
+        str(tmp_path),
+        "--",
+        "python",
+        "-c",
+        "import sys; print(sys.executable)",
+    ]
+    environment = {**os.environ, "PATH": f"{other}:{os.environ['PATH']}"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stdout
+    assert f"[worker 0] {sys.executable}" in result.stdout
+
+
+def test_standbys_are_started_beside_the_servers_and_end_with_them(tmp_path: Path) -> None:
+    code, out = run_up("--max-steps", "3", "--standbys", "--ps", "2", worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0
+    for name in ("standby 0", "standby 1"):
+        assert f"[{name}]" in out
+
+
+def test_a_server_whose_other_half_came_back_empty_is_not_said_to_be_replaceable(tmp_path: Path) -> None:
+    with up("--standbys", worker=TRAIN, run_dir=tmp_path / "run") as process:
+        read_until(process, "[worker 0] step")
+        for flag, words in (("ps0", "standby 0 has the same, and training goes on"), ("standby0", "the model is lost")):
+            victim = next(one for one in descendants(process) if any(f"/{flag}.sock" in word for word in one.cmdline()[:6]))
+            victim.kill()
+            read_until(process, words)
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 1, out
+    assert "was restarted and has lost its variables" in out
+
+
+def test_no_colour_and_no_control_sequence_reaches_a_file(tmp_path: Path) -> None:
+    _, out = run_up("--max-steps", "3", worker=TRAIN, run_dir=tmp_path / "run")
+    assert "\x1b" not in out
+
+
+def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.chdir(tmp_path)
+    for name in ("chief.py", "ps_server.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')\n")
+    command = [sys.executable, "-P", "-m", "lockstep", "up", "--", sys.executable, "-c", "print('came')"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stdout
+    assert "[worker 0] came" in result.stdout
+    assert len(list((tmp_path / "lockstep-runs").glob("*/logs/worker-0.log"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "what shall the workers run?"),
+        (["--"], "what shall the workers run?"),
+        (["--workers", "2", "--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["--", "README.md"], "'README.md' cannot be run as a program; a Python file is run by: … -- python README.md"),
+        (["--workers", "0", "--", "python"], "--workers: got 0, want 1 or more"),
+        (["--workers", "many", "--", "python"], "invalid int value: 'many'"),
+        (["--ps", "-1", "--", "python"], "--ps: got -1"),
+        (["--max-steps", "0", "--", "python"], "--max-steps: got 0"),
+        (["--lease", "0", "--", "python"], "--lease: got 0.0"),
+        (["--workers", "2", "--backup-workers", "2", "--", "python"], "--backup-workers: got 2, want 0 to 1"),
+        (["--standbys", "--history", "h", "--", "python"], "--history: `lockstep verify` knows one server a shard"),
+        (["--standbys", "--chief-in-ps", "--", "python"], "--standbys: the chief has none"),
+        (["--wrokers", "2", "--", "python"], "--wrokers"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_told_before_anything_starts(arguments: list[str], words: str) -> None:
+    result = lockstep_here("up", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr

@@ -1,0 +1,113 @@
+"""`python -m chief` as a process: exit codes, words, signals, announcement."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.chief import GrpcChief
+from tests.support.running_chief import Worker, parameter_server
+from tests.support.servers import unused_address
+from tests.support.waiting import wait_until
+
+
+@contextlib.contextmanager
+def chief(*flags: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-m", "chief", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def announced(path: Path) -> str:
+    wait_until(path.exists, timeout_s=30, what="the chief announces its address")
+    return path.read_text().strip()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, words = process.communicate(timeout=30)
+    return process.returncode, words
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Signals, tmp_path: Path) -> None:
+    with parameter_server() as server, chief("--ps", server.address, "--announce", str(tmp_path / "a")) as process:
+        client = GrpcChief(announced(tmp_path / "a"))
+        with Worker(client) as worker:
+            worker.join_model()
+            start = time.monotonic()
+            process.send_signal(number)
+            assert server.wait() == f"the chief got {number.name}"
+            code, words = end_of(process)
+            assert time.monotonic() - start < 5.0  # 2 s promised; the machine may be busy
+        client.close()
+        assert code == 0, words
+        assert "Traceback" not in words
+
+
+def test_a_signal_ends_a_chief_that_still_looks_for_its_servers(tmp_path: Path) -> None:
+    with chief("--ps", unused_address(), "--announce", str(tmp_path / "a")) as process:
+        announced(tmp_path / "a")
+        process.send_signal(signal.SIGINT)
+        code, words = end_of(process)
+        assert (code, "Traceback" in words) == (0, False), words
+
+
+def test_an_absent_server_is_named_in_the_log() -> None:
+    absent = unused_address()
+    with chief("--ps", absent) as process:
+        assert process.stderr is not None
+        wanted = f"waiting for ps 0 at {absent}"
+        start = 0.0
+        for line in process.stderr:
+            start = start or time.monotonic()
+            if wanted in line:
+                break
+        assert "connection refused; is it started?" in line
+        assert time.monotonic() - start < 4.0  # 2 s promised; the machine may be busy
+
+
+def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with chief("--ps", "127.0.0.1:1", "--address", address) as process:
+            code, words = end_of(process)
+    assert code == 2
+    assert f"chief: cannot listen at {address}: another process listens there" in words.splitlines()[-1]
+
+
+def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) -> None:
+    with parameter_server() as server:
+        with chief("--ps", server.address, "--announce", str(tmp_path / "a")) as first:
+            client = GrpcChief(announced(tmp_path / "a"))
+            with Worker(client) as worker:
+                worker.join_model()
+                assert worker.wait(worker.push()).step == 1
+            client.close()
+            first.kill()
+            first.wait(10)
+        with chief("--ps", server.address, "--announce", str(tmp_path / "b"), "--takeover") as second:
+            client = GrpcChief(announced(tmp_path / "b"))
+            wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief goes on")
+            status = client.status()
+            client.close()
+            assert (status.global_step, status.epoch, status.chief_incarnation) == (1, 1, 2)
+            second.send_signal(signal.SIGTERM)
+            assert end_of(second)[0] == 0
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:
+    with chief("--ps", "127.0.0.1:1", "--replicas-to-aggregate", "0") as process:
+        assert end_of(process) == (2, "chief: --replicas-to-aggregate: got '0', want a whole number >= 1\n")

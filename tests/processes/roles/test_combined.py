@@ -1,0 +1,153 @@
+"""A parameter server and the chief in one process: started, addressed and ended as the two roles are when they are alone."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ps_protocol.errors import Unauthenticated
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from tests.support.certificates import make
+from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
+from tests.support.running_chief import Worker, parameter_server
+from tests.support.waiting import wait_until
+
+
+@contextlib.contextmanager
+def combined(directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
+    flags = ["--index", str(index), "--announce", str(directory / "ps"), *ps_flags, "--with-chief", "--announce", str(directory / "chief")]
+    command = [sys.executable, "-m", "lockstep", "ps", *flags, *chief_flags]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def announced(path: Path) -> str:
+    wait_until(path.exists, timeout_s=30, what=f"{path.name} announces its address")
+    return path.read_text().strip()
+
+
+def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    _, words = process.communicate(timeout=30)
+    return process.returncode, words
+
+
+def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp_path: Path) -> None:
+    with (
+        parameter_server(1) as other,
+        combined(tmp_path, "--ps", f"self,{other.address}", "--total-num-replicas", "1", "--max-steps", "3") as process,
+    ):
+        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as client, Worker(client) as worker:
+            assert worker.registration.shard_addresses == (announced(tmp_path / "ps"), other.address)
+            worker.join_model()
+            for _ in range(3):
+                worker.wait(worker.push(value=1.0))
+            assert [round(value, 3) for value in worker.read()["w"]] == [-0.3] * 3
+            client.deregister_worker(worker.participant)
+        assert "max_steps 3 reached" in other.wait()
+        code, words = end_of(process)
+    assert code == 0, words
+    assert "Traceback" not in words
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Signals, tmp_path: Path) -> None:
+    with combined(tmp_path) as process:
+        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as client, Worker(client) as worker:
+            worker.join_model()
+            process.send_signal(number)
+            wait_until(lambda: client.heartbeat(worker.participant), what="training is finished")
+            code, words = end_of(process)
+    assert code == 0, words
+    assert f"the chief got {number.name}" in words
+    assert "Traceback" not in words
+
+
+def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> None:
+    with combined(tmp_path) as process:
+        announced(tmp_path / "chief")
+        with contextlib.closing(GrpcShard(announced(tmp_path / "ps"))) as shard:
+            wait_until(lambda: shard.status().epoch == 1, what="it is adopted")
+            shard.shutdown(epoch=1, reason="an operator")
+        code, words = end_of(process)
+    assert code == 0, words
+    assert "its parameter server ends: an operator" in words
+
+
+@pytest.mark.parametrize(
+    ("chief_flags", "said"),
+    [
+        (["--ps", "127.0.0.1:5001"], "want the word self once, at index 0"),
+        (["--ps", "127.0.0.1:5001,self"], "want the word self once, at index 0"),
+        (["--ps=127.0.0.1:5001"], "want the word self once, at index 0"),
+        (["--ps"], "want the word self once"),
+        (["--cluster=another"], "the chief is of 'another'"),
+        (["--cluster", "another"], "the chief is of 'another'"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_flags_that_make_no_sense_are_told_in_one_line(tmp_path: Path, chief_flags: list[str], said: str) -> None:
+    with combined(tmp_path, *chief_flags) as process:
+        code, words = end_of(process)
+    assert (code, len(words.splitlines())) == (2, 1), words
+    assert said in words
+
+
+def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_saved(tmp_path: Path) -> None:
+    """Both roles are gone at once, with all that they had in memory; who has no token gets nowhere before and after."""
+    files = make(tmp_path / "certs", cluster="lockstep")
+    (tmp_path / "saved").mkdir()
+    recovery = ["--checkpoint-dir", str(tmp_path / "saved"), "--token-file", str(files.directory / "tokens")]
+    chief_flags = [*recovery, "--durability", "step", "--replicas-to-aggregate", "1"]
+
+    def client() -> GrpcChief:
+        return GrpcChief(announced(tmp_path / "chief"), access=files.caller(tls=False))
+
+    with combined(tmp_path, *chief_flags, ps_flags=recovery) as process:
+        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
+            stranger.status()
+        with contextlib.closing(client()) as chief, Worker(chief) as worker:
+            worker.shards = [GrpcShard(announced(tmp_path / "ps"), access=files.caller(tls=False))]
+            worker.join_model()
+            for _ in range(3):
+                worker.wait(worker.push(value=1.0))
+            process.kill()
+            process.wait()
+    for name in ("chief", "ps"):
+        (tmp_path / name).unlink()
+    with combined(tmp_path, *chief_flags, ps_flags=recovery):
+        with contextlib.closing(client()) as chief:
+            wait_until(lambda: chief.status().state is ClusterState.TRAINING, timeout_s=30, what="training goes on")
+            assert chief.status().global_step == 3
+
+
+@pytest.mark.parametrize("network", [[], ["--tcp"]])
+def test_lockstep_up_runs_a_cluster_with_the_chief_in_ps_0(tmp_path: Path, network: list[str]) -> None:
+    flags = ["--ps", "2", "--workers", "2", "--max-steps", "20", "--chief-in-ps", *network]
+    code, out = run_up(*flags, worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert out.count("value -10.0") == 2
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log"}
+
+
+def test_lockstep_up_fails_when_the_process_with_the_chief_is_killed(tmp_path: Path) -> None:
+    with up("--workers", "1", "--chief-in-ps", worker=IDLE, run_dir=tmp_path / "run") as process:
+        read_until(process, "idle")
+        family = descendants(process)
+        (role,) = [one for one in family if "lockstep.combined" in one.cmdline()]
+        psutil.Process(role.pid).kill()
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL, out
+    assert "ps 0" in out
+    wait_until(lambda: are_gone(family), what="all processes are gone")

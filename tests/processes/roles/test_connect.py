@@ -1,0 +1,251 @@
+"""A worker's beginning and end with real processes: what is not there, what is somebody else, whose place is whose, Ctrl-C anywhere."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
+from tests.support.clusters import GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
+from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
+from worker_client.cluster.chief import machine_name
+
+VALUES = {"w": np.zeros(3)}
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_absent_chief_is_named_after_two_seconds_and_given_up_at_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    address, start_s = f"127.0.0.1:{closed_port()}", time.monotonic()
+    with pytest.raises(Unavailable, match=f"cannot reach the chief at {address}: connection refused; is it started"):
+        worker_client.connect(address, timeout_s=5)
+    assert time.monotonic() - start_s < 9
+    assert any(address in record.getMessage() for record in caplog.records)
+
+
+def test_chief_that_comes_later_is_found(stack: ExitStack, socket_dir: Path) -> None:
+    start_ps_process(0, stack, directory=socket_dir)
+    start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    with worker_client.connect(f"unix:{socket_dir}/chief", timeout_s=20) as session:
+        assert session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+
+
+def test_parameter_server_is_not_taken_for_the_chief_nor_another_cluster_for_this(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    with pytest.raises(WrongRole, match=r"this is ps 0.*, not the chief"):
+        worker_client.connect(cluster.ps_addresses[0], timeout_s=5)
+    with pytest.raises(WrongCluster, match="'lockstep', not 'job-b'; check LOCKSTEP_CLUSTER"):
+        worker_client.connect(cluster.chief_address, cluster="job-b", timeout_s=5)
+    assert cluster.session().create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+
+
+def test_environment_leads_to_the_cluster_and_a_proxy_does_not_matter(
+    stack: ExitStack, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+    for name, value in {"LOCKSTEP_CHIEF": cluster.chief_address, "LOCKSTEP_WORKER_INDEX": "1", "http_proxy": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    with worker_client.connect(timeout_s=20) as session, worker_client.observe(timeout_s=20) as observer:
+        assert session.worker_index == 1
+        assert session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+        np.testing.assert_array_equal(observer.read(timeout_s=20)["w"], VALUES["w"])
+
+
+HOLDER = """
+import sys, threading, numpy, worker_client
+with worker_client.connect(sys.argv[1], worker_index=0) as session:
+    session.create_or_join({"w": numpy.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    print("ready", flush=True)
+    threading.Event().wait(60)
+"""
+
+
+def start_python(stack: ExitStack, *arguments: str) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
+        stack.callback(stream.close)
+    stack.callback(end, process)
+    return process
+
+
+def read_line(stream: IO[bytes] | None) -> str:
+    assert stream is not None
+    return stream.readline().decode().strip()
+
+
+def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(total_num_replicas=2, lease_s=30), stack, directory=socket_dir)
+    holder = start_python(stack, "-c", HOLDER, cluster.chief_address)
+    assert read_line(holder.stdout) == "ready"
+    with pytest.raises(WorkerIndexTaken, match=f"worker 0 is already running on {machine_name()} pid {holder.pid}"):
+        cluster.session(0)
+    holder.kill()
+    # Not waited for: a zombie counts as gone.
+    wait_until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", what="the worker has died")
+    replacement = cluster.session(0)
+    assert not replacement.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+    assert replacement.push({"w": np.ones(3)}).is_accepted
+
+
+def test_takeover_ends_the_former_holder_in_words(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    former = cluster.session(0)
+    former.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+    with worker_client.connect(cluster.chief_address, worker_index=0, takeover=True, timeout_s=20) as holder:
+        assert holder.worker_index == 0
+        with pytest.raises(worker_client.PsError) as raised:
+            former.push({"w": np.ones(3)})
+        assert raised.value.reason == "SUPERSEDED"
+        assert not holder.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+        assert holder.step({"w": np.ones(3)}, timeout_s=20).is_accepted
+
+
+def test_forked_child_leaves_the_parents_session_alone(stack: ExitStack, socket_dir: Path) -> None:
+    script = """
+import os, sys, numpy, worker_client
+with worker_client.connect(sys.argv[1]) as session:
+    session.create_or_join({"w": numpy.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            session.push({"w": numpy.ones(3)})
+        except RuntimeError as error:
+            print("child:", error, flush=True)
+        session.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("parent:", session.step({"w": numpy.ones(3)}).outcome.name, flush=True)
+"""
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    process = start_python(stack, "-W", "ignore", "-c", script, cluster.chief_address)
+    assert "a fork must connect anew" in read_line(process.stdout)
+    assert read_line(process.stdout) == "parent: ACCEPTED"
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Returns when all threads of a process stand still: one takes the signal, and until then others may still apply something."""
+    os.kill(process.pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(
+        lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
+        what="the process stands still",
+    )
+
+
+@pytest.mark.parametrize("phase", ["connecting", "joining", "waiting", "pushing", "reading"])
+def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack, socket_dir: Path) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    address = f"unix:{socket_dir}/nobody"
+    observer = None
+    if phase != "connecting":
+        chief = start_chief(Shape(total_num_replicas=2), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+        address = announced(chief, socket_dir / "chief.address")
+        observer = worker_client.observe(address, timeout_s=20)
+        stack.callback(observer.close)
+        stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
+    if phase == "joining":
+        # It waits for a parameter server that does not take the first values.
+        stop(ps)
+    worker = start_python(stack, "-m", "tests.processes.roles.interrupted_worker", phase, address)
+    assert read_line(worker.stdout) == phase
+    if phase in ("pushing", "reading"):
+        stop(ps)
+        assert worker.stdin is not None
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+    # Long enough to be in the midst of it; nothing outside tells.
+    assert not wait_until(lambda: worker.poll() is not None, timeout_s=1.0, required=False)
+    start_s = time.monotonic()
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(10) != 0
+    assert time.monotonic() - start_s < 4.5  # 2 s promised; the machine may be busy
+    assert worker.stderr is not None
+    assert b"KeyboardInterrupt" in worker.stderr.read()
+    if observer is not None:
+        status = observer.status()
+        assert [participant.failure for participant in status.participants if participant.state == "left"] == ["KeyboardInterrupt"]
+
+
+def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
+    stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    address = announced(chief, socket_dir / "chief.address")
+    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="grpc"))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    stop(ps)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    results: list[object] = []
+    pushing = threading.Thread(target=lambda: results.append(session.push({"w": np.ones(3)})), daemon=True)
+    pushing.start()
+    wait_until(lambda: any("no answer yet from ps 0" in record.getMessage() for record in caplog.records), what="the notice")
+    assert not results
+    os.kill(ps.pid, signal.SIGCONT)
+    pushing.join(20)
+    assert session.wait(20)
+    assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
+
+
+def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    address = announced(chief, socket_dir / "chief.address")
+    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="shared_memory"))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    stop(ps)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    # The push itself calls nobody.
+    with pytest.raises(DeadlineExceeded):
+        session.step({"w": np.ones(3)}, timeout_s=0)
+    wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
+    with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
+        session.wait(0)
+    os.kill(ps.pid, signal.SIGCONT)
+    assert session.wait(20)
+    assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
+
+
+def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_is_changed_all_the_same(
+    stack: ExitStack, socket_dir: Path
+) -> None:
+    ps = start_ps_process(0, stack, directory=socket_dir)
+    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
+    session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
+    stop(ps)
+    stack.callback(ps.send_signal, signal.SIGCONT)
+    with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: the parameter servers are being told") as caught:
+        session.set_policy(worker_client.async_policy(), timeout_s=1)
+    assert caught.value.message.endswith("; the change will be made all the same")
+    wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
+    with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
+        session.set_policy(worker_client.async_policy(), timeout_s=0)
+    os.kill(ps.pid, signal.SIGCONT)
+    wait_until(lambda: session.status().policy == "async", what="the change")
+    assert session.step({"w": np.ones(3)}, timeout_s=20).applied_step == 0

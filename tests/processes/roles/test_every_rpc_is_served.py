@@ -1,0 +1,63 @@
+"""Real servers know every method of the protos: nothing is declared and then left out."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from tests.support.waiting import wait_until
+
+SERVICES = {
+    "ps": (parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
+    "chief": (chief_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
+}
+METHODS = [
+    (role, method)
+    for role, files in SERVICES.items()
+    for file in files
+    for service in file.services_by_name.values()
+    for method in service.methods
+]
+NO_MESSAGE = b"\xff"  # answered at once, with an error, by whoever looks at it
+ANSWERED_WITHIN = {"StreamPushes", "StreamVariables"}  # the stream goes on
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    directory = tmp_path_factory.mktemp("announced")
+    with ExitStack() as stack:
+        ps = _start(stack, ["-m", "ps_server", "--index", "0"], directory / "ps")
+        chief = _start(stack, ["-m", "chief", "--ps", ps], directory / "chief")
+        yield {"ps": ps, "chief": chief}
+
+
+def _start(stack: ExitStack, words: list[str], announced: Path) -> str:
+    command = [sys.executable, *words, "--address", "127.0.0.1:0", "--announce", str(announced)]
+    process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+    stack.callback(process.terminate)
+    wait_until(announced.exists, timeout_s=30, what=f"{words} serves")
+    return announced.read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.parametrize(("role", "method"), METHODS, ids=lambda value: getattr(value, "name", value))
+def test_every_rpc_is_served(role: str, method: MethodDescriptor, addresses: dict[str, str]) -> None:
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    with open_channel(addresses[role]) as channel:
+        # On the wire every kind of call is a stream each way.
+        call = channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)
+        if method.name in ANSWERED_WITHIN:
+            assert b"MALFORMED_MESSAGE" in b"".join(call(iter([NO_MESSAGE]), timeout=20))
+            return
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([NO_MESSAGE]), timeout=20))
+    error = caught.value
+    assert isinstance(error, grpc.Call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+    assert ("ps-reason", "MALFORMED_MESSAGE") in error.trailing_metadata()

@@ -1,0 +1,179 @@
+"""`python -m ps_server` as its users meet it: how it starts, says what is wrong, and ends."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ps_protocol.errors import PsError
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.shard import GrpcShard
+from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
+
+
+@contextlib.contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "ps_server", "--index", "0", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _serving(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    announced = tmp_path / "announced"
+    with _started("--announce", str(announced), *arguments) as process:
+        wait_until(lambda: announced.exists() or process.poll() is not None, timeout_s=30, what="the server has announced its address")
+        yield process, announced.read_text().removesuffix("\n")
+
+
+def _refusal(*arguments: str) -> str:
+    """Runs a server that must refuse to start; returns its one line."""
+    command = [sys.executable, "-m", "ps_server", "--index", "0", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 2, result.stderr
+    lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1 and lines[0].startswith("ps_server: "), result.stderr
+    assert " ready " not in result.stderr
+    return lines[0]
+
+
+def _health(address: str, service: str) -> str:
+    with open_channel(address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+@pytest.mark.parametrize("is_unix", [False, True], ids=["tcp", "unix"])
+def test_it_announces_where_it_serves(tmp_path: Path, socket_dir: Path, is_unix: bool) -> None:
+    address = f"unix:{socket_dir / 'ps'}" if is_unix else "127.0.0.1:0"
+    with _serving(tmp_path, "--address", address, "--cluster", "job-a") as (process, announced):
+        assert announced == address if is_unix else announced.startswith("127.0.0.1:") and not announced.endswith(":0")
+        with contextlib.closing(GrpcShard(announced, index=0, cluster="job-a")) as shard:
+            assert shard.handshake().identity.cluster == "job-a"
+        assert {_health(announced, service) for service in ("", "ps_protocol.v1.ParameterService")} == {"SERVING"}
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+    assert f"ps 0 ready address={announced} cluster=job-a" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: signal.Signals) -> None:
+    with _serving(tmp_path) as (process, announced):
+        with open_channel(announced) as channel:
+            # A call under way that would last for ever.
+            watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+            next(watched)
+            begun = time.monotonic()
+            process.send_signal(number)
+            _, said = process.communicate(timeout=10)
+            assert time.monotonic() - begun < 4.0  # 2 s promised; the machine may be busy
+    assert process.returncode == 0
+    assert f"ps 0 ended reason={number.name}" in said and "Traceback" not in said
+
+
+def test_chief_ends_it(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, announced):
+        with contextlib.closing(GrpcShard(announced)) as shard:
+            shard.adopt(epoch=1, chief_incarnation=1)
+            shard.shutdown(epoch=1, reason="training is finished")
+            _, said = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "ps 0 ended reason=training is finished" in said
+
+
+def test_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert _refusal("--address", address) == (
+            f"ps_server: cannot listen at {address}: another process listens there; choose another address, or port 0 for any free one"
+        )
+
+
+def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir: Path) -> None:
+    address = f"unix:{socket_dir / 'ps'}"
+    with _serving(tmp_path, "--address", address) as (_, announced):
+        assert "another process listens there" in _refusal("--address", address)
+        with contextlib.closing(GrpcShard(announced)) as shard:
+            assert shard.status().shard == 0
+
+
+def test_socket_file_of_a_killed_server_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
+    address = f"unix:{socket_dir / 'ps'}"
+    with _serving(tmp_path, "--address", address) as (process, _):
+        process.kill()
+    assert (socket_dir / "ps").exists()
+    (tmp_path / "announced").unlink()
+    with _serving(tmp_path, "--address", address) as (_, announced):
+        with contextlib.closing(GrpcShard(announced)) as shard:
+            assert shard.status().shard == 0
+
+
+def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
+    path = socket_dir / "notes"
+    path.write_text("mine")
+    assert _refusal("--address", f"unix:{path}") == (
+        f"ps_server: cannot listen at unix:{path}: a file that is not a socket is there; choose another path"
+    )
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--address", "192.0.2.1:5000"], "there is neither encryption nor a password"),
+        (["--address", "192.0.2.1:5000", "--allow-insecure-network"], "it is no address of this machine; check the host"),
+        (["--address", "no-such-host.invalid:5000", "--allow-insecure-network"], "the name is unknown; check the host"),
+        (["--address", "unix:/etc/passwd"], "a file that is not a socket is there"),
+        (["--address", "unix:/no/such/directory/ps"], "its directory does not exist; make it"),
+        (["--announce", "/no/such/directory/announced"], "cannot write --announce /no/such/directory/announced: No such file or directory"),
+        (["--index", "x"], "--index: got 'x', want a whole number from 0"),
+    ],
+    ids=["network", "foreign address", "unknown name", "not a socket", "no directory", "no directory to announce in", "index"],
+)
+def test_what_keeps_it_from_starting_is_said_in_one_line(arguments: list[str], said: str) -> None:
+    assert said in _refusal(*arguments)
+
+
+def test_http_proxy_in_the_environment_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("http_proxy", "http://192.0.2.1:3128")
+        patched.setenv("https_proxy", "http://192.0.2.1:3128")
+        with _serving(tmp_path) as (_, announced), contextlib.closing(GrpcShard(announced)) as shard:
+            assert shard.status().shard == 0
+
+
+def test_killed_server_is_unavailable_in_words(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, announced), contextlib.closing(GrpcShard(announced, index=0)) as shard:
+        assert shard.status().shard == 0
+        process.kill()
+        process.wait(10)
+        with pytest.raises(PsError, match=f"ps 0 at {announced}") as caught:
+            shard.status()
+        assert caught.value.reason == "UNAVAILABLE"
+
+
+def test_grpc_is_what_answers_and_nothing_else(tmp_path: Path) -> None:
+    """An HTTP/1.1 client is turned away, and the server goes on."""
+    with _serving(tmp_path) as (_, announced):
+        host, port = announced.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
+            while connection.recv(4096):
+                pass
+        assert _health(announced, "") == "SERVING"
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            _health(announced, "ps_protocol.v1.ChiefService")

@@ -1,0 +1,93 @@
+"""Asynchronous training between processes: without a lock updates overwrite each other, with one none is ever lost."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import worker_client
+from tests.support.clusters import Shape
+from tests.support.real_cluster import RealCluster
+
+# One overwritten block of one update in this many rounds is enough to show the race; some five rounds show it on an idle machine.
+MAX_ROUNDS = 60
+PUSHES_A_ROUND = 25
+LOCKED = worker_client.async_policy()
+UNLOCKED = worker_client.async_policy(use_locking=False)
+Launch = Callable[[worker_client.PolicySpec], RealCluster]
+
+
+@pytest.fixture
+def launch(socket_dir: Path) -> Iterator[Launch]:
+    """Starts one parameter server and two workers that have joined the large model."""
+    with ExitStack() as stack:
+
+        def launched(policy: worker_client.PolicySpec) -> RealCluster:
+            cluster = RealCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+            cluster.observer.set_policy(policy, timeout_s=20)
+            cluster.all_do("join", model="large")
+            return cluster
+
+        yield launched
+
+
+def push_round(cluster: RealCluster) -> list[list[Any]]:
+    """Both workers push at the same time, as fast as they can, without waiting for a token; returns the records of both."""
+    return [record for records in cluster.all_do("push_ones", times=PUSHES_A_ROUND, waits=False) for record in records]
+
+
+def assert_complete(records: list[list[Any]]) -> None:
+    """Every push says at which step it was applied: all are different, and none is missing."""
+    assert {outcome for outcome, *_ in records} == {"ACCEPTED"}
+    assert sorted(applied for _, _, applied, _ in records) == list(range(len(records)))
+    assert all(staleness == applied - step >= 0 for _, step, applied, staleness in records)
+
+
+def test_without_a_lock_updates_are_lost_and_every_push_is_counted(launch: Launch) -> None:
+    cluster = launch(UNLOCKED)
+    records: list[list[Any]] = []
+    fewest = 0.0
+    for _ in range(MAX_ROUNDS):
+        records += push_round(cluster)
+        fewest = -cluster.workers[0].do("read", name="w")[1]
+        if fewest < len(records):
+            break
+    assert_complete(records)
+    assert cluster.observer.status().global_step == len(records)
+    assert fewest < len(records), f"all {len(records)} updates of both workers came through: they are not made at the same time"
+    # What is lost is some blocks of some updates, not whole variables.
+    assert fewest > len(records) / 2
+
+
+def test_with_a_lock_no_update_is_ever_lost(launch: Launch) -> None:
+    cluster = launch(LOCKED)
+    records: list[list[Any]] = []
+    for _ in range(4):
+        records += push_round(cluster)
+        cluster.all_do("await_token")
+        assert cluster.all_do("read", name="w") == [[-len(records)] * 2] * 2
+    assert_complete(records)
+    assert cluster.observer.status().global_step == len(records)
+
+
+def test_of_two_that_read_the_same_variables_the_later_update_is_stale_and_adds_to_the_other(launch: Launch) -> None:
+    cluster = launch(LOCKED)
+    first, second = cluster.workers
+    assert first.do("read", name="w") == second.do("read", name="w") == [0, 0]
+    assert first.do("push_ones", times=1) == [["ACCEPTED", 0, 0, 0]]
+    assert second.do("push_ones", times=1) == [["ACCEPTED", 0, 1, 1]]
+    assert first.do("read", name="w") == second.do("read", name="w") == [-2, -2]
+    assert cluster.observer.status().max_observed_staleness == 1
+
+
+def test_who_only_pushes_and_never_reads_becomes_too_stale_and_holds_nobody_up(launch: Launch) -> None:
+    cluster = launch(worker_client.async_policy(max_staleness=1))
+    first, second = cluster.workers
+    records = first.do("push_ones", times=12, waits=False)
+    assert [record[0] for record in records] == ["ACCEPTED"] * 2 + ["STALE"] * 10
+    assert [record[2:] for record in records[:3]] == [[0, 0], [1, 1], [None, 2]]
+    assert first.do("await_token")
+    assert first.do("read", name="w") == second.do("read", name="w") == [-2, -2]
+    assert [worker.do("push_ones", times=1) for worker in (first, second)] == [[["ACCEPTED", 2, 2, 0]], [["ACCEPTED", 2, 3, 1]]]

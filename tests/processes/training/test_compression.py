@@ -1,0 +1,58 @@
+"""Training with gradients that do not travel as they are: real processes over gRPC, and what the benchmark says of it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.suites.compression import FORMATS, in_words, main
+from benchmarks.suites.compression_training import wire_bytes
+from worker_client.model.wire_format import wire_format
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "top_k:0.05"])
+def test_the_demo_learns_the_digits_in_a_wire_format(wire: str, tmp_path: Path) -> None:
+    shape = ["--ps", "2", "--workers", "2", "--backup-workers", "0", "--steps", "300", "--pace", "0"]
+    command = [sys.executable, "-m", "lockstep", "demo", *shape, "--plain", "--wire", wire, "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    # The demo itself wants 0.95.
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"test accuracy (0\.\d+), loss", done.stdout)
+    assert found is not None and float(found[1]) >= 0.95
+
+
+def test_a_worker_with_a_format_that_means_nothing_does_not_join() -> None:
+    environment = {**os.environ, "LOCKSTEP_CHIEF": "unix:/nowhere", "LOCKSTEP_WIRE": "bf16"}
+    command = [sys.executable, "-c", "import worker_client; worker_client.connect()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode and "wire: got 'bf16'" in done.stderr
+
+
+def test_only_who_uses_bfloat16_loads_ml_dtypes() -> None:
+    program = "import sys, worker_client; worker_client.WireFormat(gradients='int8'); assert 'ml_dtypes' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("wire", "up", "down"), [("float32", 1.0, 1.0), ("bfloat16", 0.5, 0.5), ("int8", 260 / 1024, 1.0), ("top_k:0.01", 0.02, 1.0)]
+)
+def test_a_format_saves_the_bytes_that_it_promises(wire: str, up: float, down: float) -> None:
+    found = wire_bytes(wire_format(wire), total_bytes=4 * MIB, num_steps=2)
+    assert found.up == pytest.approx(up * 4 * MIB, rel=0.02)
+    assert found.down == pytest.approx(down * 4 * MIB, rel=0.02)
+
+
+def test_the_benchmark_prints_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    wires = ["--wire", "float32", "--wire", "top_k:0.5+no_feedback"]
+    arguments = ["--what", "bytes", "accuracy", "--sizes", "65536", "--train-steps", "3", "--seeds", "1", "--quiet"]
+    assert main([*wires, *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "| float32 | 64" in out and "| top_k:0.5+no_feedback |" in out
+    assert {wire_format(wire).gradients for wire in FORMATS} >= {"bfloat16", "float16", "int8"}
+    row = {"median_ms": 2.0, "ratio": 0.5, "cpu_ms": 3.0, "cpu_ratio": 0.75}
+    assert "| bfloat16 | 2.0 | 0.50 | 3.0 | 0.75 |" in in_words({"time": {16 * MIB: {"bfloat16": row}}})

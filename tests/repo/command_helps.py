@@ -1,0 +1,36 @@
+"""Prints, as JSON, what each command says of itself to `--help`. In one process, since most of the time is that of imports."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+
+COMMANDS = {
+    "ps": ["ps_server"],
+    "chief": ["chief"],
+    **{name: ["lockstep", name] for name in ("up", "demo", "status", "policy", "set", "plan", "finish", "health")},
+    "step": ["benchmarks.suites.step"],
+    "table": ["benchmarks.suites.table"],
+    "policies": ["benchmarks.suites.policies"],
+    "sparse_table": ["benchmarks.suites.sparse_table"],
+    "straggler": ["benchmarks.suites.straggler"],
+    "profile": ["benchmarks.suites.profile"],
+    "page": ["benchmarks.report.page"],
+    "peers": ["benchmarks.peers"],
+    **{f"scale {name}": ["benchmarks.suites.scale", name] for name in ("workers", "variables", "servers")},
+}
+
+
+def help_of(module: str, *words: str) -> str:
+    """What `python -m MODULE WORDS --help` prints."""
+    sys.argv = [module, *words, "--help"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    assert printed.getvalue().startswith("usage: "), f"{module}: {printed.getvalue()}"
+    return printed.getvalue()
+
+
+if __name__ == "__main__":
+    json.dump({name: help_of(*words) for name, words in COMMANDS.items()}, sys.stdout)

@@ -1,0 +1,195 @@
+"""A runner on an event loop, with shards that answer at once, or fail as they are told to. Asserts nothing of the runner."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from chief.core import messages as ev
+from chief.options import CoordinationConfig
+from chief.serving.runner import Runner
+from ps_protocol.errors import PsError
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.chief import (
+    ClusterState,
+    ModelReply,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    RegisterRequest,
+    Registration,
+    TokenReply,
+)
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    CheckpointFile,
+    PushId,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    SaveState,
+    ShardSettings,
+    ShardStatus,
+)
+from tests.support.running_chief import MODEL
+
+
+class FakeLink:
+    """A shard that answers at once, unless `errors` has one for the next call of a method."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.address = f"host-p:{5000 + index}"
+        self.errors: dict[str, list[PsError]] = {}
+        self.always: dict[str, PsError] = {}
+        self.process_incarnation = 7
+        self.step: int | None = None
+        self.epoch = self.chief_incarnation = 0
+        self.chief_address = ""
+        self.num_looks = 0
+        self.chief_heard_ago_s: float | None = None
+        self.adoption = Adoption(step=None, layout_hash="")
+        self.records: dict[int, bytes] = {}
+        self.saved: list[SaveRequest] = []
+        self.restored: list[RestoreRequest] = []
+        self.applied: list[ApplyRequest] = []
+        self.configured: list[ShardSettings] = []
+        self.sums: tuple[float, ...] = ()
+        self.ended_because = ""
+        self.is_closed = False
+        self.never = asyncio.Event()
+        self.hangs: set[str] = set()
+
+    async def _answer(self, method: str) -> None:
+        if method in self.hangs:
+            await self.never.wait()
+        if method in self.always:
+            raise self.always[method]
+        if self.errors.get(method):
+            raise self.errors[method].pop(0)
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        await self._answer("handshake")
+        identity = Identity(cluster="lockstep", role=Role.PARAMETER_SERVER, index=self.index, process_incarnation=self.process_incarnation)
+        return HandshakeReply(identity=identity, version=PROTOCOL_VERSION, epoch=0, warning="")
+
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+        await self._answer("status")
+        self.num_looks += 1
+        fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
+        fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, epoch=self.epoch)
+        fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
+        return ShardStatus(**{**fields, "chief_incarnation": self.chief_incarnation})
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        await self._answer("adopt")
+        self.epoch, self.chief_incarnation, self.chief_address = epoch, chief_incarnation, chief_address
+        return self.adoption
+
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        await self._answer("keep_record")
+        self.records[version] = record
+
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        await self._answer("save" if max_wait_s else "begin_save")
+        self.saved.append(request)
+        if not max_wait_s:
+            return SaveProgress(state=SaveState.WRITING)
+        return SaveProgress(state=SaveState.DONE, file=CheckpointFile(name=f"ps-{self.index}", shard=self.index, num_bytes=1, sha256="ab"))
+
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        await self._answer("restore")
+        self.restored.append(request)
+        self.step = request.spec.initial_step
+        return RestoreProgress(is_done=True)
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        await self._answer("configure")
+        self.configured.append(settings)
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        await self._answer("prepare_step")
+        return self.sums
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        await self._answer("apply_step")
+        self.applied.append(request)
+        return ApplyReply(step=request.step + 1, repeated_request=False)
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        await self._answer("shutdown")
+        self.ended_because = reason
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Scene:
+    """A runner with fake shards, and one worker."""
+
+    def __init__(self, *, num_ps: int = 1, **coordination: Any) -> None:
+        self.links = [FakeLink(index) for index in range(num_ps)]
+        self.states: list[ClusterState] = []
+        self.runner = Runner(self.links, config=CoordinationConfig(**coordination), on_state=self.states.append)
+        self.running = asyncio.get_running_loop().create_task(self.runner.run())
+        self.sequence = 0
+
+    async def join(self) -> Participant:
+        request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=1, request_id=1)
+        registration = await self.runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request))
+        self.participant = registration.participant
+        return self.participant
+
+    async def initialise(self, model: ModelSpec = MODEL) -> None:
+        participant = await self.join()
+        reply = await self.runner.call(
+            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=10.0)
+        )
+        await self.runner.call(
+            type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=reply.attempt)
+        )
+
+    async def take_step(self) -> TokenReply:
+        self.sequence += 1
+        step = self.runner.status(max_ledger_entries=0).global_step
+        push_id = PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.sequence)
+        return await self.runner.call(
+            TokenReply,
+            lambda call: ev.DequeueToken(
+                call=call,
+                participant=self.participant,
+                local_step=step,
+                request_id=self.sequence,
+                max_wait_s=10.0,
+                commit=PushCommit(push_id=push_id, step=step, staged=True),
+            ),
+        )
+
+    def status(self) -> str:
+        return self.runner.status(max_ledger_entries=0).waiting_for
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.runner.close()
+        assert all(link.is_closed for link in self.links)
+
+
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def run() -> None:
+        scene = Scene(**options)
+        try:
+            async with asyncio.timeout(20):
+                await act(scene)
+        finally:
+            await scene.close()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)

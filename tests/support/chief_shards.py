@@ -1,0 +1,88 @@
+"""The chief's side of shards on an event loop, with shards that answer as they are told, and wishes for it. Asserts nothing."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from chief.core import messages
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.work import ShardSide
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.errors import PsError
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.chief import DEFAULT_POLICY
+from ps_protocol.roles.shard import PushId, ShardSettings, ShardSpec
+from tests.support.chief_runner import FakeLink
+
+APPLY = messages.ApplyStep(epoch=1, step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+SAVE = messages.SaveStep(epoch=1, step=3, tag="step-000000003")
+RECORD = ChiefRecord(model=None, policy=DEFAULT_POLICY, num_rollbacks=4)
+SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
+
+
+def adopting(epoch: int = 1) -> messages.AdoptShards:
+    return messages.AdoptShards(epoch=epoch, chief_incarnation=5)
+
+
+def restoring(epoch: int = 2) -> messages.RestoreShards:
+    return messages.RestoreShards(
+        epoch=epoch,
+        chief_incarnation=5,
+        tag="step-000000003",
+        manifest_sha256="ab",
+        specs=tuple(ShardSpec(epoch=epoch, shard=index, layout=Layout(()), optimizer=SGD, initial_step=3) for index in range(2)),
+        settings=ShardSettings(epoch=epoch, chief_incarnation=5, version=0, step=3),
+    )
+
+
+class Scene:
+    """A shard side over two fake shards, and what it has reported."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self.links = [FakeLink(index) for index in range(2)]
+        self.events: list[messages.Event] = []
+        self.defects: list[BaseException] = []
+        self.superseded: list[str] = []
+        self.failures: list[PsError] = []
+        self.now = 100.0
+        store = None if place is None else CheckpointStore(LocalStorage(place), cluster="lockstep")
+        self.side = ShardSide(
+            self.links,
+            store=store,
+            report=self.events.append,
+            on_defect=self.defects.append,
+            on_superseded=self.superseded.append,
+            clock=lambda: self.now,
+        )
+
+    def begin(self, *, is_takeover: bool = False) -> None:
+        self.side.begin(chief_address="host-c:1", is_takeover=is_takeover, on_failure=self.failures.append)
+
+    def all_of(self, *kinds: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kinds)]
+
+    async def one_of(self, *kinds: type) -> Any:
+        async with asyncio.timeout(10):
+            while not (found := self.all_of(*kinds)):
+                await asyncio.sleep(0)
+        return found[0]
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]], place: Path | None = None) -> None:
+    async def run() -> None:
+        scene = Scene(place)
+        try:
+            await act(scene)
+        finally:
+            await scene.side.cancel_all()
+            await scene.side.close()
+        assert not scene.defects
+
+    asyncio.run(run())

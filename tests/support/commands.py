@@ -1,0 +1,110 @@
+"""The `lockstep` command as tests call it, clusters to call it for, and programs for `lockstep up`. Claims nothing."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+import psutil
+
+from lockstep.__main__ import main
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.supervisor import Supervisor
+
+# The `lockstep` command as tests call it, in a process of its own or in this one, and a cluster to call it for. Claims nothing.
+
+
+Ended = subprocess.CompletedProcess[str]
+
+
+def lockstep(*arguments: str, timeout_s: float = 20.0, **environment: str) -> Ended:
+    """Runs a command as a user does."""
+    command = [sys.executable, "-m", "lockstep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment})
+
+
+def lockstep_here(*arguments: str) -> Ended:
+    """Runs in this process a command that starts nothing, for what it says: a process would do nothing but import most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), mock.patch.dict(os.environ):
+        try:
+            code: int | str | None = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int), code
+    return Ended(arguments, code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def cluster(tmp_path: Path, *, max_steps: int | None = None) -> Iterator[LocalCluster]:
+    """Two parameter servers and a chief that wait for two workers."""
+    with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
+        started = LocalCluster(ClusterSpec(num_ps=2, num_workers=2, max_steps=max_steps), supervisor=supervisor, note=lambda text: None)
+        started.start_roles()
+        yield started
+        # What they have said would fill their pipes one day.
+        supervisor.poll(timeout_s=0.0)
+
+
+# `lockstep up` as tests start it, and programs for its workers. Claims nothing.
+
+
+# Contributes until the cluster says that training is finished, or for as many steps as its first argument says.
+TRAIN = """
+import sys
+import numpy as np
+import worker_client
+from worker_client import PushOutcome
+num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else None
+with worker_client.connect() as session:
+    session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+    while not session.is_finished and (num_steps is None or session.local_step < num_steps):
+        session.step({"w": np.ones(4)})
+        print("step", session.local_step, flush=True)
+    print("value", session.read()["w"][0], flush=True)
+"""
+# Says so, then waits to be killed.
+IDLE = "import threading; print('idle', flush=True); threading.Event().wait(300)"
+
+
+@contextmanager
+def up(*arguments: str, worker: str, run_dir: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    script = run_dir.parent / "train.py"
+    script.write_text(worker)
+    command, rest = list(arguments), []
+    if "--" in command:
+        command, rest = command[: command.index("--")], command[command.index("--") + 1 :]
+    full = [sys.executable, "-m", "lockstep", "up", *command, "--run-dir", str(run_dir), "--", sys.executable, str(script), *rest]
+    with subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run_up(*arguments: str, worker: str, run_dir: Path, **environment: str) -> tuple[int, str]:
+    with up(*arguments, worker=worker, run_dir=run_dir, **environment) as process:
+        out, _ = process.communicate(timeout=50)
+        return process.returncode, out
+
+
+def read_until(process: "subprocess.Popen[str]", text: str, *, times: int = 1) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    while sum(text in line for line in lines) < times:
+        line = process.stdout.readline()
+        assert line, "it ended early:\n" + "\n".join(lines)
+        lines.append(line.rstrip("\n"))
+    return lines
+
+
+def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)

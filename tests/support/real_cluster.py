@@ -1,0 +1,101 @@
+"""A cluster of real processes, and workers that do what a test tells them. Knows how to start and end them; asserts no behaviour."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import worker_client
+from tests.support.byte_counter import ByteCounter
+from tests.support.clusters import Shape, announced, end, start_chief
+from tests.support.repository import ROOT
+
+Outcome = Callable[[], Any]
+
+
+class Worker:
+    """A process that does the tasks of `tests.support.worker_tasks`, one after the other."""
+
+    def __init__(self, chief_address: str, index: int, stack: ExitStack) -> None:
+        command = [sys.executable, "-m", "tests.support.worker_tasks", chief_address, str(index)]
+        self.index = index
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stack.callback(self._end)
+
+    def begin(self, task: str, **arguments: Any) -> Outcome:
+        """Has a task begun; what is returned waits for its result, and fails with its error."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"task": task, "arguments": arguments}).encode() + b"\n")
+        self._process.stdin.flush()
+        return partial(self._result, task)
+
+    def do(self, task: str, **arguments: Any) -> Any:
+        """Has a task done and returns its result."""
+        return self.begin(task, **arguments)()
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, as a machine that fails would."""
+        self._process.kill()
+        self._process.wait(10)
+
+    def _end(self) -> None:
+        """Ends the process by itself if it can: it leaves the cluster when it is told nothing any more."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=3)
+        end(self._process)
+
+    def _result(self, task: str) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"worker {self.index} ended with {self._process.wait(10)} during {task}"
+        answer = json.loads(line)
+        assert "error" not in answer, f"worker {self.index}: {task}: {answer['error']}"
+        return answer["result"]
+
+
+class RealCluster:
+    """Parameter servers, a chief and workers, each a process of its own; all are started at once, and end with `stack`.
+
+    With `counts_bytes`, what travels to and from each parameter server passes through its `counters`.
+    """
+
+    def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path, counts_bytes: bool = False) -> None:
+        addresses = [f"unix:{directory}/ps{index}" for index in range(shape.num_ps)]
+        started = [(self._start_ps(index, address, stack), Path(f"{address[5:]}.address")) for index, address in enumerate(addresses)]
+        self.servers = [process for process, _ in started]
+        self.counters = [ByteCounter(address[5:], stack) for address in addresses] if counts_bytes else []
+        known = [counter.address for counter in self.counters] or addresses
+        chief = start_chief(shape, stack, ps_addresses=known, directory=directory)
+        self.chief_address = f"unix:{directory}/chief"
+        self.workers = [Worker(self.chief_address, index, stack) for index in range(shape.total_num_replicas or 1)]
+        for process, path in [*started, (chief, directory / "chief.address")]:
+            announced(process, path)
+        self.observer = stack.enter_context(worker_client.observe(self.chief_address, timeout_s=20))
+
+    def all_do(self, task: str, **arguments: Any) -> list[Any]:
+        """Has all workers do a task at the same time, and returns their results in order."""
+        outcomes = [worker.begin(task, **arguments) for worker in self.workers]
+        return [outcome() for outcome in outcomes]
+
+    def lockstep(self, *arguments: str) -> str:
+        """Returns what the command line says about this cluster."""
+        command = [sys.executable, "-m", "lockstep", *arguments, "--chief", self.chief_address]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+
+    def finish(self) -> int:
+        """Ends the training from outside and returns the last step."""
+        found = re.search(r"at step (\d+)", self.lockstep("finish", "--reason", "enough"))
+        assert found is not None
+        return int(found[1])
+
+    @staticmethod
+    def _start_ps(index: int, address: str, stack: ExitStack) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "ps_server", "--index", str(index), "--address", address, "--announce", f"{address[5:]}.address"]
+        process = subprocess.Popen(command, cwd=ROOT)
+        stack.callback(end, process)
+        return process

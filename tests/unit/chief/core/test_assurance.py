@@ -1,0 +1,201 @@
+"""What is told to be accepted stays so when the chief dies, and costs nothing where the step is applied anyway. No process, no clock."""
+
+from typing import Any
+
+import pytest
+
+from chief.core import messages
+from ps_protocol.errors import EpochMismatch, Unavailable
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply, TokenResult
+from tests.support.chief_driver import Driver, Worker
+from tests.support.recovery_driver import RecoveryDriver
+
+ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
+
+
+def backed_up(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
+    """Two of three contributions make a step."""
+    driver = RecoveryDriver(**{"total_num_replicas": 3, "replicas_to_aggregate": 2, "checkpoints": None} | config)
+    return driver, driver.train(*range(config.get("total_num_replicas", 3)))
+
+
+def records(driver: RecoveryDriver) -> list[messages.KeepRecord]:
+    return [order for order in driver.orders if isinstance(order, messages.KeepRecord)]
+
+
+def test_who_was_told_accepted_is_in_the_step_though_others_are_quicker_at_the_next_chief() -> None:
+    driver, workers = backed_up()
+    first = workers[2].next_push()
+    assert workers[2].commit(push_id=first).outcome is ACCEPTED
+    driver.new_chief()
+    for worker in workers[:2]:
+        driver.come_back(worker)
+    assert [worker.push() for worker in workers[:2]] == [ACCEPTED, PushOutcome.STALE]
+    assert first in driver.applied[-1].contributors
+    driver.come_back(workers[2])
+    again = workers[2].commit(0, push_id=first)
+    assert (again.outcome, again.first_outcome, again.applied_step) == (DUPLICATE, ACCEPTED, 0)
+
+
+def test_nothing_is_told_before_a_server_keeps_it_and_one_record_is_enough_for_all_who_wait() -> None:
+    driver, workers = backed_up(replicas_to_aggregate=3)
+    driver.is_manual = True
+    calls = [worker.send_commit() for worker in workers[:2]]
+    assert not any(call in driver.answers for call in calls)
+    (record,) = records(driver)
+    assert not record.is_for_all
+    driver.is_manual = False
+    driver.work_off()
+    assert [driver.answers[call].outcome for call in calls] == [ACCEPTED, ACCEPTED]
+    assert driver.shards[1].record_version < driver.shards[0].record_version == record.version + 1
+
+
+def test_a_contribution_that_completes_its_step_costs_no_record_and_is_told_when_it_is_applied() -> None:
+    driver, workers = backed_up(replicas_to_aggregate=1)
+    driver.applies_at_once, driver.is_manual = False, True
+    call = workers[0].send_commit()
+    assert call not in driver.answers
+    assert not records(driver)
+    driver.apply()
+    assert driver.answers[call].outcome is ACCEPTED
+
+
+def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting_for_others() -> None:
+    driver, (worker, *_) = backed_up(total_num_replicas=1, replicas_to_aggregate=3)
+    before, call = driver.now, driver.call()
+    driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+    assert driver.answers[call].outcome is ACCEPTED
+    assert driver.now == before
+
+
+def test_a_step_whose_token_tells_of_its_contribution_costs_no_record() -> None:
+    driver, workers = backed_up(replicas_to_aggregate=3)
+    driver.is_manual = True
+    calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+    assert not records(driver)
+    replies = [worker.answer(call) for worker, call in zip(workers, calls, strict=True)]
+    assert all(reply.result is TokenResult.TOKEN and reply.commit is not None for reply in replies)
+
+
+def test_whoever_waits_for_a_token_in_vain_is_not_told_what_is_not_sure() -> None:
+    _, workers = backed_up()
+    commit = workers[0].next_commit()
+    reply = workers[0].answer(workers[0].ask(commit=commit, max_wait_s=0.0))
+    assert (reply.result, reply.commit) == (TokenResult.WAIT, None)
+    call = workers[0].ask(repeat=True, commit=commit)
+    workers[1].push()
+    told = workers[0].answer(call).commit
+    assert told is not None
+    assert (told.outcome, told.first_outcome) == (DUPLICATE, ACCEPTED)
+
+
+def test_who_repeats_a_commit_is_told_no_sooner() -> None:
+    driver, workers = backed_up()
+    driver.is_manual = True
+    push = workers[0].next_push()
+    calls = [workers[0].send_commit(0, push_id=push) for _ in range(2)]
+    assert not any(call in driver.answers for call in calls)
+    driver.is_manual = False
+    driver.work_off()
+    assert [driver.answers[call].outcome for call in calls] == [ACCEPTED, DUPLICATE]
+
+
+def test_a_record_that_does_not_come_through_is_said_and_the_caller_asks_again() -> None:
+    driver, workers = backed_up()
+    driver.is_manual = True
+    call = workers[0].send_commit()
+    driver.pass_time(1.5)
+    assert isinstance(driver.answers[call], Unavailable)
+    (record,) = records(driver)
+    driver.orders.clear()
+    driver.send(messages.RecordKept(epoch=record.epoch, version=record.version, failure="record: too large"))
+    assert any("record: too large" in note.text and note.is_warning for note in driver.notes)
+    assert workers[0].commit(0, push_id=workers[0].next_push(), staged=False).outcome is PushOutcome.STALE
+
+
+def test_a_rollback_refuses_whoever_waits_to_be_told() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    workers = driver.train(0, 1)
+    driver.is_manual = True
+    call = workers[0].send_commit()
+    driver.restart(0)
+    assert isinstance(driver.answers[call], EpochMismatch)
+
+
+def test_the_end_of_training_leaves_nobody_waiting_to_be_told() -> None:
+    driver, workers = backed_up()
+    driver.is_manual = True
+    call = workers[0].send_commit()
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    assert isinstance(driver.answers[call], CommitResult)
+
+
+@pytest.mark.parametrize("policy", [PolicySpec(name=PolicyName.ASYNC), PolicySpec(name=PolicyName.SSP, staleness=2)], ids=str)
+def test_contributions_that_are_steps_by_themselves_are_told_when_they_are_applied(policy: PolicySpec) -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=policy)
+    workers = driver.train(0, 1)
+    driver.applies_at_once = False
+    calls = [worker.send_commit() for worker in workers]
+    driver.apply()
+    assert [call in driver.answers for call in calls] == [True, False]
+    driver.new_chief()
+    driver.come_back(workers[0])
+    assert workers[0].commit(0, push_id=driver.applied[-1].contributors[0]).first_outcome is ACCEPTED
+
+
+def test_a_fifo_token_that_is_given_at_once_waits_until_what_it_tells_is_sure() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=PolicySpec(tokens=TokenMode.FIFO))
+    workers = driver.train(0, 1)
+    driver.is_manual = True
+    commit = workers[0].next_commit()
+    call = workers[0].ask(commit=commit)
+    assert call not in driver.answers
+    driver.is_manual = False
+    driver.pass_time(0.01)
+    reply = driver.answers[call]
+    assert isinstance(reply, TokenReply)
+    assert reply.commit is not None
+    driver.new_chief()
+    assert driver.coordinator.status(driver.now).num_contributions == 1
+
+
+def test_extras_of_one_worker_are_taken_over_with_the_rest() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, replicas_to_aggregate=3, checkpoints=None)
+    (worker,) = driver.train(0)
+    assert worker.push() is ACCEPTED
+    assert worker.has_token(worker.ask())
+    assert worker.push() is ACCEPTED
+    driver.new_chief()
+    assert driver.coordinator.status(driver.now).num_contributions == 2
+    driver.come_back(worker)
+    assert worker.has_token(worker.ask())
+    worker.push()
+    assert driver.step == 1
+
+
+def test_a_step_that_had_all_it_needs_when_the_chief_died_is_applied_by_the_next() -> None:
+    driver, workers = backed_up(replicas_to_aggregate=3)
+    pushes = [worker.next_push() for worker in workers]
+    for worker, push in zip(workers[:2], pushes, strict=False):
+        worker.commit(push_id=push)
+    driver.new_chief(replicas_to_aggregate=2)
+    assert driver.step == 1
+    assert driver.applied[-1].contributors == tuple(pushes[:2])
+
+
+def test_where_the_chief_cannot_die_alone_nothing_waits() -> None:
+    driver = Driver(total_num_replicas=2, applies_at_once=False)
+    workers = driver.train(0, 1)
+    assert [worker.commit().outcome for worker in workers] == [ACCEPTED, ACCEPTED]
+
+
+def test_where_all_are_about_equally_fast_no_record_is_needed() -> None:
+    driver, workers = backed_up(replicas_to_aggregate=3)
+    driver.is_manual = True
+    calls = [worker.driver.call() for worker in workers]
+    for worker, call in zip(workers, calls, strict=True):
+        driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+    driver.pass_time(0.5)
+    assert [driver.answers[call].outcome for call in calls] == [ACCEPTED] * 3
+    assert not records(driver)

@@ -1,0 +1,239 @@
+"""When steps are saved, who is told of a step that is saved first, and what a failed checkpoint costs. No file and no clock."""
+
+from typing import Any
+
+import pytest
+
+from chief.core import messages
+from chief.options import CheckpointConfig
+from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, StorageFull
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, PushOutcome, SavedCheckpoint
+from ps_protocol.roles.shard import PushId
+from tests.support.recovery_driver import RecoveryDriver
+
+BY_STEP = CheckpointConfig(durability=Durability.STEP)
+ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
+
+
+def save(driver: RecoveryDriver, request_id: int, max_wait_s: float = 10.0) -> int:
+    call = driver.call()
+    driver.send(messages.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
+    return call
+
+
+def step(driver: RecoveryDriver, worker: Any) -> None:
+    call = worker.ask(commit=worker.next_commit())
+    assert worker.has_token(call)
+
+
+def test_the_first_values_are_saved_as_soon_as_they_stand() -> None:
+    driver = RecoveryDriver()
+    driver.train(0)
+    assert list(driver.storage) == ["step-000000000"]
+
+
+def test_every_so_many_steps_and_seconds_one_is_made_and_the_newest_are_kept() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6, checkpoints=CheckpointConfig(every_steps=3, interval_s=60.0, keep=2))
+    (worker,) = driver.train(0)
+    for _ in range(7):
+        step(driver, worker)
+    assert list(driver.storage) == ["step-000000003", "step-000000006"]
+    driver.pass_time(59.0)
+    assert list(driver.storage) == ["step-000000003", "step-000000006"]
+    driver.pass_time(2.0)
+    assert list(driver.storage) == ["step-000000006", "step-000000007"]
+    driver.pass_time(200.0)
+    assert list(driver.storage) == ["step-000000006", "step-000000007"], "nothing new to save"
+
+
+def test_no_step_is_applied_while_one_is_copied_and_steps_go_on_while_it_is_written() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    save(driver, 1)
+    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
+    call = worker.ask(commit=worker.next_commit())
+    assert call not in driver.answers
+    assert "copying step 0 for checkpoint step-000000000" in driver.coordinator.explain(driver.now)
+    driver.send(messages.StepCopied(tag=order.tag))
+    driver.work()
+    assert worker.has_token(call)
+    step(driver, worker)
+
+
+def test_a_manifest_says_what_was_applied_lately_of_whom() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=3))
+    workers = driver.train(0, 1)
+    for _ in range(3):
+        calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+        assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
+    checkpoint = driver.storage["step-000000003"]
+    assert [(p.worker, p.incarnation, [(a.sequence, a.step) for a in p.applied]) for p in checkpoint.pushes] == [
+        (worker, 1, [(1, 0), (2, 1), (3, 2)]) for worker in (0, 1)
+    ]
+    assert checkpoint.record.model is not None
+    assert (checkpoint.num_shards, len(checkpoint.files)) == (2, 2)
+
+
+def test_under_durability_step_nobody_hears_of_a_step_before_it_is_saved() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    call = worker.ask(commit=worker.next_commit())
+    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
+    assert (order.step, driver.step) == (1, 0)
+    driver.send(messages.StepCopied(tag=order.tag))
+    assert call not in driver.answers
+    assert driver.coordinator.explain(driver.now) == "step 0 is applied; it counts once it is saved"
+    driver.is_manual = False
+    driver.work_off()
+    assert worker.has_token(call)
+    assert driver.step == 1
+    assert driver.storage[order.tag].pushes[0].applied[-1].step == 0, "the step itself is among what was applied"
+
+
+def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    (worker,) = driver.train(0)
+    driver.full = True
+    call = worker.ask(commit=worker.next_commit())
+    assert call not in driver.answers
+    assert "trying again" in driver.coordinator.explain(driver.now)
+    driver.pass_time(2.5)
+    driver.full = False
+    driver.pass_time(1.0)
+    assert worker.has_token(call)
+    assert list(driver.storage) == ["step-000000000", "step-000000001-retry-3"]
+
+
+def test_under_durability_step_a_lost_server_costs_no_step_that_was_told() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    (worker,) = driver.train(0)
+    for _ in range(4):
+        step(driver, worker)
+    driver.restart(0)
+    assert driver.step == 4
+
+
+def test_otherwise_a_failed_checkpoint_is_said_and_training_goes_on() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6)
+    (worker,) = driver.train(0)
+    driver.full = True
+    step(driver, worker)
+    driver.pass_time(61.0)
+    step(driver, worker)
+    status = driver.coordinator.status(driver.now).checkpoint
+    assert status is not None
+    assert (status.tag, status.failure, status.saving) == ("step-000000000", "no space left on device", "")
+    words = "checkpoint step-000000001 failed: no space left on device; training goes on; the next attempt"
+    assert any(note.is_warning and words in note.text for note in driver.notes)
+    driver.full = False
+    driver.pass_time(60.0)
+    status = driver.coordinator.status(driver.now).checkpoint
+    assert status is not None
+    assert (status.tag, status.failure) == ("step-000000002", "")
+
+
+def test_a_checkpoint_on_demand_is_made_once_a_request() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    first = save(driver, 5)
+    assert driver.answers[first] == SavedCheckpoint(tag="step-000000001", step=1)
+    step(driver, worker)
+    assert driver.answers[save(driver, 5)] == driver.answers[first]
+    assert driver.answers[save(driver, 6)] == SavedCheckpoint(tag="step-000000002", step=2)
+
+
+def test_who_wants_a_checkpoint_while_the_step_is_being_saved_joins() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver.train(0)
+    driver.is_manual = True
+    calls = [save(driver, 1), save(driver, 2)]
+    assert len([order for order in driver.orders if isinstance(order, messages.SaveStep)]) == 1
+    driver.is_manual = False
+    driver.work_off()
+    assert [driver.answers[call].tag for call in calls] == ["step-000000000"] * 2
+
+
+def test_who_waits_too_long_for_a_checkpoint_is_told_what_for_and_may_ask_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver.train(0)
+    driver.is_manual = True
+    call = save(driver, 1, max_wait_s=2.0)
+    driver.pass_time(2.0)
+    assert driver.answers[call].tag == ""
+    assert driver.answers[call].waiting_for == "the parameter servers are copying step 0 for checkpoint step-000000000"
+    again = save(driver, 1)
+    driver.is_manual = False
+    driver.work_off()
+    assert driver.answers[again].tag == "step-000000000"
+
+
+def test_a_checkpoint_that_cannot_be_made_is_refused_in_words() -> None:
+    with pytest.raises(CheckpointStorageMissing, match="--checkpoint-dir"):
+        save(RecoveryDriver(checkpoints=None), 1)
+    driver = RecoveryDriver(checkpoints=ON_DEMAND)
+    with pytest.raises(NotInitialized):
+        save(driver, 1)
+    driver.train(0)
+    driver.full = True
+    assert isinstance(driver.answers[save(driver, 2)], StorageFull)
+    assert driver.coordinator.state is ClusterState.TRAINING
+
+
+def test_the_last_step_is_saved_before_the_processes_end() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    driver.is_manual = True
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    worker.leave()
+    assert not driver.ended
+    driver.is_manual = False
+    driver.work_off()
+    assert list(driver.storage) == ["step-000000001"]
+    assert [end.exit_code for end in driver.ended] == [0]
+
+
+@pytest.mark.parametrize("how", ["full", "silent"])
+def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    (worker,) = driver.train(0)
+    driver.full, driver.is_manual = how == "full", how == "silent"
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    worker.leave()
+    driver.pass_time(31.0)
+    assert [end.exit_code for end in driver.ended] == [0]
+    (words,) = (note.text for note in driver.notes if "there is no checkpoint of the last step 0" in note.text)
+    assert "training continues" not in words
+
+
+def test_what_is_being_saved_when_a_server_is_lost_comes_to_nothing() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    driver.is_manual = True
+    step(driver, worker)
+    tag = next(order.tag for order in driver.orders if isinstance(order, messages.SaveStep))
+    driver.orders.clear()
+    driver.restart(0)
+    driver.send(messages.StepSaved(tag=tag, files=()))
+    driver.send(messages.CheckpointCommitted(tag=tag))
+    assert not [order for order in driver.orders if isinstance(order, messages.CommitCheckpoint)]
+    driver.is_manual = False
+    driver.work_off()
+    assert driver.step == 0
+
+
+def test_without_a_place_for_checkpoints_nothing_is_ever_saved() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver.is_manual = True
+    driver.work_off()
+    (worker,) = driver.train(0)
+    for _ in range(3):
+        step(driver, worker)
+    assert {type(order) for order in driver.orders} == {messages.KeepRecord}
+    assert driver.applied[0].contributors == (PushId(worker=0, incarnation=1, sequence=1),)
+    assert worker.push() is PushOutcome.ACCEPTED

@@ -1,0 +1,169 @@
+"""How training ends, well or badly."""
+
+import pytest
+
+from chief.core import messages as ev
+from ps_protocol.errors import (
+    TrainingFailed,
+)
+from ps_protocol.roles.chief import ClusterState, ParticipantKind, PushOutcome, TokenResult
+from tests.support.chief_driver import Driver, Worker
+
+ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
+
+
+# -- the end
+
+
+def test_finishing_releases_all_and_ends_the_processes_when_all_have_left() -> None:
+    driver = Driver(total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    observer = Worker(driver, kind=ParticipantKind.OBSERVER)
+    call = first.ask()
+    finish = driver.call()
+    driver.send(ev.FinishTraining(call=finish, reason="enough"))
+    assert driver.answers[finish] == 0
+    assert first.answer(call).result is TokenResult.FINISHED
+    assert second.heartbeat() is True
+    assert second.push() is LATE
+    assert second.answer(second.ask()).result is TokenResult.FINISHED
+    for participant in (first, second):
+        participant.leave()
+    assert driver.ended == []
+    observer.leave()
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="enough")]
+
+
+def test_the_last_step_finishes_training() -> None:
+    driver = Driver(max_steps=2)
+    (worker,) = driver.train(0)
+    worker.push()
+    assert worker.has_token(worker.ask())
+    worker.push()
+    reply = worker.answer(worker.ask())
+    assert (reply.result, reply.step) == (TokenResult.FINISHED, 2)
+    assert driver.coordinator.status(driver.now).reason == "max_steps 2 reached"
+
+
+def test_finishing_while_a_step_is_applied_waits_for_it() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    finish = driver.call()
+    driver.send(ev.FinishTraining(call=finish, reason=""))
+    assert finish not in driver.answers
+    driver.apply()
+    assert driver.answers[finish] == 1
+    assert driver.coordinator.state is ClusterState.FINISHED
+
+
+def test_finishing_does_not_wait_long_for_a_step_that_cannot_be_applied() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    finish = driver.call()
+    driver.send(ev.FinishTraining(call=finish, reason=""))
+    driver.pass_time(1.0)
+    assert driver.answers[finish] == 0
+    driver.apply()
+    assert driver.step == 1
+
+
+def test_lapsed_participants_do_not_hold_up_the_end() -> None:
+    driver = Driver(lease_s=10.0)
+    driver.train(0)
+    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.pass_time(10.0)
+    assert len(driver.ended) == 1
+
+
+def test_training_is_finished_when_the_last_worker_leaves_in_peace() -> None:
+    driver = Driver()
+    first, second = driver.train(0, 1)
+    first.leave()
+    assert driver.coordinator.state is ClusterState.TRAINING
+    second.leave()
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="all workers have left")]
+
+
+def test_training_waits_for_a_replacement_when_the_last_worker_failed() -> None:
+    driver = Driver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    worker.leave(failure="boom")
+    assert driver.coordinator.state is ClusterState.TRAINING
+    assert "worker 0 (failed 0.0 s ago: boom" in driver.coordinator.explain(driver.now)
+    assert Worker(driver, 0).push() is ACCEPTED
+
+
+def test_a_worker_that_looks_in_and_leaves_before_there_is_a_model_ends_nothing() -> None:
+    driver = Driver()
+    Worker(driver).leave()
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+
+
+def test_a_worker_woken_after_the_end_learns_that_training_is_finished() -> None:
+    driver = Driver(lease_s=10.0)
+    sleeper, _ = driver.train(0, 1)
+    driver.pass_time(11.0)
+    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    assert sleeper.answer(sleeper.ask()).result is TokenResult.FINISHED
+    assert sleeper.heartbeat() is True
+
+
+def test_nobody_joins_once_the_processes_end() -> None:
+    driver = Driver()
+    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    with pytest.raises(Exception, match="the chief is shutting down: enough"):
+        driver.register()
+
+
+# -- shards
+
+
+def test_a_shard_that_lost_its_variables_fails_the_training_for_all() -> None:
+    driver = Driver(total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    call = first.ask()
+    driver.send(ev.ShardSeen(shard=0, process_incarnation=8))
+    text = r"ps 0 at host-p:5000 was restarted and has lost its variables \(global_step 0\)"
+    assert isinstance(first.error(call), TrainingFailed)
+    for attempt in (first.heartbeat, first.commit, first.ask, driver.register, lambda: driver.ask_model(second)):
+        with pytest.raises(TrainingFailed, match=text):
+            attempt()
+    assert driver.coordinator.status(driver.now).state is ClusterState.FAILED
+    first.leave()
+    second.leave()
+    assert [end.exit_code for end in driver.ended] == [1]
+
+
+def test_a_shard_restarted_before_there_is_a_model_is_adopted_again() -> None:
+    driver = Driver(num_shards=2)
+    driver.send(ev.ShardSeen(shard=1, process_incarnation=8))
+    assert driver.adoptions == [1]
+    assert driver.coordinator.explain(driver.now).startswith("1 of 2 parameter servers not reached yet: ps 1")
+    driver.send(ev.ShardAdopted(shard=1, process_incarnation=8))
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+
+
+def test_a_shard_that_refuses_a_step_fails_the_training_with_its_words() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    call = worker.ask(commit=worker.next_commit())
+    driver.send(ev.ShardFailed(shard=0, why="push 0/1/1 is not staged"))
+    assert str(worker.error(call)) == "ps 0 at host-p:5000: push 0/1/1 is not staged"
+
+
+def test_a_step_reported_twice_is_applied_once() -> None:
+    driver = Driver(replicas_to_aggregate=1)
+    (worker,) = driver.train(0)
+    worker.push()
+    driver.send(ev.StepApplied(step=0))
+    driver.send(ev.StepApplied(step=1))
+    assert driver.step == 1
+
+
+def test_the_worker_whose_contribution_makes_the_last_step_is_told_that_training_is_finished() -> None:
+    driver = Driver(max_steps=1)
+    (worker,) = driver.train(0)
+    reply = worker.answer(worker.ask(commit=worker.next_commit()))
+    assert (reply.result, reply.step) == (TokenResult.FINISHED, 1)

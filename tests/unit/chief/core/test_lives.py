@@ -1,0 +1,206 @@
+"""Where all was lost, numbers begin again; nobody is taken for somebody of the life before, and what was said there holds no more."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chief.options import CheckpointConfig
+from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.chief import Participant, PushCommit, PushOutcome
+from ps_protocol.roles.shard import PushId
+from tests.support.chief_driver import Worker
+from tests.support.recovery_driver import RecoveryDriver
+
+SAVED = {"checkpoints": CheckpointConfig(every_steps=2)}
+DATA = DataSpec(name="train", num_samples=12, range_size=1)
+UNSAVED: dict[str, Any] = {"checkpoints": None}
+
+
+def trained(num_steps: int = 3, **config: Any) -> tuple[RecoveryDriver, list[Worker]]:
+    driver = RecoveryDriver(total_num_replicas=2, **config)
+    workers = driver.train(0, 1)
+    train(workers, num_steps)
+    return driver, workers
+
+
+def train(workers: list[Worker], num_steps: int) -> None:
+    for _ in range(num_steps):
+        calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+        assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
+
+
+def lose_all(driver: RecoveryDriver) -> None:
+    """Chief and servers are gone, and others are started in their places; workers live."""
+    for shard in range(len(driver.shards)):
+        driver.kill(shard)
+    driver.new_chief()
+
+
+def life_of(driver: RecoveryDriver) -> int:
+    (life,) = {shard.life for shard in driver.shards}
+    return life
+
+
+def numbers(participant: Participant) -> tuple[int, int]:
+    return participant.epoch, participant.incarnation
+
+
+def test_a_life_goes_on_under_another_chief_and_through_a_rollback() -> None:
+    driver, workers = trained(5, **SAVED)
+    life, before = life_of(driver), workers[0].participant
+    assert before.life == life != 0
+    driver.new_chief()
+    assert driver.come_back(workers[0]).participant == before
+    driver.restart(0)
+    assert driver.come_back(workers[0]).participant == replace(before, epoch=2)
+
+
+def test_a_life_goes_on_while_one_server_of_it_is_left() -> None:
+    driver, workers = trained(5, **SAVED)
+    life = life_of(driver)
+    driver.kill(1)
+    driver.new_chief()
+    assert life_of(driver) == life
+    assert driver.come_back(workers[0]).participant.incarnation == workers[1].participant.incarnation
+
+
+def test_a_cluster_of_which_nothing_is_left_has_another_life_and_the_same_numbers() -> None:
+    driver, workers = trained(**UNSAVED)
+    before = workers[0].participant
+    lose_all(driver)
+    newcomer = Worker(driver, 0)
+    assert numbers(newcomer.participant) == numbers(before), "else this shows nothing"
+    assert newcomer.participant.life == life_of(driver) != before.life
+
+
+def test_who_stems_from_a_lost_life_is_not_served_as_the_one_who_has_its_numbers_now() -> None:
+    driver, workers = trained(**UNSAVED)
+    lose_all(driver)
+    driver.train(0, 1)
+    survivor = workers[0]
+    for act in (survivor.heartbeat, survivor.push, survivor.ask, survivor.leave):
+        with pytest.raises(EpochMismatch, match=r"the cluster that you have joined was lost as a whole; it has begun again in epoch 1"):
+            act()
+    with pytest.raises(WorkerIndexTaken):
+        driver.come_back(survivor)
+
+
+def test_who_stems_from_a_lost_life_comes_back_as_somebody_else() -> None:
+    driver, workers = trained(**UNSAVED)
+    before = workers[0].participant
+    lose_all(driver)
+    after = driver.come_back(workers[0]).participant
+    assert after.life != before.life and after.era != before.era
+    assert after.incarnation > before.incarnation, "so that what it has named by its former number means nothing"
+
+
+def test_who_knows_no_life_is_believed() -> None:
+    driver, workers = trained(**UNSAVED)
+    workers[0].participant = replace(workers[0].participant, life=0)
+    assert not workers[0].heartbeat()
+    driver.new_chief()
+    assert driver.come_back(workers[0]).participant.incarnation == workers[1].participant.incarnation
+
+
+def test_who_knows_no_life_keeps_its_training_data_under_another_chief() -> None:
+    driver, workers = trained(1, **UNSAVED)
+    held = {one.id for one in driver.answers[driver.lease(workers[0], DATA, max_ranges=3)].ranges}
+    driver.new_chief()
+    workers[0].participant = replace(workers[0].participant, life=0)
+    driver.come_back(workers[0], held=tuple(held))
+    driver.come_back(workers[1])
+    others = {one.id for one in driver.answers[driver.lease(workers[1], DATA, max_ranges=12)].ranges}
+    assert (len(held), others & held) == (3, set())
+
+
+@pytest.mark.parametrize("what", ["model", "data"])
+def test_what_who_knows_no_life_waits_for_is_refused_once_another_has_its_place(what: str) -> None:
+    driver = RecoveryDriver(total_num_replicas=2, **UNSAVED)
+    if what == "data":
+        first, second = driver.train(0, 1)
+        driver.lease(first, DATA, max_ranges=12)
+    else:
+        first, second = Worker(driver, 0), Worker(driver, 1)
+        driver.ask_model(first)
+    second.participant = replace(second.participant, life=0)
+    waiting = driver.ask_model(second) if what == "model" else driver.lease(second, DATA, max_wait_s=5.0)
+    assert waiting not in driver.answers
+    driver.register(1, pid=99, takeover=True)
+    assert isinstance(second.error(waiting), Superseded)
+
+
+def test_a_survivor_of_the_life_that_a_checkpoint_is_of_learns_what_of_it_the_checkpoint_has() -> None:
+    driver, workers = trained(5, **SAVED)
+    survivor = workers[0]
+    before = survivor.participant
+    lose_all(driver)
+    after = driver.come_back(survivor).participant
+    assert (after.incarnation, driver.step) == (before.incarnation, 4)
+    assert after.era != before.era, "what was said of step 4 does not hold"
+
+    def asked(sequence: int) -> tuple[PushOutcome, PushOutcome | None]:
+        push_id = PushId(worker=0, incarnation=after.incarnation, sequence=sequence)
+        result = survivor.commit(step=sequence - 1, push_id=push_id, staged=False)
+        return result.outcome, result.first_outcome
+
+    assert asked(4) == (PushOutcome.DUPLICATE, PushOutcome.ACCEPTED)
+    assert asked(5) == (PushOutcome.STALE, None)
+
+
+def test_that_stays_so_under_the_next_chief() -> None:
+    driver, workers = trained(5, **SAVED)
+    lose_all(driver)
+    fresh = Worker(driver, 1)
+    assert fresh.participant.incarnation > workers[1].participant.incarnation
+    before = workers[0].participant
+    driver.new_chief()
+    assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
+
+
+def test_and_under_one_that_goes_back_to_a_checkpoint_of_the_life_after_it() -> None:
+    driver, workers = trained(5, **SAVED)
+    before = workers[0].participant
+    lose_all(driver)
+    life = life_of(driver)
+    driver.kill(1)
+    driver.new_chief()
+    newest = max(driver.storage.values(), key=lambda one: one.age_order)
+    assert (newest.life, life_of(driver)) == (life, life) != (before.life, before.life), "else this shows nothing"
+    assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
+
+
+def test_a_number_that_was_given_after_the_checkpoint_was_saved_is_nobodys() -> None:
+    """The chief that saved it was followed by another, whose number the chief of the next life has again."""
+    driver, _ = trained(5, **SAVED)
+    only = dict(list(driver.storage.items())[-1:])
+    driver.new_chief(checkpoints=CheckpointConfig(every_steps=1000))
+    late = Worker(driver, 0)
+    driver.storage.clear()
+    driver.storage.update(only)
+    lose_all(driver)
+    newcomer = Worker(driver, 1)
+    assert newcomer.participant.incarnation == late.participant.incarnation == (1 << 20) + 1, "else this shows nothing"
+    assert driver.come_back(late).participant.incarnation == (1 << 20) + 2
+
+
+def test_servers_of_two_lives_begin_a_third() -> None:
+    driver, workers = trained(**UNSAVED)
+    other, _ = trained(0, **UNSAVED)
+    lives = {life_of(driver), life_of(other)}
+    driver.shards[1].life = life_of(other)
+    driver.new_chief()
+    assert life_of(driver) not in lives
+    assert driver.come_back(workers[0]).participant.incarnation > (1 << 20)
+
+
+def test_a_commit_of_a_lost_life_is_counted_in_none() -> None:
+    driver, workers = trained(2, **UNSAVED)
+    lost: PushCommit = workers[0].next_commit()
+    lose_all(driver)
+    newcomers = driver.train(0, 1)
+    train(newcomers, 2)
+    with pytest.raises(EpochMismatch):
+        workers[0].commit(lost.step, push_id=lost.push_id)
+    assert newcomers[0].push() is PushOutcome.ACCEPTED, "of the same number"

@@ -1,0 +1,62 @@
+import pytest
+
+from chief.core.model import ModelRegistry
+from ps_protocol.errors import ModelMismatch, NotInitializer
+from ps_protocol.roles.chief import ModelState
+from tests.support.chief_driver import MODEL, model_of
+
+
+def test_the_first_worker_initialises_and_the_others_wait() -> None:
+    registry = ModelRegistry(num_shards=2)
+    assert registry.state is ModelState.ABSENT
+    assert registry.join(0, 1, MODEL) is ModelState.INITIALIZE
+    assert registry.join(1, 1, MODEL) is ModelState.WAIT
+    assert registry.join(0, 1, MODEL) is ModelState.INITIALIZE, "a repeated call gets the same task"
+    assert registry.attempt == 1
+    assert registry.complete(0, 1, attempt=1)
+    registry.open()
+    assert registry.join(1, 1, MODEL) is ModelState.READY
+
+
+def test_another_model_is_refused_with_the_difference_in_words() -> None:
+    registry = ModelRegistry(num_shards=1)
+    registry.join(0, 1, MODEL)
+    with pytest.raises(ModelMismatch, match=r"variable 'w' has shape \(4,\) float32, the cluster's has \(3,\) float32"):
+        registry.join(1, 1, model_of(4))
+    assert registry.model == MODEL
+
+
+def test_the_task_goes_to_the_next_who_asks_when_its_holder_is_gone() -> None:
+    registry = ModelRegistry(num_shards=1)
+    registry.join(0, 1, MODEL)
+    assert not registry.release(1)
+    assert registry.release(0)
+    assert registry.join(1, 1, MODEL) is ModelState.INITIALIZE
+    assert registry.attempt == 2
+    with pytest.raises(NotInitializer, match=r"worker 1 has it \(attempt 2\)"):
+        registry.complete(0, 1, attempt=1)
+    assert not registry.is_ready
+
+
+def test_completing_twice_is_no_news_and_an_old_attempt_is_refused() -> None:
+    registry = ModelRegistry(num_shards=1)
+    registry.join(0, 1, MODEL)
+    assert registry.complete(0, 1, attempt=1)
+    assert not registry.complete(0, 1, attempt=1)
+    with pytest.raises(NotInitializer):
+        registry.complete(0, 1, attempt=2)
+
+
+def test_once_ready_nobody_initialises_again() -> None:
+    registry = ModelRegistry(num_shards=1)
+    registry.join(0, 1, MODEL)
+    registry.complete(0, 1, attempt=1)
+    assert not registry.release(0)
+    registry.open()
+    assert registry.join(0, 2, MODEL) is ModelState.READY
+
+
+def test_every_shard_has_a_layout_even_an_empty_one() -> None:
+    registry = ModelRegistry(num_shards=3)
+    registry.join(0, 1, MODEL)
+    assert [len(layout.slices) for layout in registry.layouts] == [1, 0, 0]

@@ -1,0 +1,351 @@
+"""Lost variables and unreadable storage: the cluster goes back to a checkpoint under a new epoch. No process, no file, no clock."""
+
+import pytest
+
+from chief.core import messages
+from chief.options import CheckpointConfig
+from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushOutcome
+from tests.support.chief_driver import Worker, model_of
+from tests.support.recovery_driver import RecoveryDriver
+
+# Parameter servers that lose their variables: the cluster goes back to a checkpoint under a new epoch. No process, no file, no clock.
+
+
+ACCEPTED = PushOutcome.ACCEPTED
+EVERY_2 = CheckpointConfig(every_steps=2)
+
+
+def steps(driver: RecoveryDriver, workers: list[Worker], number: int) -> None:
+    for _ in range(number):
+        calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+        assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
+
+
+def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_epoch() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    workers = driver.train(0, 1)
+    steps(driver, workers, 5)
+    driver.restart(1)
+    assert (driver.coordinator.state, driver.coordinator.epoch, driver.step) == (ClusterState.TRAINING, 2, 4)
+    assert [shard.step for shard in driver.shards] == [4, 4], "the survivor too"
+    status = driver.coordinator.status(driver.now)
+    assert (status.num_rollbacks, status.last_rollback) == (1, "rolled back to step 4 (epoch 2): ps 1 at host-p:5001 was restarted")
+
+
+def test_workers_go_on_as_who_they_were_and_the_steps_are_done_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    workers = driver.train(0, 1)
+    steps(driver, workers, 5)
+    driver.restart(0)
+    with pytest.raises(EpochMismatch) as caught:
+        workers[0].heartbeat()
+    assert str(caught.value) == "cluster epoch is 2, you have 1 (rolled back to step 4). Connect again"
+    assert caught.value.facts == {"epoch": "2", "step": "4"}
+    before = [(worker.participant.index, worker.participant.incarnation) for worker in workers]
+    for worker in workers:
+        registration = driver.come_back(worker)
+        assert registration.may_contribute
+        assert registration.global_step == 4
+    assert [(worker.participant.index, worker.participant.incarnation) for worker in workers] == before
+    steps(driver, workers, 3)
+    assert driver.step == 7
+
+
+def test_whoever_blocks_when_a_server_is_lost_is_told_of_the_new_epoch() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    first, _ = driver.train(0, 1)
+    call = first.ask(commit=first.next_commit())
+    driver.restart(0)
+    assert isinstance(first.error(call), EpochMismatch)
+
+
+def test_while_servers_are_brought_back_members_join_the_model_and_wait_and_are_told_why() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 2)
+    driver.is_manual = True
+    driver.restart(1)
+    assert driver.coordinator.state is ClusterState.RECOVERING
+    text = "recovering: ps 1 at host-p:5001 was restarted; looking for the newest whole checkpoint"
+    assert driver.coordinator.status(driver.now).waiting_for == text
+    driver.come_back(worker)
+    with pytest.raises(Unavailable, match="recovering: ps 1"):
+        worker.commit()
+    call = driver.ask_model(worker)
+    driver.do(driver.orders.pop())
+    driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
+    driver.now += 3.0
+    told = driver.coordinator.explain(driver.now)
+    assert (
+        "waiting for ps 1 at host-p:5001 has not answered for 3.0 s (connection refused); then step 0 of checkpoint step-000000000" in told
+    )
+    driver.is_manual = False
+    driver.come_back(worker)  # the epoch rose once more
+    call = call if call not in driver.answers else driver.ask_model(worker)
+    driver.work_off()
+    reply = driver.answers[call]
+    assert isinstance(reply, (ModelReply, EpochMismatch))
+    again = driver.answers[driver.ask_model(worker)]
+    assert (again.state, again.global_step) == (ModelState.READY, 0)
+
+
+def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.send_commit()
+    step = driver.to_apply.pop()
+    driver.restart(0)
+    driver.send(messages.StepApplied(step=step.step, epoch=step.epoch))
+    driver.send(messages.ShardFailed(shard=0, why="epoch mismatch", epoch=step.epoch))
+    driver.send(messages.StepPrepared(step=step.step, sums=(), epoch=step.epoch))
+    assert (driver.step, driver.coordinator.state) == (0, ClusterState.TRAINING)
+
+
+def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_under_a_later_epoch() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 1)
+    driver.is_manual = True
+    driver.restart(0)
+    driver.do(driver.orders.pop())
+    late = driver.orders.pop()
+    assert isinstance(late, messages.RestoreShards)
+    driver.restart(1)
+    driver.send(messages.ShardsRestored(epoch=late.epoch, tag=late.tag, process_incarnations=(107, 8)))
+    assert driver.coordinator.state is ClusterState.RECOVERING, "what was reported is not true any more"
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, late.epoch + 1)
+    assert driver.coordinator.status(driver.now).num_rollbacks == 1
+
+
+def test_a_server_restarted_before_what_was_brought_back_is_kept_is_brought_back_once_more() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 1)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.kill(0)
+    driver.orders.clear()
+    driver.new_chief()
+    while not any(isinstance(order, messages.KeepRecord) for order in driver.orders):
+        driver.do(driver.orders.pop(0))
+    epoch = driver.coordinator.epoch
+    driver.restart(1)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, epoch + 1)
+    assert driver.shards[0].step is not None
+
+
+def test_a_late_answer_of_the_process_that_is_gone_takes_nobody_back() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    driver.train(0)
+    driver.restart(0)
+    driver.send(messages.ShardSeen(shard=0, process_incarnation=7))
+    assert driver.coordinator.epoch == 2
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 4)
+    driver.damaged.add("step-000000004")
+    driver.restart(0)
+    assert driver.step == 2
+    assert [note.text for note in driver.notes if note.is_warning and "damaged" in note.text] == [
+        "checkpoint step-000000004 is damaged, an older one is tried: ps-0 is not what was written"
+    ]
+    assert driver.coordinator.epoch == 3, "another attempt is another epoch"
+
+
+def test_with_nothing_whole_to_go_back_to_training_has_failed_in_words() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 3)
+    driver.restart(1)
+    text = r"ps 1 at host-p:5001 was restarted and has lost its variables \(global_step 3\), and there is no whole checkpoint to go back to"
+    with pytest.raises(TrainingFailed, match=text):
+        driver.register()
+
+
+def test_what_was_saved_of_steps_that_were_given_up_is_not_gone_back_to() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 4)
+    driver.damaged.add("step-000000004")
+    driver.restart(0)
+    assert driver.step == 2
+    driver.damaged.clear()
+    driver.restart(0)
+    assert driver.step == 2, "step 4 of epoch 1 is not what followed from step 2 in epoch 3"
+
+
+def test_a_sleeper_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, lease_s=10.0)
+    sleeper, other = driver.train(0, 1)
+    for _ in range(4):
+        driver.pass_time(3.0)
+        other.heartbeat()
+    with pytest.raises(LeaseExpired):
+        sleeper.heartbeat()
+    assert driver.come_back(sleeper).participant.incarnation == 2
+
+
+def test_who_was_replaced_meanwhile_is_superseded() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    old, _ = driver.train(0, 1)
+    Worker(driver, 0, takeover=True, pid=913)
+    with pytest.raises(Superseded):
+        driver.come_back(old)
+
+
+def test_another_process_cannot_come_back_as_somebody_who_lives() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    _, second = driver.train(0, 1)
+    with pytest.raises(Exception, match="worker 1 is already running"):
+        driver.register(1, former=second.participant, pid=4711)
+
+
+def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    worker = Worker(driver, 0)
+    assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
+    driver.restart(1)
+    assert (driver.coordinator.epoch, driver.coordinator.state) == (2, ClusterState.WAITING_FOR_MODEL)
+    driver.come_back(worker)
+    assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
+
+
+def test_old_members_may_say_goodbye_in_their_old_epoch() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    driver.restart(0)
+    worker.leave(failure="boom")
+    assert driver.coordinator.status(driver.now).participants[0].state == "left"
+
+
+def test_a_cluster_that_starts_goes_on_with_the_newest_checkpoint_of_its_place() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 4)
+    later = RecoveryDriver(num_shards=3, storage=driver.storage, total_num_replicas=1)
+    assert (later.step, later.coordinator.epoch, later.coordinator.chief_incarnation) == (4, 2, 2)
+    assert later.coordinator.status(later.now).num_rollbacks == 0
+    newcomer = Worker(later, 0)
+    reply = later.answers[later.ask_model(newcomer)]
+    assert (reply.state, reply.global_step, len({placed.shard for placed in reply.placement})) == (ModelState.READY, 4, 1)
+    assert newcomer.participant.incarnation > worker.participant.incarnation
+    assert newcomer.push() is ACCEPTED
+
+
+@pytest.mark.parametrize(("restore", "step", "epoch"), [("none", 0, 2), ("step-000000002", 2, 2), ("latest", 4, 2)])
+def test_it_is_chosen_what_a_cluster_begins_with(restore: str, step: int, epoch: int) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(driver, driver.train(0), 4)
+    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, checkpoints=CheckpointConfig(restore=restore))
+    assert (later.step, later.coordinator.epoch) == (step, epoch)
+
+
+def test_a_named_checkpoint_that_is_not_there_is_not_replaced_by_a_fresh_start() -> None:
+    driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="step-000000008"))
+    with pytest.raises(TrainingFailed, match="there is no whole checkpoint 'step-000000008' to begin with"):
+        driver.register()
+
+
+def test_a_run_that_begins_anew_does_not_go_back_to_what_an_earlier_run_has_saved() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(driver, driver.train(0), 4)
+    fresh = CheckpointConfig(restore="none", durability=Durability.NONE)
+    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, checkpoints=fresh)
+    later.train(0)
+    later.restart(0)
+    with pytest.raises(TrainingFailed, match="no whole checkpoint to go back to"):
+        later.register()
+
+
+def test_another_models_checkpoint_is_not_restored() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    driver.train(0)
+    other = RecoveryDriver(storage={}, total_num_replicas=1)
+    other.train(0, model=model_of(5))
+    driver.storage.clear()
+    driver.storage.update(other.storage)
+    driver.restart(0)
+    assert driver.coordinator.state is ClusterState.FAILED
+    assert any("it is of another model" in note.text for note in driver.notes)
+
+
+def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    driver.restart(0)
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    assert driver.coordinator.state is ClusterState.FINISHED
+    worker.leave()
+    assert [end.exit_code for end in driver.ended] == [0]
+
+
+# Storage of checkpoints that cannot be read when it is needed: it is said, and tried again until it can be.
+
+
+BROKEN = "cannot list /ckpt: Input/output error"
+
+
+def saved() -> RecoveryDriver:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    worker.push()
+    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    return driver
+
+
+def test_a_chief_that_starts_waits_for_storage_and_goes_on_from_what_is_there() -> None:
+    again = RecoveryDriver(total_num_replicas=1, storage=saved().storage, begin=False)
+    again.unreadable = BROKEN
+    again.begin()
+    assert again.coordinator.state is ClusterState.RECOVERING
+    assert f"{BROKEN}; it is tried again" in again.coordinator.explain(again.now)
+    again.pass_time(60.0)
+    assert again.coordinator.state is ClusterState.RECOVERING
+    assert len([note for note in again.notes if BROKEN in note.text]) < 10, "said, but not for ever"
+    again.unreadable = ""
+    again.pass_time(10.0)
+    assert (again.coordinator.state, again.step) == (ClusterState.TRAINING, 1)
+
+
+def test_a_rollback_waits_for_storage_that_cannot_be_read_and_loses_nothing_by_it() -> None:
+    driver = saved()
+    driver.unreadable = BROKEN
+    driver.restart(0)
+    driver.pass_time(20.0)
+    assert driver.coordinator.state is ClusterState.RECOVERING
+    driver.unreadable = ""
+    driver.pass_time(10.0)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 1)
+
+
+def test_servers_that_cannot_read_a_checkpoint_for_now_are_given_the_same_one_again() -> None:
+    driver = saved()
+    driver.is_manual = True
+    driver.restart(0)
+    driver.do(driver.orders.pop(0))  # found
+    driver.unreadable, driver.is_manual = BROKEN, False
+    driver.work_off()
+    assert BROKEN in driver.coordinator.explain(driver.now)
+    driver.unreadable = ""
+    driver.pass_time(2.0)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 1)
+
+
+def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None:
+    driver = saved()
+    driver.unreadable = BROKEN
+    driver.restart(0)
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.unreadable = ""
+    driver.pass_time(20.0)
+    assert driver.coordinator.state is ClusterState.FINISHED

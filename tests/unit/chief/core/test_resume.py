@@ -1,0 +1,241 @@
+"""A chief that starts where another was: it goes on at the shards' step, repeats what was interrupted, and counts nothing twice."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from chief.core import messages as ev
+from chief.options import CheckpointConfig
+from ps_protocol.errors import LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import ClipSpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
+from tests.support.chief_driver import MODEL, Worker, model_of
+from tests.support.recovery_driver import RecoveryDriver
+
+ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
+
+
+def trained(num_steps: int = 3, **config: Any) -> tuple[RecoveryDriver, list[Worker]]:
+    driver = RecoveryDriver(**{"total_num_replicas": 2, "checkpoints": None} | config)
+    workers = driver.train(0, 1)
+    for _ in range(num_steps):
+        calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+        assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
+    return driver, workers
+
+
+def test_a_new_chief_goes_on_at_the_shards_step_in_the_same_epoch() -> None:
+    driver, workers = trained()
+    driver.new_chief()
+    coordinator = driver.coordinator
+    assert (coordinator.state, coordinator.epoch, coordinator.chief_incarnation, driver.step) == (ClusterState.TRAINING, 1, 2, 3)
+    with pytest.raises(LeaseExpired, match=r"is not registered here\. Register again"):
+        workers[0].heartbeat()
+    before = [worker.participant for worker in workers]
+    for worker in workers:
+        driver.come_back(worker)
+    assert [worker.participant for worker in workers] == before
+    calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
+    assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
+    assert driver.step == 4
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_that_one_shard_has_applied_is_repeated_with_what_it_was_made_of(ahead: int) -> None:
+    driver, workers = trained()
+    driver.applies_at_once = False
+    for worker in workers:
+        worker.send_commit()
+    made_of = driver.to_apply[0].contributors
+    driver.apply_at(ahead)
+    driver.new_chief()
+    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert "step 3 is repeated with its 2 contributions" in driver.coordinator.explain(driver.now)
+    assert (driver.to_apply[0].step, driver.to_apply[0].contributors) == (3, made_of)
+    driver.apply()
+    assert (driver.step, [shard.step for shard in driver.shards], driver.coordinator.state) == (4, [4, 4], ClusterState.TRAINING)
+    for worker in workers:
+        driver.come_back(worker)
+        result = worker.commit(3, push_id=made_of[worker.index])
+        assert (result.outcome, result.first_outcome, result.applied_step) == (DUPLICATE, ACCEPTED, 3)
+
+
+def test_a_step_that_no_shard_had_applied_is_completed_by_repeated_commits() -> None:
+    driver, workers = trained()
+    driver.applies_at_once = False
+    pushes = [worker.next_push() for worker in workers]
+    for worker, push in zip(workers, pushes, strict=True):
+        worker.send_commit(push_id=push)
+        driver.pass_time(0.01)
+    driver.new_chief()
+    assert driver.step == 3
+    for worker, push, outcome in zip(workers, pushes, (DUPLICATE, ACCEPTED), strict=True):
+        driver.come_back(worker)
+        call = worker.send_commit(3, push_id=push)
+        if outcome is DUPLICATE:
+            assert driver.answers[call].first_outcome is ACCEPTED, "it was told so"
+    driver.apply()
+    assert driver.step == 4
+    assert driver.applied[-1].contributors == tuple(pushes)
+
+
+def test_a_repeated_step_with_a_limit_on_the_norm_is_measured_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    (worker,) = driver.train(0, model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
+    driver.sums = ((4.0,), ())
+    driver.applies_at_once = False
+    worker.send_commit()
+    driver.send(ev.StepPrepared(step=driver.to_prepare.pop(0).step, sums=driver.sums))
+    driver.apply_at(0)
+    scales = driver.to_apply[0].scales
+    driver.new_chief()
+    driver.send(ev.StepPrepared(step=driver.to_prepare.pop(0).step, sums=driver.sums, epoch=1))
+    assert driver.to_apply[0].scales == scales
+    driver.apply()
+    assert driver.step == 1
+
+
+def test_new_incarnations_are_above_all_that_earlier_chiefs_gave() -> None:
+    driver, workers = trained()
+    driver.new_chief()
+    newcomer = Worker(driver, 0)
+    assert newcomer.participant.incarnation == (1 << 20) + 1
+    assert newcomer.participant.incarnation > workers[0].participant.incarnation
+    with pytest.raises(Exception, match="replaced"):
+        driver.register(0, former=workers[0].participant, pid=1)
+
+
+def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
+    driver, _ = trained(lease_s=1e6)
+    call = driver.set_policy(PolicySpec(name=PolicyName.SSP, staleness=2))
+    version = driver.settings(call).version
+    for shard in driver.shards:
+        shard.settings_version = version
+    driver.new_chief()
+    status = driver.coordinator.status(driver.now)
+    assert (status.policy, status.hyperparameters_version) == ("ssp(2)", version)
+    assert len(driver.configured) == 1, "the shards know"
+
+
+def test_shards_that_heard_of_settings_that_never_held_are_told_what_holds() -> None:
+    driver, _ = trained()
+    driver.shards[1].settings_version = 1
+    driver.new_chief()
+    told = driver.configured[-1]
+    assert (told.version, told.accepts_stale) == (2, False)
+
+
+def test_without_a_record_the_first_worker_that_presents_the_shards_model_brings_it() -> None:
+    driver, workers = trained()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.new_chief()
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    driver.come_back(workers[0])
+    with pytest.raises(ModelMismatch, match="not the one whose values the parameter servers hold"):
+        driver.ask_model(workers[0], model_of(4))
+    reply = driver.answers[driver.ask_model(workers[0])]
+    assert (reply.state, reply.global_step, driver.step) == (ModelState.READY, 3, 3)
+
+
+def test_before_it_knows_the_model_a_new_chief_calls_nobody_ahead_of_it() -> None:
+    driver, workers = trained()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.new_chief()
+    open_commit, worker = workers[0].next_commit(3), workers[0]
+    driver.come_back(worker)
+    with pytest.raises(NotInitialized, match="the model is not known here yet"):
+        worker.commit(3, push_id=open_commit.push_id)
+    with pytest.raises(NotInitialized, match="the model is not known here yet"):
+        worker.ask(commit=open_commit)
+
+
+def test_who_has_come_back_brings_the_model_that_shards_hold_although_it_would_not_initialise_one() -> None:
+    driver, workers = trained()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.new_chief()
+    driver.come_back(workers[0])
+    driver.ask_model(workers[0], may_initialize=False, max_wait_s=0.0)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+
+
+def test_a_model_that_is_presented_before_a_checkpoint_is_found_is_the_trained_one_after_it() -> None:
+    driver, workers = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    for shard in driver.shards:
+        assert shard.record is not None
+        shard.last_apply, shard.record = None, dataclasses.replace(shard.record, epoch=77)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.do(driver.orders.pop(0))
+    driver.come_back(workers[0])
+    driver.ask_model(workers[0], max_wait_s=0.0)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+    driver.restart(0)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4), "not begun anew"
+
+
+def test_a_model_that_was_not_trained_yet_is_begun_anew_when_a_shard_lost_it_too() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver.shards[0].step, driver.shards[0].epoch, driver.shards[0].chief = 0, 1, 1
+    driver.new_chief()
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
+
+
+def test_a_chief_and_a_server_lost_together_cost_the_steps_since_the_checkpoint() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    driver.kill(1)
+    driver.new_chief()
+    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (4, 2, ClusterState.TRAINING)
+    assert driver.coordinator.status(driver.now).num_rollbacks == 1
+
+
+def test_without_checkpoints_that_is_the_end_in_words() -> None:
+    driver, _ = trained(num_steps=5)
+    driver.kill(1)
+    driver.new_chief()
+    with pytest.raises(TrainingFailed, match=r"ps 1 at host-p:5001 has lost the variables, and there is no whole checkpoint"):
+        driver.register()
+
+
+def test_shards_too_far_apart_are_brought_together_by_a_checkpoint() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    driver.shards[0].step = 2
+    driver.new_chief()
+    assert driver.step == 4
+    assert driver.coordinator.epoch > 1
+
+
+def test_the_waiting_worker_gets_its_token_from_the_new_chief() -> None:
+    driver, workers = trained()
+    driver.applies_at_once = False
+    for worker in workers:
+        worker.ask(commit=worker.next_commit())
+    driver.apply_at(0, 1)
+    driver.new_chief()
+    driver.come_back(workers[0])
+    workers[0].local_step = 3
+    assert workers[0].answer(workers[0].ask(repeat=True)).result is TokenResult.TOKEN
+
+
+def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> None:
+    driver, workers = trained(num_steps=2, checkpoints=CheckpointConfig(durability=Durability.STEP))
+    driver.is_manual = True
+    for worker in workers:
+        worker.send_commit()
+    assert [shard.step for shard in driver.shards] == [3, 3], "applied, and not saved: nobody was told"
+    driver.full = True
+    driver.is_manual = False
+    driver.new_chief()
+    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert "step 3 is saved before it is told" in driver.coordinator.explain(driver.now)
+    driver.full = False
+    driver.pass_time(1.5)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+    assert max(checkpoint.step for checkpoint in driver.storage.values()) == 3

@@ -1,0 +1,412 @@
+"""Policy and optimizers change while the cluster lives: when a change holds, what shards are told, and that nothing counted is lost."""
+
+import dataclasses
+
+import pytest
+
+from chief.core.messages import CallCancelled, FinishTraining, ShardFailed
+from ps_protocol.errors import InvalidSpec, NotInitialized, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import ClusterState, HyperparameterChange, ModelReply, ModelState, PushOutcome, TokenReply, TokenResult
+from tests.support.chief_driver import MODEL, Driver, Worker
+
+# Policy and optimizers change while the cluster lives: when that holds, what is told to shards, and that nothing counted is lost.
+
+
+ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE
+SYNC, FIFO = PolicySpec(), PolicySpec(tokens=TokenMode.FIFO)
+SSP, ASYNC = PolicySpec(name=PolicyName.SSP, staleness=1), PolicySpec(name=PolicyName.ASYNC)
+UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+FASTER = HyperparameterChange(learning_rate=constant(0.5))
+CLIPPED = dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0))
+MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters={"momentum": 0.9})
+
+
+def policy_of(driver: Driver) -> str:
+    return driver.coordinator.status(driver.now).policy
+
+
+def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_with_the_first_values() -> None:
+    driver = Driver(applies_at_once=False)
+    reply = driver.settings(driver.set_policy(ASYNC))
+    assert (reply.version, reply.step, policy_of(driver)) == (1, 0, "async")
+    assert not driver.to_configure
+    first, second = Worker(driver), Worker(driver)
+    initialise, wait = driver.ask_model(first), driver.ask_model(second)
+    assert driver.answers[initialise].policy == ASYNC
+    first.complete(1)
+    (change,) = driver.to_configure
+    assert (change.step, change.accepts_stale, change.applies_on_arrival) == (0, True, False)
+    assert change.version >= 1
+    assert (wait in driver.answers, driver.coordinator.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
+    driver.configure()
+    assert driver.answers[wait].state is ModelState.READY
+
+
+def test_shards_of_a_strict_cluster_are_told_nothing() -> None:
+    driver = Driver()
+    driver.train(0)
+    driver.set_policy(FIFO)
+    driver.set_policy(SYNC)
+    assert (driver.configured, policy_of(driver)) == ([], "sync")
+
+
+def test_a_change_waits_for_the_step_that_is_being_applied() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    call = driver.set_policy(ASYNC)
+    assert (call in driver.answers, driver.to_configure) == (False, [])
+    driver.apply()
+    assert (driver.to_configure[0].step, driver.to_configure[0].version, policy_of(driver)) == (1, 1, "sync")
+    driver.configure()
+    assert (driver.settings(call).version, driver.settings(call).step, policy_of(driver)) == (1, 1, "async")
+
+
+def test_a_step_that_becomes_complete_meanwhile_is_applied_after_the_change() -> None:
+    driver = Driver(total_num_replicas=2, applies_at_once=False)
+    first, second = driver.train(0, 1)
+    first.push()
+    driver.set_hyperparameters(FASTER)
+    assert second.push() is ACCEPTED
+    assert not driver.to_apply
+    driver.configure()
+    assert [len(step.contributors) for step in driver.to_apply] == [2]
+
+
+def test_a_repeated_request_is_one_change_and_gets_one_answer() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    asked = driver.set_policy(ASYNC, request_id=5, max_wait_s=0.0)
+    assert driver.answers[asked] is None
+    waiting = driver.set_policy(ASYNC, request_id=5, max_wait_s=2.0)
+    driver.pass_time(2.0)
+    assert driver.answers[waiting] is None
+    driver.apply()
+    driver.configure()
+    later = driver.set_policy(ASYNC, request_id=5)
+    assert (driver.settings(later).version, len(driver.configured)) == (1, 1)
+
+
+def test_a_caller_that_goes_away_leaves_its_change_behind() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    call = driver.set_policy(FIFO)
+    driver.send(CallCancelled(call=call))
+    driver.apply()
+    assert (call in driver.answers, policy_of(driver)) == (False, "sync, fifo tokens")
+
+
+def test_what_sync_has_counted_becomes_single_steps_under_async() -> None:
+    driver = Driver(total_num_replicas=3)
+    workers = driver.train(0, 1, 2)
+    calls = [worker.ask(commit=worker.next_commit()) for worker in workers[:2]]
+    driver.set_policy(ASYNC)
+    assert [len(step.contributors) for step in driver.applied] == [1, 1]
+    assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=False)), "and who waited goes on"
+    result = workers[2].commit(0)
+    assert (result.outcome, result.applied_step, result.staleness) == (ACCEPTED, 2, 2)
+
+
+def test_each_that_sync_has_counted_is_told_the_step_that_it_becomes_under_async() -> None:
+    driver = Driver(total_num_replicas=4)
+    workers = driver.train(0, 1, 2, 3)
+    committed = workers[0].next_push()
+    told = workers[0].commit(push_id=committed)
+    calls = [worker.ask(commit=worker.next_commit()) for worker in workers[1:3]]
+    driver.set_policy(ASYNC)
+    commits = [worker.answer(call).commit for worker, call in zip(workers[1:3], calls, strict=True)]
+    assert [(commit.outcome, commit.applied_step, commit.staleness) for commit in commits if commit] == [(ACCEPTED, 1, 1), (ACCEPTED, 2, 2)]
+    again = workers[0].commit(push_id=committed)
+    assert (told.applied_step, again.first_outcome, again.applied_step) == (0, ACCEPTED, 0)
+    sequence = dataclasses.replace(committed, worker=2, sequence=1)
+    assert workers[2].commit(0, push_id=sequence).applied_step == 2, "a repeated commit is told the same"
+    assert driver.coordinator.status(driver.now).max_observed_staleness == 2
+
+
+def test_what_waits_for_its_turn_is_applied_before_sync_begins_and_new_ones_are_late() -> None:
+    driver = Driver(policy=ASYNC, total_num_replicas=3, applies_at_once=False)
+    first, second, third = driver.train(0, 1, 2)
+    driver.configure()
+    waiting = first.ask(commit=first.next_commit())
+    assert second.commit().applied_step == 1
+    driver.set_policy(SYNC)
+    assert third.push() is LATE
+    late = third.ask()
+    driver.apply()
+    assert waiting not in driver.answers, "it goes on under the new policy"
+    driver.apply()
+    (change,) = driver.to_configure
+    assert (change.step, change.accepts_stale) == (2, False)
+    driver.configure()
+    assert policy_of(driver) == "sync"
+    assert [worker.has_token(call) for worker, call in ((first, waiting), (third, late))] == [True, True]
+    second.local_step = 2
+    assert [worker.push() for worker in (first, second, third)] == [ACCEPTED] * 3
+    driver.apply()
+    assert driver.step == 3
+
+
+def test_between_ssp_and_async_the_queue_goes_over() -> None:
+    driver = Driver(policy=ASYNC, applies_at_once=False)
+    first, second = driver.train(0, 1)
+    driver.configure()
+    first.push()
+    second.push()
+    driver.set_policy(SSP)
+    driver.apply()
+    assert policy_of(driver) == "ssp(1)"
+    driver.apply()
+    assert (driver.step, len(driver.configured)) == (2, 1)
+
+
+def test_before_servers_apply_on_arrival_all_that_is_counted_is_applied() -> None:
+    driver = Driver(total_num_replicas=3, applies_at_once=False)
+    first, second, third = driver.train(0, 1, 2)
+    waiting = first.ask(commit=first.next_commit())
+    second.push()
+    call = driver.set_policy(UNLOCKED)
+    while driver.to_configure or driver.to_apply:
+        assert third.push() is not ACCEPTED or driver.configured == [], "only what can still be applied is taken"
+        driver.configure() if driver.to_configure else driver.apply()
+    assert [(change.accepts_stale, change.applies_on_arrival) for change in driver.configured] == [(True, False), (True, True)]
+    assert driver.configured[-1].step == driver.step == len(driver.applied) >= 2
+    assert (driver.settings(call).step, policy_of(driver)) == (driver.step, "async, unlocked")
+    assert first.has_token(waiting)
+
+
+def test_what_was_applied_on_arrival_as_that_ended_is_accepted_and_not_counted() -> None:
+    driver = Driver(policy=UNLOCKED, applies_at_once=False)
+    (worker,) = driver.train(0)
+    driver.configure()
+    worker.commit(0, is_applied=True)
+    driver.set_policy(SYNC)
+    results = [worker.commit(0, is_applied=True)]
+    driver.configure()
+    results.append(worker.commit(0, is_applied=True))
+    assert [(result.outcome, result.global_step) for result in results] == [(ACCEPTED, 1)] * 2
+    assert (driver.step, driver.configured[-1].step, policy_of(driver)) == (1, 1, "sync")
+
+
+def test_another_number_of_contributions_completes_the_step_that_has_so_many() -> None:
+    driver = Driver(total_num_replicas=3)
+    first, second, _ = driver.train(0, 1, 2)
+    first.push()
+    second.push()
+    driver.set_policy(PolicySpec(replicas_to_aggregate=2))
+    assert [len(step.contributors) for step in driver.applied] == [2]
+    status = driver.coordinator.status(driver.now)
+    assert (status.replicas_to_aggregate, status.total_num_replicas) == (2, 3)
+
+
+def test_another_number_of_workers_makes_places() -> None:
+    driver = Driver(total_num_replicas=1)
+    driver.train(0)
+    with pytest.raises(WorkerIndexOutOfRange):
+        Worker(driver, 1)
+    driver.set_policy(PolicySpec(total_num_replicas=2))
+    assert Worker(driver, 1).index == 1
+    driver.set_policy(SYNC)
+    with pytest.raises(WorkerIndexOutOfRange):
+        Worker(driver, 2)
+
+
+def test_workers_that_are_behind_when_fifo_begins_find_a_token_each() -> None:
+    driver = Driver(policy=ASYNC, total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    for _ in range(3):
+        first.commit(driver.step)
+    driver.set_policy(PolicySpec(tokens=TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2))
+    for worker in (first, second):
+        assert worker.push() is STALE, "it is at step 0"
+        assert worker.has_token(worker.ask())
+        assert worker.local_step == 3
+        worker.push()
+    assert driver.step == 4
+
+
+def test_a_worker_that_waits_when_fifo_begins_gets_one_of_its_tokens() -> None:
+    driver = Driver(total_num_replicas=2)
+    first, _ = driver.train(0, 1)
+    call = first.ask(commit=first.next_commit())
+    driver.set_policy(FIFO)
+    reply = first.answer(call)
+    assert (reply.result, reply.step, reply.reads_latest) == (TokenResult.TOKEN, 0, True)
+    assert first.push() is ACCEPTED
+    assert driver.step == 1, "what was counted went over"
+
+
+def test_what_shards_may_have_dropped_while_they_kept_nothing_stale_is_not_counted() -> None:
+    driver = Driver(policy=ASYNC)
+    first, second = driver.train(0, 1)
+    staged = second.next_push()
+    first.push()
+    driver.set_policy(SYNC)
+    driver.set_policy(ASYNC)
+    assert second.commit(0, push_id=staged).outcome is STALE
+    assert second.commit(1).outcome is ACCEPTED
+
+
+def test_settings_that_cannot_be_are_refused_and_nothing_changes() -> None:
+    driver = Driver(total_num_replicas=1)
+    (worker,) = driver.train(0, model=CLIPPED)
+    with pytest.raises(InvalidSpec, match="Too few tokens to finish the first step: 0"):
+        driver.set_policy(PolicySpec(tokens=TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2))
+    with pytest.raises(InvalidSpec, match="use use_locking=True, or clip by value"):
+        driver.set_policy(UNLOCKED)
+    with pytest.raises(VariableNotFound, match="the model has no variable 'x'; it has 'w'"):
+        driver.set_hyperparameters(HyperparameterChange(variable="x"))
+    with pytest.raises(InvalidSpec, match="'w' has no optimizer of its own"):
+        driver.set_hyperparameters(HyperparameterChange(variable="w"))
+    with pytest.raises(InvalidSpec, match="unknown hyper-parameter 'beta1'"):
+        driver.set_hyperparameters(HyperparameterChange(hyperparameters={"beta1": 0.5}))
+    status = driver.coordinator.status(driver.now)
+    assert (status.policy, status.hyperparameters_version) == ("sync", 0)
+    assert worker.heartbeat() is False
+
+
+def test_a_model_whose_limits_the_policy_cannot_keep_is_refused() -> None:
+    driver = Driver(policy=UNLOCKED)
+    with pytest.raises(InvalidSpec, match="clip: a norm over all"):
+        driver.ask_model(Worker(driver), CLIPPED)
+
+
+@pytest.mark.parametrize("how", ["finished", "failed"])
+def test_when_training_is_over_nobody_waits_for_settings(how: str) -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    worker.push()
+    call = driver.set_policy(ASYNC)
+    if how == "finished":
+        driver.send(FinishTraining(call=None, reason="enough"))
+        driver.apply()
+    else:
+        driver.send(ShardFailed(shard=0, why="gone"))
+    assert isinstance(driver.answers[call], TrainingFailed)
+    with pytest.raises(TrainingFailed):
+        driver.set_policy(ASYNC)
+
+
+def test_shards_that_cannot_be_told_how_to_work_fail_the_initialiser() -> None:
+    driver = Driver(policy=ASYNC, applies_at_once=False)
+    worker = Worker(driver)
+    driver.ask_model(worker)
+    worker.complete(1)
+    driver.send(ShardFailed(shard=0, why="gone"))
+    assert [type(answer) for answer in driver.answers.values()][-1] is TrainingFailed
+
+
+def test_a_token_reply_tells_what_to_read() -> None:
+    driver = Driver()
+    (worker,) = driver.train(0)
+    reply = driver.answers[worker.ask(commit=worker.next_commit())]
+    assert isinstance(reply, TokenReply)
+    assert (reply.reads_latest, reply.global_step, reply.settings_version) == (False, 1, 0)
+    worker.local_step = 1
+    driver.set_policy(ASYNC)
+    reply = worker.answer(worker.ask())
+    assert (reply.reads_latest, reply.global_step, reply.settings_version) == (True, 1, 1)
+
+
+# Numbers of optimizers that change while the cluster lives, limits on norms over all shards, and who brings the model.
+
+
+def test_hyperparameters_need_a_model() -> None:
+    with pytest.raises(NotInitialized, match="create the model first"):
+        Driver().set_hyperparameters(FASTER)
+
+
+def model_with_own_optimizer() -> ModelSpec:
+    own = OptimizerSpec(name="adagrad", learning_rate=constant(0.2), hyperparameters={})
+    names = (("w", None), ("v", own))
+    variables = tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(3,), optimizer=spec) for name, spec in names)
+    return ModelSpec(variables=variables, optimizer=MOMENTUM, placement=PlacementPolicy())
+
+
+def test_optimizers_change_one_by_one_and_shards_hear_of_all_that_differ_from_the_model() -> None:
+    driver = Driver()
+    driver.train(0, model=model_with_own_optimizer())
+    first = driver.settings(driver.set_hyperparameters(HyperparameterChange(hyperparameters={"momentum": 0.5})))
+    second = driver.settings(driver.set_hyperparameters(HyperparameterChange(variable="v", learning_rate=constant(0.3))))
+    assert (first.version, second.version) == (1, 2)
+    (model_was, model_is), (own_was, own_is) = driver.configured[-1].optimizers
+    assert (model_was, model_is.hyperparameters, model_is.learning_rate) == (MOMENTUM, {"momentum": 0.5}, constant(0.1))
+    assert (own_was.learning_rate, own_is.learning_rate) == (constant(0.2), constant(0.3))
+    status = driver.coordinator.status(driver.now)
+    assert (status.hyperparameters_version, status.optimizer) == (
+        2,
+        "momentum (learning_rate 0.1, momentum 0.5); v: adagrad (learning_rate 0.3)",
+    )
+    with pytest.raises(InvalidSpec, match="initial_accumulator_value cannot be changed while training"):
+        driver.set_hyperparameters(HyperparameterChange(variable="v", hyperparameters={"initial_accumulator_value": 0.2}))
+
+
+def test_status_counts_tables_among_what_a_server_holds() -> None:
+    driver = Driver(num_shards=2)
+    dense = VariableSpec(name="w", data_type=DataType.FLOAT64, shape=(3,))
+    table = VariableSpec(name="t", data_type=DataType.FLOAT32, shape=(100, 2), is_sparse=True)
+    placement = PlacementPolicy(pins=(("w", 0), ("t", 1)))
+    driver.train(0, model=ModelSpec(variables=(dense, table), optimizer=MOMENTUM, placement=placement))
+    shards = driver.coordinator.status(driver.now).shards
+    assert [(shard.arena_bytes, shard.num_slices) for shard in shards] == [(64, 1), (800, 1)]  # dense ones lie in whole cache lines
+
+
+def test_status_names_no_number_that_has_no_effect() -> None:
+    driver = Driver()
+    off = {"momentum": 0.9, "use_nesterov": 0.0, "weight_decay": 0.0}
+    driver.train(0, model=dataclasses.replace(model_with_own_optimizer(), optimizer=dataclasses.replace(MOMENTUM, hyperparameters=off)))
+    assert driver.coordinator.status(driver.now).optimizer == "momentum (learning_rate 0.1, momentum 0.9); v: adagrad (learning_rate 0.2)"
+    driver.set_hyperparameters(HyperparameterChange(hyperparameters={"weight_decay": 0.01}))
+    assert driver.coordinator.status(driver.now).optimizer == (
+        "momentum (learning_rate 0.1, momentum 0.9, weight_decay 0.01); v: adagrad (learning_rate 0.2)"
+    )
+
+
+def test_a_worker_that_presents_the_original_model_still_joins_after_a_change() -> None:
+    driver = Driver()
+    driver.train(0)
+    driver.set_hyperparameters(FASTER)
+    assert driver.answers[driver.ask_model(Worker(driver))].state is ModelState.READY
+
+
+def test_the_norm_over_all_shards_is_known_before_the_step_is_applied() -> None:
+    driver = Driver(num_shards=2)
+    model = dataclasses.replace(
+        model_with_own_optimizer(), clip=ClipSpec(global_norm=1.0), placement=PlacementPolicy(strategy="round_robin")
+    )
+    driver.sums = ((9.0,), (16.0,))
+    (worker,) = driver.train(0, model=model)
+    worker.push()
+    (step,) = driver.applied
+    assert step.scales == ((0.2,), (0.2,))
+
+
+def test_a_shard_that_reports_too_few_norms_fails_the_training() -> None:
+    driver = Driver(num_shards=2)
+    driver.sums = ((9.0,), ())
+    (worker,) = driver.train(0, model=dataclasses.replace(CLIPPED, variables=model_with_own_optimizer().variables))
+    worker.push()
+    assert driver.coordinator.state is ClusterState.FAILED
+
+
+def test_who_only_joins_does_not_bring_the_model() -> None:
+    driver = Driver()
+    joiner, maker = Worker(driver), Worker(driver)
+    joins = driver.ask_model(joiner, may_initialize=False)
+    assert joins not in driver.answers
+    asked = driver.ask_model(joiner, may_initialize=False, max_wait_s=0.0)
+    assert driver.answers[asked].state is ModelState.ABSENT
+    reply = driver.answers[driver.ask_model(maker)]
+    assert isinstance(reply, ModelReply)
+    assert reply.state is ModelState.INITIALIZE
+    maker.leave(failure="boom")
+    assert joins not in driver.answers, "nor does it take the task over"
+    another = Worker(driver)
+    reply = driver.answers[driver.ask_model(another)]
+    another.complete(reply.attempt)
+    assert driver.answers[joins].state is ModelState.READY

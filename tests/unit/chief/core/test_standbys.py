@@ -1,0 +1,194 @@
+"""Shards that have standbys: what participants are told of them, when a lost one comes back, and which one a new chief believes."""
+
+from typing import Any
+
+import pytest
+
+from chief.core import messages as rev
+from chief.options import CheckpointConfig
+from chief.shards.standby import Replica, distrusted, judge
+from ps_protocol.errors import Unavailable
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import TokenResult
+from ps_protocol.roles.shard import ShardStatus
+from tests.support.recovery_driver import RecoveryDriver
+
+ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
+
+
+def changed(shard: int = 0, *, standby: str = "host-s:1", address: str = "host-p:5000", missing: str = "") -> rev.ReplicasChanged:
+    return rev.ReplicasChanged(shard=shard, address=address, standby=standby, missing=missing)
+
+
+def trained(**config: Any) -> tuple[RecoveryDriver, Any]:
+    """A cluster of one worker whose shard 0 has lost its standby, which is there again."""
+    config.setdefault("checkpoints", ON_DEMAND)
+    driver = RecoveryDriver(total_num_replicas=1, **config)
+    (worker,) = driver.train(0)
+    driver.send(changed())
+    driver.send(changed(standby="", missing="it was restarted"))
+    driver.is_manual = True
+    driver.orders.clear()
+    driver.send(rev.ReplicaReady(shard=0))
+    return driver, worker
+
+
+def step(driver: RecoveryDriver, worker: Any) -> int:
+    call: int = worker.ask(commit=worker.next_commit())
+    return call
+
+
+def orders(driver: RecoveryDriver, kind: type) -> list[Any]:
+    return [order for order in driver.orders if isinstance(order, kind)]
+
+
+def words(driver: RecoveryDriver) -> str:
+    return driver.coordinator.status(driver.now).shards[0].standby_missing
+
+
+def test_a_cluster_without_standbys_says_nothing_of_them() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    assert (worker.registration.standby_addresses, worker.registration.shards_version) == ((), 0)
+    assert driver.answers[step(driver, worker)].shards_version == 0
+
+
+def test_participants_are_told_who_holds_the_shards_and_hear_of_a_change_with_their_next_token() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    driver.send(changed(1))
+    (worker,) = driver.train(0)
+    first = worker.registration
+    assert (first.shard_addresses[1], first.standby_addresses) == ("host-p:5000", ("", "host-s:1"))
+    driver.send(changed(1, address="host-s:1", standby="", missing="ps 1 is gone"))
+    token = driver.answers[step(driver, worker)]
+    assert token.shards_version > first.shards_version > 0
+    again = driver.come_back(worker)
+    assert (again.participant, again.shard_addresses[1], again.standby_addresses) == (first.participant, "host-s:1", ("", ""))
+    assert again.shards_version == token.shards_version
+
+
+def test_words_alone_are_no_change_and_another_chief_counts_anew_from_above() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    driver.send(changed(standby="", missing="not reached yet"))
+    (worker,) = driver.train(0)
+    driver.send(changed(standby="", missing="it is there again"))
+    assert driver.answers[step(driver, worker)].shards_version == worker.registration.shards_version
+    driver.new_chief()
+    driver.send(changed())
+    before = worker.registration.shards_version
+    assert driver.come_back(worker).shards_version > before
+
+
+def test_a_lost_replica_comes_back_between_two_steps_before_anybody_hears_of_the_second() -> None:
+    driver, worker = trained()
+    call = step(driver, worker)
+    (save,) = orders(driver, rev.SaveStep)
+    assert (save.step, worker.has_token(call)) == (1, False)
+    while not orders(driver, rev.BringReplicasBack):
+        driver.do(driver.orders.pop(0))
+    (order,) = orders(driver, rev.BringReplicasBack)
+    assert (order.tag, order.shards, [spec.initial_step for spec in order.specs], order.settings.step) == (save.tag, (0,), [1], 1)
+    assert "a standby is being brought back to step 1" in driver.coordinator.explain(driver.now)
+    assert not worker.has_token(call)
+    driver.send(changed(standby="host-s:1"))
+    driver.send(rev.ReplicasBack(epoch=order.epoch))
+    token = driver.answers[call]
+    assert (token.result, token.step) == (TokenResult.TOKEN, 1)
+    assert token.shards_version > worker.registration.shards_version
+    assert not words(driver)
+    driver.orders.clear()
+    assert worker.has_token(step(driver, worker)), "the next step is as ever"
+    assert not orders(driver, rev.SaveStep)
+
+
+@pytest.mark.parametrize("failure", ["the disk is full", ""])
+def test_a_replica_that_cannot_come_back_holds_nothing_up(failure: str) -> None:
+    driver, worker = trained()
+    call = step(driver, worker)
+    (save,) = orders(driver, rev.SaveStep)
+    if failure:
+        driver.send(rev.SaveFailed(tag=save.tag, why=failure))
+    else:
+        while not orders(driver, rev.BringReplicasBack):
+            driver.do(driver.orders.pop(0))
+        (order,) = orders(driver, rev.BringReplicasBack)
+        driver.send(rev.ReplicasBack(epoch=order.epoch - 1))
+        assert not worker.has_token(call), "of another epoch"
+        driver.send(rev.ReplicasBack(epoch=order.epoch, failures=((0, "it was restarted again"),)))
+    assert worker.has_token(call)
+    assert (failure or "restarted again") in words(driver)
+    assert worker.has_token(step(driver, worker))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [({"checkpoints": None}, "without --checkpoint-dir"), ({"policy": PolicySpec(name=PolicyName.ASYNC)}, "with the policy async")],
+)
+def test_where_it_cannot_come_back_between_two_steps_it_stays_out_and_that_is_said(config: dict[str, Any], why: str) -> None:
+    driver, worker = trained(**config)
+    assert why in words(driver)
+    assert worker.has_token(step(driver, worker))
+    assert not orders(driver, rev.SaveStep)
+
+
+def test_a_rollback_takes_all_replicas_along_so_none_is_waited_for() -> None:
+    driver, worker = trained(checkpoints=CheckpointConfig(interval_s=1e6))
+    driver.is_manual = False
+    driver.restart(0)
+    driver.come_back(worker)
+    driver.is_manual = True
+    driver.orders.clear()
+    assert worker.has_token(step(driver, worker))
+    assert not orders(driver, rev.SaveStep)
+
+
+class _Link:
+    """Has an address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+def status(*, epoch: int = 1, at: int | None = None, is_alone: bool = False, heard: float | None = None, chief: int = 1) -> ShardStatus:
+    numbers: dict[str, Any] = dict.fromkeys(
+        ("num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite"), 0
+    )
+    return ShardStatus(
+        shard=0,
+        process_incarnation=5,
+        epoch=epoch,
+        chief_incarnation=chief,
+        step=at,
+        last_apply_s=0.0,
+        chief_heard_ago_s=heard,
+        is_alone=is_alone,
+        **numbers,
+    )
+
+
+FIRST, SECOND = (Replica(_Link(name)) for name in ("a:1", "b:1"))  # type: ignore[arg-type]
+ABSENT = Unavailable("cannot reach b:1")
+
+
+def test_the_replica_that_has_come_farthest_is_believed() -> None:
+    found = judge({FIRST: status(at=7), SECOND: status(at=8, chief=2, heard=1.5)}, [])
+    assert (found.best, found.is_proven) == (SECOND, True)
+    assert (found.status().step, found.status().chief_incarnation, found.status().chief_heard_ago_s) == (8, 2, 1.5)
+    assert judge({FIRST: status(epoch=2, at=3), SECOND: status(at=8)}, []).best is FIRST
+
+
+def test_nobody_is_believed_while_one_is_absent_that_might_have_gone_on_alone() -> None:
+    with pytest.raises(Unavailable):
+        judge({FIRST: status(at=7)}, [ABSENT])
+    assert judge({FIRST: status(at=7, is_alone=True)}, [ABSENT]).best is FIRST
+    with pytest.raises(Unavailable):
+        judge({FIRST: status(is_alone=True)}, [ABSENT])
+
+
+def test_one_that_holds_a_model_beside_an_empty_one_must_be_vouched_for() -> None:
+    found = judge({FIRST: status(epoch=0), SECOND: status(at=7)}, [])
+    assert (found.best, found.is_proven) == (SECOND, False)
+    assert distrusted(found).status().step is None
+    assert judge({FIRST: status(epoch=0), SECOND: status(at=7, is_alone=True)}, []).is_proven
+    assert judge({FIRST: status(), SECOND: status()}, []).is_proven

@@ -1,0 +1,90 @@
+"""Fewer contributions a step when workers are gone: never fewer than was asked for, and never for one that may still come."""
+
+from ps_protocol.roles.chief import PushOutcome
+from tests.support.chief_driver import Driver, Worker
+
+ACCEPTED = PushOutcome.ACCEPTED
+
+
+def silence(driver: Driver, living: list[Worker], duration_s: float = 12.0) -> None:
+    """Time passes; only these give signs of life."""
+    for _ in range(int(duration_s / 3.0)):
+        driver.pass_time(3.0)
+        for worker in living:
+            worker.heartbeat()
+
+
+def test_a_step_goes_on_with_the_living_as_soon_as_a_lease_ends() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=1, lease_s=10.0)
+    first, second, _dead = driver.train(0, 1, 2)
+    calls = [first.ask(commit=first.next_commit()), second.ask(commit=second.next_commit())]
+    silence(driver, [first, second], 9.0)
+    assert driver.step == 0
+    silence(driver, [first, second], 3.0)
+    assert driver.step == 1
+    assert first.has_token(calls[0])
+    assert second.has_token(calls[1])
+
+
+def test_without_min_replicas_the_step_waits_as_ever() -> None:
+    driver = Driver(total_num_replicas=2, lease_s=10.0)
+    first, _dead = driver.train(0, 1)
+    first.push()
+    silence(driver, [first], 30.0)
+    assert driver.step == 0
+
+
+def test_a_step_never_has_fewer_contributions_than_the_minimum() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=2)
+    first, second, third = driver.train(0, 1, 2)
+    second.leave(failure="boom")
+    third.leave(failure="boom")
+    first.push()
+    assert driver.step == 0
+    assert "step 0 has 1 of 2 contributions" in driver.coordinator.explain(driver.now)
+    assert Worker(driver, 1).push() is ACCEPTED
+    assert driver.step == 1
+
+
+def test_a_worker_that_joins_again_is_waited_for_again() -> None:
+    driver = Driver(total_num_replicas=2, min_replicas=1)
+    first, second = driver.train(0, 1)
+    second.leave(failure="boom")
+    first.push()
+    assert driver.step == 1
+    second = Worker(driver, 1)
+    assert first.has_token(first.ask())
+    first.push()
+    assert driver.step == 1
+    assert second.push() is ACCEPTED
+    assert driver.step == 2
+
+
+def test_workers_that_never_came_are_waited_for() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=1)
+    first, second = driver.train(0, 1)
+    second.leave(failure="boom")
+    first.push()
+    assert driver.step == 0, "worker 2 may still come"
+    Worker(driver, 2).push()
+    assert driver.step == 1
+
+
+def test_what_a_gone_worker_had_contributed_counts_besides_the_living() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=1)
+    first, second, third = driver.train(0, 1, 2)
+    third.push()
+    third.leave(failure="boom")
+    first.push()
+    assert driver.step == 0, "the second lives and is not done"
+    assert second.push() is ACCEPTED
+    assert driver.step == 1
+    assert len(driver.applied[0].contributors) == 3
+
+
+def test_the_status_has_the_wanted_number_and_the_minimum() -> None:
+    driver = Driver(total_num_replicas=2, min_replicas=1)
+    _, second = driver.train(0, 1)
+    second.leave(failure="boom")
+    status = driver.coordinator.status(driver.now)
+    assert (status.replicas_to_aggregate, status.min_replicas) == (2, 1)

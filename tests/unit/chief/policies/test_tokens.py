@@ -1,0 +1,274 @@
+"""Tokens: the strict ones, and the queue of SyncReplicasOptimizer, habits and all; strict tokens lose nothing."""
+
+import pytest
+
+from chief.options import CoordinationConfig
+from chief.policies.sync import TokenQueue
+from ps_protocol.errors import InvalidSpec, StepAhead
+from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.roles.chief import PushOutcome, TokenResult
+from tests.support.chief_driver import Driver, Worker
+
+
+def ask(queue: TokenQueue, worker: int, *, local_step: int = 0, request_id: int = 1, may_take_extra: bool = True) -> int | None:
+    return queue.ask(worker, local_step=local_step, request_id=request_id, may_take_extra=may_take_extra)
+
+
+def test_a_worker_of_the_open_step_waits_and_is_released_when_the_next_opens() -> None:
+    queue = TokenQueue(num_extras=0)
+    assert ask(queue, 0) is None
+    assert ask(queue, 1) is None
+    assert queue.open_step(1) == [0, 1]
+    assert queue.waiting == ()
+
+
+def test_a_worker_of_an_older_step_gets_the_open_step_however_often_it_asks() -> None:
+    queue = TokenQueue(num_extras=0, step=5)
+    assert [ask(queue, 0, local_step=2), ask(queue, 0, local_step=2)] == [5, 5]
+
+
+def test_a_step_that_has_not_come_is_refused() -> None:
+    queue = TokenQueue(num_extras=0, step=5)
+    with pytest.raises(StepAhead, match="local_step 6 is ahead of global_step 5"):
+        ask(queue, 0, local_step=6)
+    assert queue.waiting == ()
+
+
+def test_extras_go_to_who_asks_first_and_only_as_many_as_there_are() -> None:
+    queue = TokenQueue(num_extras=2)
+    assert [ask(queue, worker) for worker in (2, 0, 1)] == [0, 0, None]
+    assert queue.num_free == 0
+
+
+def test_a_worker_that_may_not_take_an_extra_does_not_get_one() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 0, may_take_extra=False) is None
+    assert queue.num_free == 1
+
+
+def test_a_repeated_request_gets_its_extra_again_and_not_another() -> None:
+    queue = TokenQueue(num_extras=2)
+    assert [ask(queue, 0), ask(queue, 0)] == [0, 0]
+    assert queue.num_free == 1
+    assert queue.spend_extra(0)
+    assert ask(queue, 0) == 0, "the answer may have been lost; the token stays spent"
+    assert queue.num_free == 1
+    assert not queue.spend_extra(0)
+
+
+def test_a_worker_holds_at_most_one_unspent_extra() -> None:
+    queue = TokenQueue(num_extras=2)
+    assert [ask(queue, 0, request_id=1), ask(queue, 0, request_id=2)] == [0, 0]
+    assert queue.num_free == 1
+
+
+def test_the_extra_of_a_gone_worker_goes_to_the_one_that_has_waited_longest() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert [ask(queue, worker) for worker in (0, 2, 1)] == [0, None, None]
+    assert queue.drop(0) == [2]
+    assert queue.holds_extra(2)
+    assert queue.waiting == (1,)
+
+
+def test_a_spent_extra_does_not_come_back() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 0) == 0
+    assert ask(queue, 1) is None
+    assert queue.spend_extra(0)
+    assert queue.drop(0) == []
+
+
+def test_a_repeated_wish_keeps_its_place() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 9) == 0
+    for worker in (0, 1, 0):
+        assert ask(queue, worker) is None
+    assert queue.drop(9) == [0]
+
+
+def test_a_forgotten_wish_is_not_served_and_an_extra_that_is_held_stays() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 0) == 0
+    assert ask(queue, 1) is None
+    queue.forget_wish(0)
+    queue.forget_wish(1)
+    assert queue.holds_extra(0)
+    assert queue.open_step(1) == []
+
+
+def test_extras_of_a_step_gone_by_are_gone_and_each_step_has_new_ones() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 0) == 0
+    assert queue.open_step(1) == []
+    assert not queue.holds_extra(0)
+    assert queue.num_free == 1
+
+
+def test_a_waiting_worker_gets_an_extra_once_it_may() -> None:
+    queue = TokenQueue(num_extras=1)
+    assert ask(queue, 0, may_take_extra=False) is None
+    assert queue.allow_extra(0) == [0]
+    assert queue.holds_extra(0)
+
+
+# The queue of SyncReplicasOptimizer, habits and all: when workers go on, and what is lost; and that strict tokens lose nothing.
+
+
+ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE
+
+
+def cluster(r: int, t: int, *, num_tokens: int = -1, tokens: TokenMode = TokenMode.FIFO, applies_at_once: bool = True) -> Driver:
+    policy = PolicySpec(tokens=tokens, num_tokens=num_tokens)
+    return Driver(replicas_to_aggregate=r, total_num_replicas=t, policy=policy, lease_s=1e6, applies_at_once=applies_at_once)
+
+
+class Clocked:
+    """A worker whose gradients take `periods`; it pushes, waits for its token, and computes again."""
+
+    def __init__(self, worker: Worker, periods: float) -> None:
+        self.worker, self.periods = worker, periods
+        self.due: float | None = periods
+        self.call = 0
+
+    def finish(self) -> PushOutcome:
+        outcome, self.due = self.worker.push(), None
+        self.call = self.worker.ask(max_wait_s=20.0)
+        return outcome
+
+    def go_on(self, now: float) -> None:
+        if self.due is None and self.worker.has_token(self.call):
+            self.due = now + self.periods
+
+
+def play(driver: Driver, *periods: float, num_steps: int) -> tuple[float, list[PushOutcome]]:
+    """Returns the time that so many steps take, if each worker computes for its periods, and what became of all contributions."""
+    clocked = [Clocked(worker, duration) for worker, duration in zip(driver.train(*range(len(periods))), periods, strict=True)]
+    now, outcomes = 0.0, []
+    while driver.step < num_steps:
+        now = min(worker.due for worker in clocked if worker.due is not None)
+        for worker in clocked:
+            if worker.due == now:
+                outcomes.append(worker.finish())
+        for worker in clocked:
+            worker.go_on(now)
+    return now, outcomes
+
+
+def num_dropped(outcomes: list[PushOutcome]) -> int:
+    return sum(outcome is not ACCEPTED for outcome in outcomes)
+
+
+@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 29, 18), (TokenMode.STRICT, 20, 0)])
+def test_one_dead_backup_of_three_poisons_the_fifo_queue_and_not_the_strict_one(tokens: TokenMode, periods: int, dropped: int) -> None:
+    time, outcomes = play(cluster(2, 3, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
+    assert (time, num_dropped(outcomes)) == (periods, dropped)
+
+
+@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 38, 36), (TokenMode.STRICT, 20, 0)])
+def test_two_dead_backups_of_four_nearly_halve_the_speed_of_the_fifo_queue(tokens: TokenMode, periods: int, dropped: int) -> None:
+    time, outcomes = play(cluster(2, 4, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
+    assert (time, num_dropped(outcomes)) == (periods, dropped)
+
+
+def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_again() -> None:
+    fifo, _ = play(cluster(2, 3, num_tokens=0), 1, 1, 10, num_steps=60)
+    strict, _ = play(cluster(2, 3, tokens=TokenMode.STRICT), 1, 1, 10, num_steps=60)
+    assert 80 <= fifo <= 90
+    assert strict <= 61
+
+
+def test_as_many_tokens_as_workers_are_short_of_contributions_are_just_enough() -> None:
+    time, outcomes = play(cluster(3, 2, num_tokens=1), 1, 1, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (20, 0)
+
+
+def test_the_default_tokens_let_two_gradients_go_to_waste_at_the_start() -> None:
+    time, outcomes = play(cluster(2, 2), 1, 1, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (11, 2)
+
+
+def test_with_the_default_tokens_a_fast_worker_makes_the_first_steps_alone() -> None:
+    driver = cluster(2, 2)
+    play(driver, 1, 5.5, num_steps=2)
+    assert [{push.worker for push in step.contributors} for step in driver.applied] == [{0}, {0}]
+
+
+def test_without_initial_tokens_each_worker_gives_one_gradient_to_each_step() -> None:
+    time, outcomes = play(cluster(2, 2, num_tokens=0), 1, 3, num_steps=10)
+    assert (time, num_dropped(outcomes)) == (30, 0)
+
+
+def test_a_stale_token_is_handed_out_and_what_is_computed_with_it_is_dropped() -> None:
+    driver = cluster(1, 1, num_tokens=1)
+    (worker,) = driver.train(0)
+    assert worker.push() is ACCEPTED
+    call = worker.ask()
+    reply = worker.answer(call)
+    assert (reply.result, reply.step, reply.global_step, reply.reads_latest) == (TokenResult.TOKEN, 0, 1, True)
+    assert worker.push() is STALE
+    assert worker.has_token(worker.ask())
+    assert worker.local_step == 1
+
+
+def test_while_a_complete_step_is_applied_it_takes_no_more() -> None:
+    driver = cluster(1, 2, applies_at_once=False)
+    first, second = driver.train(0, 1)
+    assert [first.push(), second.push()] == [ACCEPTED, LATE]
+
+
+def test_a_repeated_request_gets_its_token_again_and_takes_no_other() -> None:
+    driver = cluster(2, 1, num_tokens=2)
+    (worker,) = driver.train(0)
+    for repeat in (False, True, True):
+        assert worker.has_token(worker.ask(repeat=repeat))
+    assert worker.has_token(worker.ask()), "the second token was still there"
+    assert not worker.has_token(worker.ask())
+
+
+def test_tokens_go_to_workers_in_order_of_their_asking() -> None:
+    driver = cluster(1, 3, num_tokens=0)
+    first, second, third = driver.train(0, 1, 2)
+    calls = [worker.ask() for worker in (third, first, second)]
+    first.push()
+    order = [call for call in driver.answers if call in calls]
+    assert order == calls, "one step put three tokens in"
+
+
+def test_a_restarted_worker_contributes_without_a_token_and_its_old_one_is_lost() -> None:
+    driver = cluster(2, 2, num_tokens=1)
+    first, dead = driver.train(0, 1)
+    assert dead.has_token(dead.ask())
+    restarted = Worker(driver, 1, takeover=True)
+    assert restarted.registration.may_contribute
+    call = first.ask()
+    assert not first.has_token(call), "the token that the dead one had is not returned"
+    assert [restarted.push(), first.push()] == [ACCEPTED, ACCEPTED]
+    assert first.has_token(call)
+
+
+def test_nobody_may_be_ahead_of_the_cluster() -> None:
+    (worker,) = cluster(1, 1).train(0)
+    worker.local_step = 3
+    for attempt in (worker.ask, worker.commit):
+        with pytest.raises(StepAhead, match="local_step 3 is ahead of global_step 0"):
+            attempt()
+
+
+@pytest.mark.parametrize(("r", "t", "num_tokens", "needed"), [(5, 3, 1, 2), (3, 1, 0, 2)])
+def test_too_few_initial_tokens_are_refused_with_the_original_words(r: int, t: int, num_tokens: int, needed: int) -> None:
+    policy = PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens)
+    with pytest.raises(InvalidSpec, match=rf"Too few tokens to finish the first step: {num_tokens} \(given\) vs {needed} \(needed\)"):
+        CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t, policy=policy)
+
+
+def test_a_queue_that_all_wait_at_is_explained() -> None:
+    driver = cluster(2, 2, num_tokens=0)
+    first, second = driver.train(0, 1)
+    first.push()
+    first.ask()
+    assert "missing: worker 1 (last seen" in driver.coordinator.explain(driver.now)
+    second.ask()
+    assert driver.coordinator.explain(driver.now).endswith(
+        "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
+    )
+    assert driver.coordinator.status(driver.now).waiting_for

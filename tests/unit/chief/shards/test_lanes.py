@@ -1,0 +1,135 @@
+"""The fast way of a step to its shards: all at once, in threads of their own; whatever fails there is done by the way that insists."""
+
+import asyncio
+import queue
+import threading
+
+import pytest
+
+from chief.options import CoordinationConfig
+from chief.serving.runner import Runner
+from chief.shards.link import BlockingCaller, ShardLanes
+from ps_protocol.errors import ContributionMissing, PsError, Unavailable
+from ps_protocol.roles.chief import ClusterState, TokenResult
+from ps_protocol.roles.shard import ApplyRequest
+from tests.support.chief_runner import FakeLink, Scene
+
+REQUEST = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=())
+
+
+class FakeCaller(BlockingCaller):
+    """A shard that applies at once, when it may; or fails."""
+
+    def __init__(self, *, error: BaseException | None = None, is_quick: bool = False) -> None:
+        super().__init__(self.apply_step, is_quick=lambda: is_quick, name="steps")
+        self.error = error
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.applied_by: list[str] = []
+
+    def apply_step(self, request: ApplyRequest) -> None:
+        assert self.may_go.wait(20)
+        if self.error is not None:
+            raise self.error
+        self.applied_by.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        self.may_go.set()
+        super().close()
+
+
+class DirectFakeLink(FakeLink):
+    """A shard with a fast way, too."""
+
+    def __init__(self, index: int, caller: FakeCaller) -> None:
+        super().__init__(index)
+        self.caller = caller
+
+    def open_caller(self) -> FakeCaller:
+        return self.caller
+
+
+class DirectScene(Scene):
+    """A runner whose shards have fast ways, and one worker."""
+
+    def __init__(self, *callers: FakeCaller) -> None:
+        self.links = [DirectFakeLink(index, caller) for index, caller in enumerate(callers)]
+        self.states: list[ClusterState] = []
+        self.runner = Runner(self.links, config=CoordinationConfig(), on_state=self.states.append)
+        self.running = asyncio.get_running_loop().create_task(self.runner.run())
+        self.sequence = 0
+
+
+def steps_with(*callers: FakeCaller, num_steps: int = 1) -> list[FakeLink]:
+    """Takes steps, each of which must be given a token; returns the shards."""
+
+    async def run() -> list[FakeLink]:
+        scene = DirectScene(*callers)
+        try:
+            async with asyncio.timeout(20):
+                await scene.initialise()
+                for step in range(num_steps):
+                    reply = await scene.take_step()
+                    assert (reply.result, reply.step) == (TokenResult.TOKEN, step + 1)
+        finally:
+            await scene.close()
+        return scene.links
+
+    return asyncio.run(run())
+
+
+def test_all_shards_apply_at_once_and_the_last_one_reports() -> None:
+    callers = [FakeCaller() for _ in range(3)]
+    callers[1].may_go.clear()
+    lanes = ShardLanes(callers)
+    reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    try:
+        lanes.apply([REQUEST] * 3, reports.put)
+        assert reports.empty()
+        callers[1].may_go.set()
+        assert reports.get(timeout=20)
+    finally:
+        lanes.close()
+    assert reports.empty()
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), ContributionMissing("not here"), RuntimeError("a defect")])
+def test_what_fails_on_the_fast_way_is_done_by_the_other_one(error: Exception) -> None:
+    links = steps_with(FakeCaller(), FakeCaller(error=error), num_steps=2)
+    assert [[request.step for request in link.applied] for link in links] == [[0, 1], [0, 1]]
+
+
+def test_shard_that_hangs_on_the_fast_way_holds_up_nobody_for_whom_another_has_failed() -> None:
+    hanging = FakeCaller()
+    hanging.may_go.clear()
+    links = steps_with(hanging, FakeCaller(error=Unavailable("gone")))
+    assert [len(link.applied) for link in links] == [1, 1]
+
+
+def test_steps_that_go_well_take_no_other_way() -> None:
+    caller = FakeCaller()
+    links = steps_with(caller, num_steps=3)
+    assert not links[0].applied
+    assert caller.applied_by == ["steps"] * 3
+
+
+def test_quick_shard_is_left_to_the_thread_that_completes_the_step() -> None:
+    quick, other = FakeCaller(is_quick=True), FakeCaller()
+    steps_with(quick, other, num_steps=3)
+    assert quick.applied_by == [threading.current_thread().name] * 3
+    assert other.applied_by == ["steps"] * 3
+
+
+def test_quick_shard_that_refuses_ends_training_with_its_words() -> None:
+    async def run() -> None:
+        scene = DirectScene(FakeCaller(error=ContributionMissing("not here"), is_quick=True))
+        scene.links[0].always["apply_step"] = ContributionMissing("not here")
+        try:
+            async with asyncio.timeout(20):
+                await scene.initialise()
+                with pytest.raises(PsError, match="not here"):
+                    await scene.take_step()
+        finally:
+            await scene.close()
+
+    asyncio.run(run())

@@ -1,0 +1,273 @@
+"""What the chief does at shards for its coordinator: each wish ends in its events, an older epoch's in none, another chief's in nothing."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chief.core import messages
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unavailable
+from ps_protocol.roles.shard import Adoption
+from ps_protocol.wire.codec import pack_record
+from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
+
+
+def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].step, scene.links[1].epoch = 12, 3
+        scene.begin()
+        found = await scene.one_of(messages.ShardsFound)
+        assert [(one.step, one.epoch, one.process_incarnation) for one in found.findings] == [(None, 0, 7), (12, 3, 7)]
+        assert [link.chief_incarnation for link in scene.links] == [0, 0]
+
+    play(act)
+
+
+def test_a_record_is_reported_before_the_adoptions_and_the_newest_one() -> None:
+    async def act(scene: Scene) -> None:
+        scene.begin()
+        old = dataclasses.replace(RECORD, num_rollbacks=1)
+        scene.links[0].adoption = Adoption(step=4, layout_hash="a", record=pack_record(RECORD), record_version=9)
+        scene.links[1].adoption = Adoption(step=4, layout_hash="b", record=pack_record(old), record_version=8)
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        found, *adopted = scene.all_of(messages.RecordFound, messages.ShardAdopted)
+        assert found.record == RECORD
+        assert [(one.shard, one.adoption) for one in adopted] == [(index, link.adoption) for index, link in enumerate(scene.links)]
+        assert [link.chief_address for link in scene.links] == ["host-c:1", "host-c:1"]
+
+    play(act)
+
+
+def test_a_record_that_cannot_be_read_is_done_without() -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[0].adoption = Adoption(step=4, layout_hash="a", record=b"\xff\xff", record_version=9)
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        assert not scene.all_of(messages.RecordFound)
+
+    play(act)
+
+
+def test_a_living_chief_keeps_its_shards() -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].chief_incarnation, scene.links[1].chief_heard_ago_s, scene.links[1].chief_address = 4, 0.3, "host-o:7"
+        scene.begin()
+        await scene.settle()
+        assert not scene.events
+        scene.now += 10.0
+        async with asyncio.timeout(10):
+            while not scene.failures:
+                await asyncio.sleep(0.01)
+        assert isinstance(scene.failures[0], TrainingFailed)
+        for words in ("ps 1 at host-p:5001 obeys another chief at host-o:7 (incarnation 4)", "heard 0.3 s ago", "--takeover"):
+            assert words in scene.failures[0].message
+
+    play(act)
+
+
+@pytest.mark.parametrize(("heard_ago_s", "is_takeover"), [(0.3, True), (2.6, False)])
+def test_a_silent_chief_or_one_to_be_replaced_loses_them(heard_ago_s: float, is_takeover: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].chief_incarnation, scene.links[1].chief_heard_ago_s = 4, heard_ago_s
+        scene.begin(is_takeover=is_takeover)
+        assert (await scene.one_of(messages.ShardsFound)).findings[1].chief_incarnation == 4
+
+    play(act)
+
+
+def test_an_applied_step_is_reported_with_its_epoch() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        scene.side.carry_out(APPLY)
+        assert await scene.one_of(messages.StepApplied) == messages.StepApplied(step=3, epoch=1)
+        assert [link.applied[0].chief_incarnation for link in scene.links] == [5, 5]
+
+    play(act)
+
+
+def test_another_epoch_gives_up_what_is_under_way_without_a_report() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].hangs |= {"apply_step", "save"}
+        scene.side.carry_out(APPLY)
+        scene.side.carry_out(SAVE)
+        await scene.one_of(messages.StepCopied)
+        scene.events.clear()
+        scene.side.carry_out(restoring())
+        assert await scene.one_of(messages.ShardsRestored) == messages.ShardsRestored(epoch=2, tag=SAVE.tag, process_incarnations=(7, 7))
+        scene.links[0].never.set()
+        await scene.settle()
+        assert not scene.all_of(messages.StepApplied, messages.ShardFailed, messages.StepSaved, messages.SaveFailed)
+        assert not scene.side.is_saving
+        assert [link.epoch for link in scene.links] == [2, 2]
+
+    play(act)
+
+
+def test_a_wish_of_an_older_epoch_is_not_begun() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting(epoch=2))
+        scene.side.carry_out(APPLY)
+        await scene.settle()
+        assert not any(link.applied for link in scene.links)
+
+    play(act)
+
+
+def test_a_step_is_copied_everywhere_before_it_is_saved_anywhere() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        scene.links[1].errors["begin_save"] = [Unavailable("busy")]
+        scene.side.carry_out(SAVE)
+        saved = await scene.one_of(messages.StepSaved)
+        copied, _ = scene.all_of(messages.StepCopied, messages.StepSaved)
+        assert (copied.tag, saved.tag) == (SAVE.tag, SAVE.tag)
+        assert [file.shard for file in saved.files] == [0, 1]
+        assert {request.num_shards for link in scene.links for request in link.saved} == {2}
+
+    play(act)
+
+
+def test_a_save_that_fails_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        storage = LocalStorage(tmp_path)
+        with storage.create(SAVE.tag, "ps-0", num_bytes=1) as file:
+            file.write(b"x")
+        scene.side.carry_out(adopting())
+        scene.links[1].errors["save"] = [StorageFull("need 1 GiB")]
+        scene.side.carry_out(SAVE)
+        failed = await scene.one_of(messages.SaveFailed)
+        assert (failed.tag, failed.is_full) == (SAVE.tag, True)
+        assert "need 1 GiB" in failed.why
+        assert storage.stored() == ()
+
+    play(act, tmp_path)
+
+
+def test_a_shard_that_restarts_while_it_is_brought_back_is_brought_back_again() -> None:
+    async def act(scene: Scene) -> None:
+        link = scene.links[1]
+        link.hangs.add("restore")
+        scene.side.carry_out(restoring())
+        await scene.settle()
+        link.process_incarnation, link.epoch = 8, 0
+        link.errors["restore"] = [EpochMismatch("no chief has adopted it since it started")]
+        link.hangs.clear()
+        link.never.set()
+        restored = await scene.one_of(messages.ShardsRestored, messages.RestoreFailed)
+        assert restored.process_incarnations == (7, 8)
+        assert link.epoch == 2
+
+    play(act)
+
+
+@pytest.mark.parametrize(("error", "is_damaged"), [(DataLoss("ps-1: its SHA-256 differs"), True), (StorageFull("no memory"), False)])
+def test_a_shard_that_cannot_be_brought_back_says_why(error: PsError, is_damaged: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].always["restore"] = error
+        scene.side.carry_out(restoring())
+        failed = await scene.one_of(messages.RestoreFailed)
+        assert (failed.epoch, failed.tag, failed.is_damaged) == (2, SAVE.tag, is_damaged)
+        assert failed.why == f"ps 1 at host-p:5001: {error.message}"
+
+    play(act)
+
+
+@pytest.mark.parametrize("wish", [adopting(), restoring(), SAVE, APPLY], ids=lambda wish: type(wish).__name__)
+def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.authority.epoch, scene.side.authority.chief_incarnation = 1, 5
+        error = Superseded("chief incarnation 6 has adopted it, you are 5; end this chief")
+        method = {messages.ApplyStep: "apply_step", messages.SaveStep: "begin_save"}.get(type(wish), "adopt")
+        scene.links[1].always[method] = error
+        scene.side.carry_out(wish)
+        async with asyncio.timeout(10):
+            while not scene.superseded:
+                await asyncio.sleep(0)
+        await scene.settle()
+        assert "chief incarnation 6" in scene.superseded[0]
+        assert not scene.all_of(
+            messages.ShardAdopted,
+            messages.StepApplied,
+            messages.ShardFailed,
+            messages.StepCopied,
+            messages.SaveFailed,
+            messages.ShardsRestored,
+            messages.RestoreFailed,
+        )
+
+    play(act)
+
+
+def test_a_superseded_chief_is_told_so_although_the_server_then_says_no_more() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.authority.epoch, scene.side.authority.chief_incarnation = 1, 5
+        scene.links[1].always["apply_step"] = Superseded("a chief of another life of the cluster has adopted it")
+        scene.links[1].hangs.add("status")
+        scene.side.carry_out(APPLY)
+        async with asyncio.timeout(10):
+            while not scene.superseded:
+                await asyncio.sleep(0)
+
+    play(act)
+
+
+def test_shards_of_another_chief_are_not_ended() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[1].chief_incarnation = 6
+        await scene.side.shut_down_all(reason="told to", within_s=5.0)
+        assert [link.ended_because for link in scene.links] == ["told to", ""]
+
+    play(act)
+
+
+def test_a_record_that_is_overtaken_is_given_up() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].hangs.add("keep_record")
+        scene.side.carry_out(messages.KeepRecord(epoch=1, version=1, record=RECORD))
+        await scene.settle()
+        scene.side.carry_out(messages.KeepRecord(epoch=1, version=2, record=RECORD))
+        scene.links[0].hangs.clear()
+        await scene.settle()
+        assert [*scene.links[0].records] == [2]
+        assert [*scene.links[1].records] == [1, 2]
+
+    play(act)
+
+
+def test_without_a_place_there_is_no_checkpoint() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(messages.FindCheckpoint())
+        assert await scene.one_of(messages.CheckpointFound) == messages.CheckpointFound(checkpoint=None)
+
+    play(act)
+
+
+def test_what_was_never_finished_is_reported_as_skipped(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        with LocalStorage(tmp_path).create(SAVE.tag, "ps-0", num_bytes=1) as file:
+            file.write(b"x")
+        scene.side.carry_out(messages.FindCheckpoint())
+        found = await scene.one_of(messages.CheckpointFound)
+        assert found.checkpoint is None
+        assert [tag for tag, _ in found.skipped] == [SAVE.tag]
+        assert found.skipped[0][1].startswith("incomplete")
+
+    play(act, tmp_path)
+
+
+def test_an_empty_place_is_no_cause_for_worry(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(messages.FindCheckpoint())
+        assert await scene.one_of(messages.CheckpointFound) == messages.CheckpointFound(checkpoint=None)
+
+    play(act, tmp_path)

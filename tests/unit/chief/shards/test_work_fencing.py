@@ -1,0 +1,106 @@
+"""What a chief does at shards so that it tells nothing which another chief, that lives at the same time, does not know."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chief.core import messages
+from chief.shards.checkpoint_store import CheckpointStore
+from ps_protocol.errors import Superseded, Unavailable
+from ps_protocol.roles.checkpoint import Checkpoint
+from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
+
+FENCE = messages.AdoptShards(epoch=3, chief_incarnation=5)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def commit(monkeypatch: pytest.MonkeyPatch) -> messages.CommitCheckpoint:
+    """A checkpoint whose manifest is written without fail."""
+    monkeypatch.setattr(CheckpointStore, "commit", lambda self, work: messages.CheckpointCommitted(tag=work.checkpoint.tag))
+    checkpoint = Checkpoint(
+        tag=SAVE.tag, cluster="lockstep", epoch=1, step=3, chief_incarnation=5, num_shards=2, record=RECORD, placement=(), files=()
+    )
+    return messages.CommitCheckpoint(checkpoint=checkpoint, keep=3, is_awaited=True)
+
+
+def test_shards_are_taken_before_checkpoints_are_looked_for(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].errors["adopt"] = [Unavailable("away")]
+        scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
+        await scene.one_of(messages.CheckpointFound)
+        assert [(link.epoch, link.chief_incarnation) for link in scene.links] == [(3, 5), (3, 5)]
+        assert not scene.all_of(messages.ShardAdopted), "what they hold is another question"
+
+    play(act, tmp_path)
+
+
+def test_who_cannot_take_them_finds_nothing(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].always["adopt"] = Superseded("chief 6 has it")
+        scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
+        await until(lambda: bool(scene.superseded))
+        assert (scene.superseded, scene.all_of(messages.CheckpointFound)) == (["chief 6 has it"], [])
+
+    play(act, tmp_path)
+
+
+def test_checkpoint_of_a_chief_that_still_rules_is_told(tmp_path: Path, commit: messages.CommitCheckpoint) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.side.carry_out(commit)
+        assert await scene.one_of(messages.CheckpointCommitted, messages.SaveFailed) == messages.CheckpointCommitted(tag=SAVE.tag)
+
+    play(act, tmp_path)
+
+
+@pytest.mark.parametrize("obeys", [6, 0])
+def test_checkpoint_that_became_whole_after_another_chief_took_over_is_not_told(
+    tmp_path: Path, commit: messages.CommitCheckpoint, obeys: int
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].chief_incarnation = obeys  # 0: another process, which nobody has adopted yet
+        looks = scene.links[0].num_looks
+        scene.side.carry_out(commit)
+        await until(lambda: scene.links[0].num_looks > looks)
+        await scene.settle()
+        assert not scene.all_of(messages.CheckpointCommitted, messages.SaveFailed)
+        assert bool(scene.superseded) == (obeys > 5)
+
+    play(act, tmp_path)
+
+
+def test_what_a_superseded_chief_could_not_have_kept_is_told_to_nobody() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].always["keep_record"] = Superseded("chief 6 has it")
+        scene.side.carry_out(messages.KeepRecord(epoch=1, version=1, record=RECORD))
+        await until(lambda: bool(scene.superseded))
+        assert not scene.all_of(messages.RecordKept)
+
+    play(act)
+
+
+def test_a_step_is_not_asked_again_of_another_process() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[1].errors["apply_step"] = [Unavailable("connection reset")]
+        scene.links[1].process_incarnation = 8
+        scene.side.carry_out(APPLY)
+        await scene.one_of(messages.ShardFailed)
+        assert [len(link.applied) for link in scene.links] == [1, 0]
+        assert [(one.shard, one.process_incarnation) for one in scene.all_of(messages.ShardSeen)] == [(1, 8)]
+
+    play(act)

@@ -1,0 +1,295 @@
+"""What a chief may be told of workers, contributions, leases, checkpoints and its own address."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from chief.config import ChiefConfig, parse_config
+from chief.options import CheckpointConfig, CoordinationConfig
+from chief.serving.server import reachable, towards
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import PushOutcome
+
+TF_CONFIG = json.dumps(
+    {
+        "cluster": {"chief": ["127.0.0.1:7000"], "ps": ["a:1", "b:2"], "worker": ["c:3", "d:4", "e:5"]},
+        "task": {"type": "chief", "index": 0},
+    }
+)
+
+
+def parse(*flags: str, **environment: str) -> ChiefConfig:
+    return parse_config(flags, environment=environment)
+
+
+def test_flags_give_the_whole_configuration() -> None:
+    config = parse(
+        *("--ps", "a:1, b:2", "--address", "unix:/tmp/c", "--cluster", "job", "--replicas-to-aggregate", "2"),
+        *("--total-num-replicas", "3", "--max-steps", "9", "--lease", "2.5", "--announce", "/tmp/f"),
+    )
+    assert (config.ps, config.address, str(config.announce)) == (("a:1", "b:2"), "unix:/tmp/c", "/tmp/f")
+    coordination = config.coordination
+    assert (coordination.cluster, coordination.num_required, coordination.total_num_replicas) == ("job", 2, 3)
+    assert (coordination.max_steps, coordination.lease_s) == (9, 2.5)
+
+
+def test_the_environment_gives_what_flags_leave_out() -> None:
+    config = parse(
+        "--replicas-to-aggregate",
+        "4",
+        LOCKSTEP_PS="a:1",
+        LOCKSTEP_REPLICAS_TO_AGGREGATE="2",
+        LOCKSTEP_TOTAL_NUM_REPLICAS="3",
+        LOCKSTEP_MAX_STEPS="",
+        LOCKSTEP_LEASE_S="5",
+        LOCKSTEP_CLUSTER="job",
+        LOCKSTEP_ADDRESS="127.0.0.1:7000",
+    )
+    coordination = config.coordination
+    assert (config.ps, config.address, coordination.cluster) == (("a:1",), "127.0.0.1:7000", "job")
+    assert (coordination.num_required, coordination.num_extras, coordination.max_steps, coordination.lease_s) == (4, 1, None, 5.0)
+
+
+def test_standbys_are_given_by_index_and_may_have_gaps() -> None:
+    assert parse("--ps", "a:1,b:1,c:1", "--standbys", ", d:1").standbys == ("", "d:1")
+    assert parse("--ps", "a:1", LOCKSTEP_STANDBYS="b:1").standbys == ("b:1",)
+    assert parse("--ps", "a:1").standbys == ()
+
+
+def test_tf_config_gives_the_rest() -> None:
+    config = parse(TF_CONFIG=TF_CONFIG)
+    assert (config.ps, config.address) == (("a:1", "b:2"), "127.0.0.1:7000")
+    assert (config.coordination.total_num_replicas, config.coordination.num_required) == (3, 3)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "two", "1.5", ""])
+@pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--total-num-replicas", "--max-steps"])
+def test_a_count_that_is_none_is_refused_by_its_flag(flag: str, value: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"{flag}: got '{value}', want a whole number >= 1"):
+        parse("--ps", "a:1", flag, value)
+
+
+def test_a_count_that_is_none_is_refused_by_its_variable() -> None:
+    with pytest.raises(InvalidSpec, match="LOCKSTEP_MAX_STEPS: got 'many'"):
+        parse("--ps", "a:1", LOCKSTEP_MAX_STEPS="many")
+
+
+@pytest.mark.parametrize("value", ["0", "nan", "inf", "soon"])
+def test_a_lease_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(InvalidSpec, match="--lease: got"):
+        parse("--ps", "a:1", "--lease", value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ([], r"which parameter servers\? give --ps"),
+        (["--ps", "a:1,b"], "address 'b'"),
+        (["--ps", "a:1,a:1"], "a:1 occurs twice, as ps 0 and ps 1"),
+        (["--ps", "a:1", "--standbys", "b:1,c:1"], "--standbys: 2 for 1 parameter servers"),
+        (["--ps", "a:1", "--standbys", "b:1", "--history", "/tmp/h"], "--history: .*--standbys"),
+        (["--ps", "a:1", "--standbys", "a:1"], "--standbys: a:1 .of ps 0. occurs twice"),
+        (["--ps", "a:1,b:1", "--standbys", "c:1,c:1"], "--standbys: c:1 .of ps 0. occurs twice"),
+        (["--ps", "a:1", "--address", "0.0.0.0:0"], "--allow-insecure-network"),
+        (["--ps", "a:1", "--what"], "--what"),
+        (["--ps", "a:1", "--cluster", " job"], "cluster name"),
+        (["--ps", "a:1", "--cluster", ""], "cluster name: got ''"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> None:
+    with pytest.raises(InvalidSpec, match=text):
+        parse(*flags)
+
+
+def test_listening_for_others_takes_an_explicit_flag() -> None:
+    assert parse("--ps", "a:1", "--address", "0.0.0.0:0", "--allow-insecure-network").address == "0.0.0.0:0"
+    assert parse("--ps", "a:1", LOCKSTEP_ADDRESS="0.0.0.0:0", LOCKSTEP_ALLOW_INSECURE_NETWORK="1").allow_insecure_network
+
+
+def test_without_a_word_the_policy_is_strict_sync() -> None:
+    assert parse("--ps", "a:1").coordination.policy == PolicySpec()
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        (("--policy", "sync", "--tokens", "fifo"), PolicySpec(tokens=TokenMode.FIFO)),
+        (("--tokens", "fifo", "--num-tokens", "-1"), PolicySpec(tokens=TokenMode.FIFO)),
+        (("--tokens", "FIFO", "--num-tokens", "0"), PolicySpec(tokens=TokenMode.FIFO, num_tokens=0)),
+        (("--policy", "ssp", "--staleness", "3"), PolicySpec(name=PolicyName.SSP, staleness=3)),
+        (("--policy", "async", "--no-locking"), PolicySpec(name=PolicyName.ASYNC, use_locking=False)),
+        (
+            ("--policy", "async", "--max-staleness", "0", "--too-stale", "scale"),
+            PolicySpec(name=PolicyName.ASYNC, max_staleness=0, too_stale=TooStale.SCALE),
+        ),
+    ],
+)
+def test_flags_give_the_policy(flags: tuple[str, ...], policy: PolicySpec) -> None:
+    assert parse("--ps", "a:1", *flags).coordination.policy == policy
+
+
+def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
+    config = parse(
+        *("--ps", "a:1", "--staleness", "2"),
+        LOCKSTEP_POLICY="ssp",
+        LOCKSTEP_STALENESS="7",
+        LOCKSTEP_MAX_STALENESS="9",
+        LOCKSTEP_TOO_STALE="scale",
+        LOCKSTEP_TOKENS="",
+        LOCKSTEP_NUM_TOKENS="",
+        LOCKSTEP_NO_LOCKING="0",
+    )
+    expected = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=9, too_stale=TooStale.SCALE)
+    assert config.coordination.policy == expected
+    assert not parse(LOCKSTEP_PS="a:1", LOCKSTEP_POLICY="async", LOCKSTEP_NO_LOCKING="yes").coordination.policy.use_locking
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--policy", "bsp"), "--policy: got 'bsp', want sync or ssp or async"),
+        (("--tokens", "lifo"), "--tokens: got 'lifo', want strict or fifo"),
+        (("--too-stale", ""), "--too-stale: got '', want drop or scale"),
+        (("--num-tokens", "-2"), "--num-tokens: got '-2', want a whole number >= -1"),
+        (("--staleness", "-1"), "--staleness: got '-1', want a whole number >= 0"),
+        (("--max-staleness", "x"), "--max-staleness: got 'x', want a whole number >= 0"),
+        (("--no-locking",), "use_locking=False: only the policy async"),
+        (("--policy", "ssp", "--tokens", "fifo"), "tokens: only the policy sync"),
+        (("--max-staleness", "3"), "max_staleness: sync drops"),
+        (("--staleness", "2"), "--staleness: it is for the policy ssp, not sync"),
+        (("--num-tokens", "4"), "--num-tokens: only --tokens fifo has it"),
+        (("--policy", "async", "--too-stale", "scale"), "--too-stale: give --max-staleness"),
+        (
+            ("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "5", "--total-num-replicas", "3"),
+            r"Too few tokens to finish the first step: 1 \(given\) vs 2 \(needed\)",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(flags: tuple[str, ...], text: str) -> None:
+    with pytest.raises(InvalidSpec, match=text):
+        parse("--ps", "a:1", *flags)
+
+
+@pytest.mark.parametrize("option", ["STALENESS", "NUM_TOKENS"])
+def test_a_variable_that_would_do_nothing_is_named_as_it_was_given(option: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"^LOCKSTEP_{option}: "):
+        parse_config(["--ps", "a:1"], environment={f"LOCKSTEP_{option}": "3"})
+
+
+def test_checkpoints_have_a_place_and_a_time() -> None:
+    flags = ["--ps", "a:1", "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
+    config = parse_config([*flags, "--keep-checkpoints", "2", "--restore", "step-000000003", "--min-replicas", "2"], environment={})
+    expected = CheckpointConfig(durability=Durability.STEP, interval_s=2.5, every_steps=7, keep=2, restore="step-000000003")
+    assert (config.checkpoint_dir, config.coordination.checkpoints, config.coordination.min_replicas) == ("/ckpt", expected, 2)
+
+
+def test_variables_say_of_checkpoints_what_flags_do() -> None:
+    named = {"DIR": "/ckpt", "INTERVAL": "2.5", "STEPS": "7"}
+    environment = {f"LOCKSTEP_CHECKPOINT_{name}": value for name, value in named.items()}
+    others = {"LOCKSTEP_DURABILITY": "none", "LOCKSTEP_KEEP_CHECKPOINTS": "2", "LOCKSTEP_RESTORE": "none", "LOCKSTEP_HISTORY": "/h"}
+    config = parse_config(["--ps", "a:1"], environment={**environment, **others})
+    expected = CheckpointConfig(durability=Durability.NONE, interval_s=2.5, every_steps=7, keep=2, restore="none")
+    assert (config.checkpoint_dir, config.coordination.checkpoints, config.history) == ("/ckpt", expected, Path("/h"))
+
+
+def test_without_a_place_there_are_no_checkpoints() -> None:
+    config = parse_config(["--ps", "a:1", "--durability", "none"], environment={"LOCKSTEP_CHECKPOINT_STEPS": "7"})
+    assert (config.checkpoint_dir, config.coordination.checkpoints) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--durability", "step"], "--durability: where do checkpoints lie"),
+        (["--restore", "latest"], "--restore: where do checkpoints lie"),
+        (["--checkpoint-dir", "/c", "--durability", "often"], "--durability: got 'often', want none or interval or step"),
+        (["--checkpoint-dir", "/c", "--restore", "../x"], "checkpoint tag '../x'"),
+        (["--checkpoint-dir", "/c", "--checkpoint-steps", "0"], "--checkpoint-steps: got '0'"),
+    ],
+)
+def test_checkpoints_that_cannot_be_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=re.escape(words)):
+        parse_config(["--ps", "a:1", *flags], environment={})
+
+
+# What a chief may be told of workers, contributions and leases.
+
+
+ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
+
+
+@pytest.mark.parametrize("name", ["replicas_to_aggregate", "total_num_replicas", "max_steps"])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "got 0, want >= 1"), (-3, "got -3, want >= 1"), (1.5, "got 1.5, want an"), (True, "got True")]
+)
+def test_counts_that_make_no_sense_are_refused_by_name(name: str, value: object, text: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"{name}: {text}"):
+        CoordinationConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("r", "t", "required", "extras"), [(None, None, 1, 0), (None, 3, 3, 0), (2, None, 2, 0), (3, 1, 3, 2), (2, 3, 2, 0)]
+)
+def test_counts_left_out_follow_from_each_other(r: int | None, t: int | None, required: int, extras: int) -> None:
+    config = CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t)
+    assert (config.num_required, config.num_extras) == (required, extras)
+
+
+@pytest.mark.parametrize("lease_s", [0, -1, float("nan")])
+def test_a_lease_that_makes_no_sense_is_refused(lease_s: float) -> None:
+    with pytest.raises(InvalidSpec, match="lease: got"):
+        CoordinationConfig(lease_s=lease_s)
+
+
+@pytest.mark.parametrize(
+    ("r", "t", "required", "extras", "tokens_per_step", "num_workers"),
+    [(None, None, 2, 0, 3, 3), (1, None, 1, 0, 3, 3), (5, None, 5, 2, 5, 3), (None, 1, 2, 1, 2, 1), (3, 4, 3, 0, 4, 4)],
+)
+def test_counts_of_the_policy_hold_before_those_of_the_start(
+    r: int | None, t: int | None, required: int, extras: int, tokens_per_step: int, num_workers: int
+) -> None:
+    started = CoordinationConfig(replicas_to_aggregate=2, total_num_replicas=3)
+    config = started.with_policy(PolicySpec(replicas_to_aggregate=r, total_num_replicas=t))
+    assert (config.num_required, config.num_extras) == (required, extras)
+    assert (config.tokens_per_step, config.num_workers) == (tokens_per_step, num_workers)
+    assert config.with_policy(PolicySpec()) == started
+
+
+def test_the_fifo_queue_begins_with_as_many_tokens_as_contributions_unless_told() -> None:
+    tokens = [
+        CoordinationConfig(replicas_to_aggregate=2, policy=PolicySpec(tokens=TokenMode.FIFO, num_tokens=number)).num_initial_tokens
+        for number in (-1, 0, 7)
+    ]
+    assert tokens == [2, 0, 7]
+
+
+# Where a chief says that it is.
+
+
+@pytest.mark.parametrize("address", ["host-a:5001", "127.0.0.1:5001", "unix:/run/chief.sock", "[::1]:5001"])
+def test_a_chief_that_listens_under_a_name_says_that_one(address: str) -> None:
+    assert reachable(address) == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:5001", "[::]:5001"])
+def test_one_that_listens_everywhere_says_the_address_that_it_has_towards_its_servers(address: str) -> None:
+    assert reachable(address) == ""
+    assert towards(address, ("127.0.0.1:5000",)) == "127.0.0.1:5001"
+    assert towards(address, ("unix:/run/ps.sock",)) == "127.0.0.1:5001"
+
+
+def test_a_server_whose_name_nobody_knows_is_passed_over() -> None:
+    assert towards("0.0.0.0:5001", ("no-such-host.invalid:5000", "127.0.0.1:5000")) == "127.0.0.1:5001"
+    assert towards("0.0.0.0:5001", ("no-such-host.invalid:5000",)) == ""
+
+
+def test_what_is_advertised_comes_from_the_flag_or_else_the_environment_and_is_checked() -> None:
+    environment = {"LOCKSTEP_PS": "a:1", "LOCKSTEP_ADVERTISE": "chief.example:0"}
+    assert parse_config([], environment=environment).advertise == "chief.example:0"
+    assert parse_config(["--advertise", "other:5001"], environment=environment).advertise == "other:5001"
+    with pytest.raises(InvalidSpec, match="no host and port"):
+        parse_config(["--advertise", "chief"], environment=environment)

@@ -1,0 +1,143 @@
+"""`lockstep verify`: a history of what was promised is clean, and one in which anything else has happened is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.__main__ import main
+from lockstep.audit.books import Books, check_books
+from lockstep.audit.facts import facts_of
+from lockstep.audit.values import recompute
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.spec import AverageSpec
+from ps_protocol.process import history as events
+from ps_protocol.process.history import HistoryWriter, read_history
+from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushId, PushReply
+from ps_server.serving.local import InProcessShard
+from tests.contract.shard.test_checkpoints import model_of
+from tests.support.sharded_training import ShardedTraining
+
+
+class _Noted(ForwardingShard):
+    """A shard whose workers write down what they send."""
+
+    def __init__(self, directory: Path, *, index: int) -> None:
+        storage = open_storage(str(directory / "checkpoints"))
+        history = HistoryWriter(directory / "history", role=f"ps-{index}")
+        super().__init__(InProcessShard(index=index, storage=storage, history=history))
+        self._index = index
+        self._of_workers = HistoryWriter(directory / "history", role="worker")
+
+    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
+        events.note_contribution(self._of_workers, header, gradients, shard=self._index)
+        return super().push_gradients(header, gradients, timeout_s=timeout_s)
+
+
+def _training(directory: Path, num_shards: int) -> ShardedTraining:
+    averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
+    shards = [_Noted(directory, index=index) for index in range(num_shards)]
+    return ShardedTraining(shards=shards, model=model_of("adam", averages=averages), checkpoint_dir=str(directory / "checkpoints"))
+
+
+def _trained(directory: Path) -> Path:
+    """Trains on two shards, and goes back to a checkpoint on three."""
+    first = _training(directory, 2)
+    first.create()
+    first.train(4)
+    first.save("after-4")
+    first.train(3)
+    second = _training(directory, 3)
+    second.restore("after-4", step=4, epoch=5)
+    second.train(3)
+    return directory / "history"
+
+
+def _changed(history: Path, kind: str, change: Callable[[dict[str, object]], None], *, role: str = "ps-0") -> None:
+    """Changes the last record of a kind in the first file of a role."""
+    path = min(history.glob(f"{role}-*.jsonl"))
+    lines = path.read_text().splitlines()
+    index = max(index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind)
+    words = json.loads(lines[index])
+    change(words)
+    lines[index] = json.dumps(words)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _books(history: Path) -> Books:
+    return check_books(facts_of(read_history(history)))
+
+
+def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = _trained(tmp_path)
+    assert main(["verify", str(history)]) == 0
+    said = capsys.readouterr().out
+    assert "2 epochs" in said and "clean" in said and "WRONG" not in said
+    assert f"{2 * 7 + 3 * 3} steps of servers computed again" in said
+    assert _books(history).fates == {"applied": 14, "rolled back": 6}
+
+
+def test_one_changed_bit_of_a_contribution_shows_in_the_values(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+    for path in history.glob("worker-*.bin"):
+        content = bytearray(path.read_bytes())
+        content[5] ^= 1
+        path.write_bytes(content)
+    problems = recompute(facts_of(read_history(history))).problems
+    assert problems and "other values than" in problems[0]
+
+
+def test_wrong_digest_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = _trained(tmp_path)
+    _changed(history, events.APPLIED, lambda words: words.update(sha256="0" * 64))
+    assert main(["verify", str(history)]) == 1
+    assert "other values than" in capsys.readouterr().out
+
+
+def test_restoration_to_other_values_is_found(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+    _changed(history, events.RESTORED, lambda words: words.update(sha256="0" * 64), role="ps-2")
+    assert any("restored to other values" in problem for problem in recompute(facts_of(read_history(history))).problems)
+
+
+def test_contribution_in_two_steps_is_found(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+
+    def repeat(words: dict[str, object]) -> None:
+        words["request"]["contributors"] = [{"worker": 1, "incarnation": "1", "sequence": "2"}]  # type: ignore[index]
+
+    for role in ("ps-0", "ps-1"):
+        _changed(history, events.APPLIED, repeat, role=role)
+    assert any("push 1/1/2 is in step 1 and in step 6" in problem for problem in _books(history).problems)
+
+
+def test_servers_that_disagree_on_a_step_are_found(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+    _changed(history, events.APPLIED, lambda words: words["request"]["contributors"].pop(), role="ps-1")  # type: ignore[index]
+    assert any("another server" in problem for problem in _books(history).problems)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "applied_step", "words"),
+    [("ACCEPTED", 3, "accepted for step 3, and is in step 2"), ("STALE", None, "said to be STALE, and is in step 2")],
+)
+def test_answer_that_was_not_kept_is_found(tmp_path: Path, outcome: str, applied_step: int | None, words: str) -> None:
+    history = _trained(tmp_path)
+    writer = HistoryWriter(history, role="worker")
+    push_id = PushId(worker=0, incarnation=1, sequence=3)
+    events.note_outcome(writer, push_id, epoch=3, outcome=outcome, step=2, applied_step=applied_step)
+    assert any(words in problem for problem in _books(history).problems)
+
+
+def test_step_counted_before_all_servers_had_it_is_found(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+    writer = HistoryWriter(history, role="chief")
+    events.note_step(writer, epoch=5, step=7, contributors=[PushId(worker=0, incarnation=1, sequence=8)], chief=2)
+    assert any("ps 2 has not applied it" in problem for problem in _books(history).problems)
+
+
+def test_directory_without_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "no history" in capsys.readouterr().err

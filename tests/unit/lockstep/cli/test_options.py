@@ -1,0 +1,136 @@
+"""The flags of policies: what they make, what a chief is given for it, and which ones make no sense. No process."""
+
+import argparse
+import dataclasses
+
+import pytest
+
+from chief.config import parse_config
+from lockstep.cli.change import change_of
+from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import POLICIES, add_policy_options, policy_flags, policy_of
+from lockstep.launcher.supervisor import LaunchFailed
+from lockstep.launcher.watch import needs_of
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import HyperparameterChange
+from tests.support.chief_driver import Driver
+
+SSP = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=4, too_stale=TooStale.SCALE)
+UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+FIFO = PolicySpec(tokens=TokenMode.FIFO, num_tokens=3)
+
+
+def parsed(*words: str) -> PolicySpec:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", choices=POLICIES, default="sync")
+    add_policy_options(parser)
+    return policy_of(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [
+        ("", PolicySpec()),
+        ("--tokens fifo --num-tokens 3", FIFO),
+        ("--policy ssp --staleness 2 --max-staleness 4 --too-stale scale", SSP),
+        ("--policy async --no-locking", UNLOCKED),
+    ],
+)
+def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, policy: PolicySpec) -> None:
+    assert parsed(*words.split()) == policy
+    config = parse_config(["--ps", "127.0.0.1:1", *policy_flags(policy)], environment={})
+    assert config.coordination.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--staleness 2", "--staleness: it is for the policy ssp, not sync"),
+        ("--policy async --tokens fifo", "--tokens: it is for the policy sync, not async"),
+        ("--policy ssp --no-locking", "--no-locking: it is for the policy async, not ssp"),
+        ("--max-staleness 3", "--max-staleness: it is for the policy async and ssp, not sync"),
+        ("--num-tokens 3", "--num-tokens: only --tokens fifo has it"),
+        ("--policy async --too-stale drop", "--too-stale: give --max-staleness"),
+        ("--policy async --no-locking --max-staleness 3", "max_staleness: async without locking applies before"),
+    ],
+)
+def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complaint: str) -> None:
+    with pytest.raises(InvalidSpec, match=complaint):
+        parsed(*words.split())
+
+
+def test_changes_are_names_and_numbers() -> None:
+    assert change_of(["learning_rate=0.01", "use_nesterov=true"], variable="w") == HyperparameterChange(
+        variable="w", learning_rate=constant(0.01), hyperparameters={"use_nesterov": 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["learning_rate"], "want NAME=VALUE"),
+        (["=1"], "want NAME=VALUE"),
+        (["momentum=much"], "momentum: got 'much', want a finite number, true or false"),
+        (["momentum=inf"], "momentum: got 'inf'"),
+        (["momentum=1", "momentum=2"], "momentum is given twice"),
+    ],
+)
+def test_changes_that_are_none_are_refused_in_words(words: list[str], complaint: str) -> None:
+    with pytest.raises(InvalidSpec, match=complaint):
+        change_of(words)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_backups", "num_required", "needed"),
+    [(PolicySpec(), 1, None, 2), (PolicySpec(), 0, 5, 3), (PolicySpec(), 0, 1, 1), (FIFO, 0, None, 1), (SSP, 0, None, 1)],
+)
+def test_training_goes_on_with_as_many_workers_as_its_policy_needs(
+    policy: PolicySpec, num_backups: int, num_required: int | None, needed: int
+) -> None:
+    spec = ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
+    assert spec.num_workers_needed == needed
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_required", "num_places", "needed", "text"),
+    [
+        (PolicySpec(), 2, 3, 2, "a step needs 2"),
+        (PolicySpec(), 5, 3, 3, "a step needs 5"),
+        (PolicySpec(), 5, 2, 2, "a step needs 5"),
+        (PolicySpec(), 2, 0, 2, "a step needs 2"),
+        (FIFO, 3, 3, 1, "policy sync, fifo tokens: a step needs 3"),
+        (SSP, 1, 3, 1, "policy ssp(2), scales beyond staleness 4: every contribution is a step"),
+    ],
+)
+def test_what_a_step_needs_is_what_the_chief_says_now(
+    policy: PolicySpec, num_required: int, num_places: int, needed: int, text: str
+) -> None:
+    driver = Driver()
+    status = dataclasses.replace(
+        driver.coordinator.status(driver.now), policy=policy.text, replicas_to_aggregate=num_required, total_num_replicas=num_places
+    )
+    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    assert (needs.num_workers, needs.text) == (needed, text)
+
+
+def test_with_min_replicas_a_cluster_goes_on_without_the_others() -> None:
+    driver = Driver(total_num_replicas=3, min_replicas=1)
+    status = driver.coordinator.status(driver.now)
+    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    assert (needs.num_workers, needs.text) == (1, "a step needs 3, or what is left of them, 1 at least")
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_backups", "num_required", "complaint"),
+    [
+        (PolicySpec(), 1, 2, "--backup-workers and --replicas-to-aggregate say the same in two ways"),
+        (SSP, 1, None, "--backup-workers: only the policy sync has steps of several contributions, not ssp\\(2\\)"),
+        (UNLOCKED, 0, 2, "--replicas-to-aggregate: only the policy sync"),
+        (PolicySpec(), 0, 0, "--replicas-to-aggregate: got 0, want 1 or more"),
+    ],
+)
+def test_numbers_of_sync_are_refused_elsewhere(policy: PolicySpec, num_backups: int, num_required: int | None, complaint: str) -> None:
+    with pytest.raises(LaunchFailed, match=complaint):
+        ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)

@@ -1,0 +1,342 @@
+"""Contributions from their first byte to the step they enter, or whatever else ends them. No buffer is lost."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import (
+    Cancelled,
+    ContributionMissing,
+    EpochMismatch,
+    FrameOutOfOrder,
+    InvalidSpec,
+    LimitExceeded,
+    PsError,
+    PushIdReused,
+    StepAhead,
+    Superseded,
+    TooManyPushes,
+)
+from ps_protocol.roles.shard import PushReply, PushResult
+from ps_server.contributions import inbox
+from ps_server.contributions.inbox import Contribution
+from tests.support.staging import NBYTES, STEP, StagingShard, push_id
+
+# Contributions from their first byte to the step they enter, or whatever else ends them. After each test no buffer is lost.
+
+
+@pytest.fixture
+def shard() -> Iterator[StagingShard]:
+    fixture = StagingShard()
+    yield fixture
+    fixture.accumulator.clear(EpochMismatch("the test is over"))
+    assert fixture.num_lent == 0
+    assert not fixture.accumulator._num_held
+    fixture.pool.release_all()
+    assert fixture.budget.allocated_bytes == 0
+
+
+def test_whole_push_is_staged(shard: StagingShard) -> None:
+    assert shard.push() is PushResult.STAGED
+    assert (shard.accumulator.num_staged, shard.accumulator.num_pushes) == (1, 1)
+
+
+def test_open_push_is_not_staged(shard: StagingShard) -> None:
+    shard.fill(shard.open())
+    assert shard.accumulator.num_staged == 0
+    with pytest.raises(ContributionMissing):
+        shard.values(push_id(0))
+
+
+def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: StagingShard) -> None:
+    contribution = shard.open()
+    shard.fill(contribution)
+    shard.accumulator.abandon(contribution)
+    assert shard.num_lent == 0
+    assert shard.push() is PushResult.STAGED
+
+
+def test_abandoning_after_staging_changes_nothing(shard: StagingShard) -> None:
+    contribution = shard.open()
+    shard.stage(contribution)
+    shard.accumulator.abandon(contribution)
+    assert shard.accumulator.num_staged == 1
+
+
+def test_gradients_come_in_the_order_of_push_ids(shard: StagingShard) -> None:
+    for worker, value in ((2, 20), (0, 10), (1, 15)):
+        shard.push(worker, value=value)
+    assert shard.values(push_id(1), push_id(2), push_id(0)) == [10, 15, 20]
+
+
+def test_missing_contributions_are_named(shard: StagingShard) -> None:
+    shard.push(0)
+    with pytest.raises(ContributionMissing, match=r"2 of 3 contributions are not staged here: 7/1/1, 8/2/3 "):
+        shard.values(push_id(0), push_id(7), push_id(8, incarnation=2, sequence=3))
+
+
+def test_contributors_must_be_given_and_each_once(shard: StagingShard) -> None:
+    shard.push(0)
+    for contributors in ([], [push_id(0), push_id(0)]):
+        with pytest.raises(InvalidSpec, match="at least one, and each once"):
+            shard.values(*contributors)
+
+
+def test_push_id_that_is_staged_is_a_duplicate_without_a_buffer(shard: StagingShard) -> None:
+    shard.push(value=1)
+    again = shard.open()
+    assert again.outcome == PushReply(result=PushResult.DUPLICATE, step=STEP)
+    assert not shard.fill(again, 99)
+    assert (shard.num_lent, shard.accumulator.num_duplicates) == (1, 1)
+    assert shard.values(push_id(0)) == [1]
+
+
+def test_push_id_of_an_applied_step_is_a_duplicate(shard: StagingShard) -> None:
+    shard.push()
+    shard.advance()
+    assert shard.push() is PushResult.DUPLICATE
+    assert shard.accumulator.num_stale == 0
+
+
+def test_push_id_that_was_stale_stays_stale(shard: StagingShard) -> None:
+    assert [shard.push(step=STEP - 1), shard.push(step=STEP - 1)] == [PushResult.STALE, PushResult.STALE]
+    assert (shard.accumulator.num_stale, shard.accumulator.num_duplicates, shard.num_lent) == (1, 1, 0)
+
+
+def test_push_id_with_another_step_is_refused(shard: StagingShard) -> None:
+    shard.push()
+    shard.advance()
+    with pytest.raises(PushIdReused, match="push 0/1/1 was for step 5 and came again for step 6"):
+        shard.open(step=STEP + 1)
+
+
+def test_sequence_that_was_passed_over_is_no_duplicate(shard: StagingShard) -> None:
+    shard.push(sequence=3)
+    assert shard.push(sequence=2) is PushResult.STAGED
+    assert len(shard.values(push_id(0, sequence=2), push_id(0, sequence=3))) == 2
+
+
+def test_step_ahead_is_refused_and_supersedes_nobody(shard: StagingShard) -> None:
+    with pytest.raises(StepAhead, match="local_step 6 is ahead of global_step 5"):
+        shard.open(incarnation=9, step=STEP + 1)
+    assert shard.push(incarnation=1) is PushResult.STAGED
+
+
+def test_older_incarnation_is_superseded(shard: StagingShard) -> None:
+    shard.push(incarnation=2)
+    with pytest.raises(Superseded, match="worker 0: incarnation 2 has pushed, this is 1"):
+        shard.open(incarnation=1)
+
+
+def test_newer_incarnation_keeps_what_the_older_one_staged(shard: StagingShard) -> None:
+    shard.push(incarnation=1, value=1)
+    shard.push(incarnation=2, value=2)
+    assert shard.values(push_id(0, incarnation=1)) == [1]
+    shard.advance()
+    assert (shard.accumulator.num_staged, shard.num_lent) == (0, 0)
+
+
+def test_newer_incarnation_ends_the_streams_of_the_older_one(shard: StagingShard) -> None:
+    older = shard.open(incarnation=1)
+    shard.push(incarnation=2)
+    assert not shard.fill(older)
+    with pytest.raises(Superseded):
+        shard.stage(older)
+
+
+def test_same_push_on_a_second_stream_ends_the_first(shard: StagingShard) -> None:
+    first, second = shard.open(), shard.open()
+    assert not shard.fill(first)
+    with pytest.raises(Cancelled):
+        shard.stage(first)
+    assert shard.fill(second)
+    assert shard.stage(second).result is PushResult.STAGED
+
+
+def test_buffer_that_is_being_written_goes_back_when_the_copy_ends(shard: StagingShard) -> None:
+    first = shard.open()
+    assert shard.accumulator.begin_write(first) is not None
+    second = shard.open()
+    assert shard.num_lent == 2
+    assert second.memory is not None and first.memory is not None and second.memory.dense is not first.memory.dense
+    shard.accumulator.end_write(first)
+    assert shard.num_lent == 1
+
+
+def test_worker_has_a_limit_of_pushes_in_flight(shard: StagingShard) -> None:
+    shard.push(3, sequence=1)
+    open_one = shard.open(3, sequence=2)
+    with pytest.raises(TooManyPushes, match="worker 3: 2 pushes in flight, limit 2") as caught:
+        shard.open(3, sequence=3)
+    assert caught.value.facts == {"worker": "3", "in_flight": "2", "limit": "2"}
+    assert shard.push(4) is PushResult.STAGED
+    shard.accumulator.abandon(open_one)
+    assert shard.push(3, sequence=3) is PushResult.STAGED
+
+
+def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(shard: StagingShard) -> None:
+    for sequence in (1, 2):
+        shard.push(incarnation=1, sequence=sequence)
+    for sequence in (1, 2):
+        assert shard.push(incarnation=2, sequence=sequence) is PushResult.STAGED
+
+
+def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: StagingShard) -> None:
+    shard.push(0)
+    late = shard.open(1)
+    shard.advance()
+    assert (shard.accumulator.num_staged, shard.num_lent) == (0, 0)
+    assert not shard.fill(late)
+    assert shard.stage(late) == PushReply(result=PushResult.STALE, step=STEP + 1)
+    assert shard.push(1) is PushResult.STALE
+    assert shard.accumulator.num_stale == 1
+
+
+def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: StagingShard) -> None:
+    late = shard.open()
+    assert shard.accumulator.begin_write(late) is not None
+    shard.advance()
+    shard.advance()
+    assert (shard.num_lent, shard.accumulator.num_stale) == (1, 1)
+    shard.accumulator.end_write(late)
+    assert shard.num_lent == 0
+
+
+def test_new_epoch_forgets_everything(shard: StagingShard) -> None:
+    shard.push(0, incarnation=5)
+    under_way = shard.open(1)
+    shard.accumulator.clear(EpochMismatch("cluster epoch rose to 2"))
+    with pytest.raises(EpochMismatch, match="rose to 2"):
+        shard.stage(under_way)
+    assert shard.push(0, incarnation=1) is PushResult.STAGED
+
+
+def test_failed_write_leaves_the_push_to_be_abandoned(shard: StagingShard) -> None:
+    contribution = shard.open()
+    memory = shard.accumulator.begin_write(contribution)
+    assert memory is not None
+    with pytest.raises(FrameOutOfOrder):
+        memory.writer.write(8, b"x")
+    shard.accumulator.end_write(contribution)
+    shard.accumulator.abandon(contribution)
+    assert shard.num_lent == 0
+
+
+def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
+    shard = StagingShard(limit_bytes=NBYTES)
+    shard.push(0)
+    with pytest.raises(LimitExceeded, match="a push of worker 1 needs"):
+        shard.open(1)
+    shard.advance()
+    assert shard.push(1, step=STEP + 1) is PushResult.STAGED
+
+
+def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
+    for sequence in range(1, 200):
+        for worker in range(3):
+            shard.push(worker, sequence=sequence, step=shard.step)
+        shard.advance()
+    assert shard.pool.num_buffers == 3
+    assert shard.accumulator._seen.num_outcomes(0) <= 64
+
+
+def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "MAX_WORKERS", 2)
+    for worker in (0, 1, 2):
+        shard.push(worker)
+    assert shard.accumulator._seen.workers == {1, 2}
+    # Forgotten, but what it staged is still recognised.
+    assert shard.push(0) is PushResult.DUPLICATE
+    assert shard.num_lent == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_sequence_of_events_loses_no_buffer(shard: StagingShard, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    under_way: list[Contribution] = []
+    for _ in range(300):
+        event = rng.integers(6)
+        try:
+            if event <= 1:
+                worker, incarnation, sequence = (int(rng.integers(1, 4)) for _ in range(3))
+                under_way.append(shard.open(worker, incarnation=incarnation, sequence=sequence, step=shard.step - int(rng.integers(2))))
+            elif event == 5 and rng.integers(4) == 0:
+                shard.advance()
+            elif under_way:
+                contribution = under_way[int(rng.integers(len(under_way)))]
+                if event == 2 and not contribution.is_writing:
+                    shard.accumulator.begin_write(contribution)
+                elif contribution.is_writing:
+                    shard.accumulator.end_write(contribution)
+                elif event == 3:
+                    shard.accumulator.abandon(contribution)
+                else:
+                    shard.stage(contribution)
+        except PsError:
+            pass
+        num_writing = sum(c.is_writing and c.outcome is not None for c in under_way)
+        assert shard.num_lent == shard.accumulator.num_staged + len(shard.accumulator._open) + num_writing
+    for contribution in under_way:
+        if contribution.is_writing:
+            shard.accumulator.end_write(contribution)
+
+
+# Contributions of steps gone by, where they are accepted: staged until they are applied, discarded, or applied on arrival.
+
+
+@pytest.fixture
+def lenient() -> Iterator[StagingShard]:
+    shard = StagingShard()
+    shard.accumulator.accepts_any_step = True
+    yield shard
+    shard.accumulator.clear(EpochMismatch("the test is over"))
+    assert shard.num_lent == 0
+
+
+def test_contributions_of_any_step_are_staged_and_stay(lenient: StagingShard) -> None:
+    for worker, step in enumerate((STEP - 1, STEP, STEP + 1)):
+        assert lenient.push(worker, step=step) is PushResult.STAGED
+    under_way = lenient.open(3, step=STEP - 2)
+    lenient.advance()
+    assert lenient.accumulator.num_staged == 3
+    assert lenient.fill(under_way)
+    assert lenient.stage(under_way).result is PushResult.STAGED
+
+
+def test_applied_contributions_are_ended_by_name(lenient: StagingShard) -> None:
+    lenient.push(0)
+    lenient.push(1)
+    lenient.accumulator.end(lenient.accumulator.contributions([push_id(0)], step=STEP))
+    lenient.advance()
+    assert (lenient.accumulator.num_staged, lenient.num_lent) == (1, 1)
+    assert lenient.push(0) is PushResult.DUPLICATE
+
+
+def test_discarding_drops_what_is_named_and_knows_no_others(lenient: StagingShard) -> None:
+    lenient.push(0)
+    lenient.push(1, sequence=1)
+    lenient.push(1, sequence=2)
+    late, given_up = lenient.open(2), lenient.open(3)
+    lenient.accumulator.discard([push_id(0), push_id(9), push_id(2), push_id(3, sequence=0)], current_step=STEP)
+    assert lenient.accumulator.num_staged == 2
+    assert lenient.stage(late).result is PushResult.STALE
+    with pytest.raises(Superseded, match="given up incarnation 1"):
+        lenient.stage(given_up)
+    lenient.accumulator.discard([push_id(1, incarnation=2, sequence=0)], current_step=STEP)
+    assert lenient.accumulator.num_staged == 2
+    lenient.accumulator.discard([push_id(1, sequence=0)], current_step=STEP)
+    assert (lenient.accumulator.num_staged, lenient.num_lent) == (0, 0)
+
+
+def test_arrival_counts_as_applied_before_it_is(lenient: StagingShard) -> None:
+    contribution = lenient.open()
+    lenient.fill(contribution)
+    lenient.accumulator.begin_arrival(contribution, step=STEP)
+    assert lenient.push() is PushResult.DUPLICATE
+    lenient.accumulator.clear(EpochMismatch("cluster epoch rose to 2"))
+    assert lenient.num_lent == 1
+    lenient.accumulator.end([contribution])
+    lenient.accumulator.abandon(contribution)
+    assert lenient.stage(contribution) == PushReply(result=PushResult.APPLIED, step=STEP)
+    assert (lenient.num_lent, lenient.accumulator.num_pushes) == (0, 1)

@@ -1,0 +1,217 @@
+"""Contributions in memory that workers may write as they like: what is found, when a slot is free, and what stays of one who has gone."""
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import ContributionMissing, InvalidSpec
+from ps_protocol.roles.shard import PushHeader, PushResult
+from ps_protocol.shared_memory import words as at
+from ps_protocol.shared_memory.slots import WorkerSlots
+from ps_protocol.shared_memory.words import PushMode, private_words
+from ps_server.contributions.slots import GradientSlot
+from tests.support.staging import LAYOUT, NBYTES, STEP, StagingShard, push_id
+
+EPOCH = 4
+
+
+class _Sharing:
+    """One worker's slots, as both sides have them, at a shard that collects for STEP."""
+
+    def __init__(self, shard: StagingShard, *, num_slots: int = 1, incarnation: int = 1) -> None:
+        self.shard = shard
+        self.board = private_words()
+        self.board[at.MODE], self.board[at.OPEN_STEP] = PushMode.OPEN_STEP_ONLY, STEP
+        self.worker = WorkerSlots(self.board, worker=0, incarnation=incarnation)
+        self.slots = []
+        for _ in range(num_slots):
+            memory, words = np.zeros(NBYTES, np.uint8), private_words()
+            self.slots.append(GradientSlot(memory, words, worker=0, incarnation=incarnation, epoch=EPOCH))
+            self.worker.add(memory, words)
+        shard.shared.advance(STEP, accepts_any_step=False)
+        shard.shared.add(self.slots)
+
+    def header(self, sequence: int, *, step: int = STEP, epoch: int = EPOCH) -> PushHeader:
+        return PushHeader(epoch=epoch, push_id=push_id(0, sequence=sequence), step=step, layout_hash=LAYOUT.hash)
+
+    def push(self, sequence: int, *, value: int = 1, epoch: int = EPOCH) -> PushResult | None:
+        """What the worker does without a call; None if it needs one."""
+        header = self.header(sequence, epoch=epoch)
+        known = self.worker.known(header)
+        if known is not None:
+            return known.result
+        slot = self.worker.free()
+        if slot is None or not self.worker.can_commit(header):
+            return None
+        slot.memory[:] = value
+        return self.worker.commit(slot, header).result
+
+    def apply(self, *sequences: int) -> None:
+        accumulator = self.shard.accumulator
+        accumulator.end(accumulator.contributions([push_id(0, sequence=sequence) for sequence in sequences], step=self.shard.step))
+        self.shard.advance()
+        self.board[at.OPEN_STEP] = self.shard.step
+
+
+@pytest.fixture
+def shard() -> StagingShard:
+    return StagingShard()
+
+
+def test_contribution_that_nobody_told_of_is_found(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    assert sharing.push(1, value=7) is PushResult.STAGED
+    assert shard.accumulator.num_staged == 1
+    assert shard.values(push_id(0, sequence=1)) == [7]
+
+
+def test_slot_that_is_being_written_holds_nothing(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    sharing.apply(1)
+    sharing.worker.free()
+    assert sharing.slots[0].whole() is None
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [(at.SEQUENCE, 2), (at.SEQUENCE, at.NO_STEP), (at.OF_STEP, STEP - 1), (at.OF_STEP, at.NO_STEP), (at.OF_EPOCH, EPOCH + 1), (at.DONE, 1)],
+)
+def test_header_with_a_wrong_number_is_no_contribution(shard: StagingShard, position: int, value: int) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    sharing.slots[0].words[position] = value
+    with pytest.raises(ContributionMissing):
+        shard.values(push_id(0, sequence=1))
+
+
+def test_header_full_of_ones_harms_nobody(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    for position in range(at.NUM_WORDS):
+        sharing.slots[0].words[position] = at.NO_STEP
+    assert shard.push(1) is PushResult.STAGED
+    assert shard.values(push_id(1)) == [1]
+    assert shard.shared.total(at.NUM_PUSHES) == 0
+
+
+def test_slot_is_free_again_once_it_is_applied(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    assert sharing.worker.free() is None
+    sharing.apply(1)
+    sharing.board[at.OPEN_STEP] = STEP  # as long as the shard has not said so, it is the header's last word that counts
+    assert sharing.worker.free() is not None
+
+
+def test_slot_is_free_again_once_its_step_is_gone(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    sharing.board[at.OPEN_STEP] = STEP + 1
+    assert sharing.worker.free() is not None
+
+
+def test_slot_stays_taken_where_any_step_is_accepted(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    sharing.board[at.MODE], sharing.board[at.OPEN_STEP] = PushMode.ANY_STEP, STEP + 1
+    assert sharing.worker.free() is None
+    shard.accumulator.discard([push_id(0, sequence=1)], current_step=STEP)
+    assert sharing.worker.free() is not None
+
+
+def test_slot_of_a_refused_contribution_is_free(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    assert sharing.worker.release([1]) == ()
+    assert shard.accumulator.num_staged == 0
+    assert sharing.push(2) is PushResult.STAGED
+
+
+def test_repetition_is_known_without_a_call(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    assert sharing.push(1) is PushResult.DUPLICATE
+    sharing.apply(1)
+    assert sharing.push(1) is PushResult.DUPLICATE
+    assert (shard.shared.total(at.NUM_PUSHES), shard.shared.total(at.NUM_DUPLICATES)) == (1, 2)
+
+
+def test_repetition_by_a_call_is_known_to_the_shard(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    assert shard.open(0, sequence=1).outcome is not None
+    sharing.apply(1)
+    assert shard.open(0, sequence=1, step=STEP).outcome is not None
+
+
+def test_pushes_in_memory_and_by_call_share_one_limit(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    assert shard.push(sequence=2) is PushResult.STAGED
+    assert shard.accumulator.num_staged == 2
+    with pytest.raises(Exception, match="worker 0: 2 pushes in flight, limit 2"):
+        shard.open(sequence=3)
+
+
+def test_whole_contribution_of_a_worker_that_went_is_applied(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1, value=9)
+    shard.shared.remove(sharing.slots)
+    assert not shard.released
+    assert shard.values(push_id(0, sequence=1)) == [9]
+    sharing.apply(1)
+    assert shard.released == sharing.slots
+    assert shard.shared.total(at.NUM_PUSHES) == 1
+
+
+def test_slots_of_a_worker_that_went_are_given_back_when_their_step_is_gone(shard: StagingShard) -> None:
+    sharing = _Sharing(shard, num_slots=2)
+    sharing.push(1)
+    shard.shared.remove(sharing.slots)
+    assert shard.released == [sharing.slots[1]]
+    shard.advance()
+    assert len(shard.released) == 2
+
+
+def test_worker_that_was_lost_may_contribute_once_more(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    shard.shared.remove(sharing.slots, is_lost=True)
+    sharing.push(1, value=3)
+    assert shard.values(push_id(0, sequence=1)) == [3]
+    sharing.apply(1)
+    assert not shard.released
+    shard.advance()
+    assert shard.released == sharing.slots
+
+
+def test_worker_reads_in_its_slot_that_the_shard_looks_there_no_more(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    assert not sharing.slots[0].words[at.CLOSED]
+    shard.shared.remove(sharing.slots, is_lost=True)
+    assert sharing.slots[0].words[at.CLOSED]
+
+
+def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    contribution = shard.open(0, memory_slot=0)
+    assert contribution.memory is not None and contribution.memory.dense is sharing.slots[0].memory
+    shard.shared.remove(sharing.slots)
+    assert not shard.released
+    shard.accumulator.abandon(contribution)
+    assert shard.released == sharing.slots
+
+
+def test_slot_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
+    _Sharing(shard)
+    with pytest.raises(InvalidSpec, match="it has 1 slots of shared memory, not one of number 1"):
+        shard.open(0, memory_slot=1)
+    with pytest.raises(InvalidSpec, match="it has 0 slots"):
+        shard.open(1, memory_slot=0)
+
+
+def test_new_epoch_forgets_what_lies_in_slots(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1)
+    shard.accumulator.clear(InvalidSpec("a new epoch"))
+    assert shard.released == sharing.slots
+    with pytest.raises(ContributionMissing):
+        shard.values(push_id(0, sequence=1))

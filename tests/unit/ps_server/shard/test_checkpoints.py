@@ -1,0 +1,244 @@
+"""Checkpoints of one store, with the work that nobody waits for run when the test says so. Knows no file system but the test's own."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.errors import (
+    EpochMismatch,
+    InternalError,
+    LimitExceeded,
+    NotInitialized,
+    ShuttingDown,
+    StepMismatch,
+    Unavailable,
+    VariableExists,
+)
+from ps_protocol.model.layout import Segments
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint
+from ps_protocol.roles.shard import SaveRequest, SaveState, ShardSettings
+from ps_server.model.shard_model import ShardModel
+from ps_server.serving.local import InProcessShard
+from tests.support.sharded_training import CHIEF, ShardedTraining
+
+MODEL = ModelSpec(
+    variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1024,)),),
+    optimizer=OptimizerSpec(name="adam", learning_rate=constant(0.1)),
+    placement=PlacementPolicy(),
+)
+
+
+class Later:
+    """Work that was begun and waits to be done."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        self.work.append(work)
+
+    def do_all(self) -> None:
+        """Does it all, in order."""
+        while self.work:
+            self.work.pop(0)()
+
+
+@pytest.fixture
+def later() -> Later:
+    return Later()
+
+
+@pytest.fixture
+def training(tmp_path: Path, later: Later) -> ShardedTraining:
+    """One shard at step 1, whose files are written and read by `later`."""
+    directory = str(tmp_path / "checkpoints")
+    shard = InProcessShard(index=0, storage=open_storage(directory), run_in_background=later)
+    training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=directory)
+    training.create()
+    training.train(1)
+    return training
+
+
+def _request(training: ShardedTraining, tag: str = "t") -> SaveRequest:
+    return SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=training.step, tag=tag)
+
+
+def _saved(training: ShardedTraining, later: Later, tag: str = "t") -> Checkpoint:
+    training.shards[0].save(_request(training, tag))
+    later.do_all()
+    return training.save(tag)
+
+
+def test_save_is_begun_once_however_often_it_is_asked_for(training: ShardedTraining, later: Later) -> None:
+    for _ in range(3):
+        assert training.shards[0].save(_request(training)).state is SaveState.WRITING
+    assert len(later.work) == 1
+    later.do_all()
+    done = training.shards[0].save(_request(training), max_wait_s=1.0)
+    assert done.state is SaveState.DONE
+    # Its file is there: nothing is to be done again, though steps have gone on.
+    assert training.shards[0].save(_request(training)) == done
+    assert not later.work
+
+
+def test_what_is_saved_is_the_step_that_was_asked_for_however_late_it_is_written(training: ShardedTraining, later: Later) -> None:
+    expected = training.state()
+    training.shards[0].save(_request(training))
+    training.train(3)
+    later.do_all()
+    training.step = 1
+    training.save("t")
+    training.epoch = 4
+    training.shards[0].restore(training.restore_request(0, "t"))
+    later.do_all()
+    assert training.state() == expected
+
+
+def test_save_whose_file_was_removed_is_begun_anew(training: ShardedTraining, later: Later) -> None:
+    training.shards[0].save(_request(training))
+    later.do_all()
+    open_storage(training.checkpoint_dir).remove_incomplete("t")
+    assert training.shards[0].save(_request(training)).state is SaveState.WRITING
+    later.do_all()
+    assert training.shards[0].save(_request(training)).state is SaveState.DONE
+
+
+def test_another_save_waits_until_the_one_before_has_been_given_up(training: ShardedTraining, later: Later) -> None:
+    shard = training.shards[0]
+    shard.save(_request(training, "one"))
+    with pytest.raises(Unavailable, match="checkpoint one is still being written"):
+        shard.save(_request(training, "two"))
+    later.do_all()
+    assert shard.save(_request(training, "two")).state is SaveState.WRITING
+    later.do_all()
+    assert shard.save(_request(training, "two")).state is SaveState.DONE
+
+
+def test_copy_that_there_is_no_memory_for_harms_nobody(tmp_path: Path, later: Later) -> None:
+    directory = str(tmp_path / "checkpoints")
+    # Values twice, two slots and two contributions fit.
+    shard = InProcessShard(index=0, storage=open_storage(directory), run_in_background=later, memory_limit_bytes=7 * 4096)
+    training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=directory)
+    training.create()
+    training.train(1)
+    before = shard.status().allocated_bytes
+    with pytest.raises(LimitExceeded, match=r"the copy for checkpoint t needs 12\.0 KiB.*--max-memory-bytes"):
+        shard.save(_request(training))
+    assert shard.status().allocated_bytes == before
+    training.train(1)
+
+
+def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraining, later: Later) -> None:
+    shard = training.shards[0]
+    shard.save(_request(training))
+    shard.shutdown(epoch=training.epoch, reason="test")
+    later.do_all()
+    assert shard.save(_request(training), max_wait_s=1.0).state is SaveState.DONE
+    with pytest.raises(ShuttingDown):
+        shard.save(_request(training, "another"))
+
+
+def test_while_a_shard_is_restored_it_says_so_and_takes_no_other_values(training: ShardedTraining, later: Later) -> None:
+    _saved(training, later)
+    shard = training.shards[0]
+    shard.adopt(epoch=4, chief_incarnation=CHIEF)
+    training.epoch = 4
+    request = training.restore_request(0, "t")
+    for _ in range(2):
+        assert not shard.restore(request).is_done
+    assert len(later.work) == 1
+    with pytest.raises(Unavailable, match="being restored from checkpoint t"):
+        training.create()
+    later.do_all()
+    progress = shard.restore(request, max_wait_s=1.0)
+    assert progress.is_done and progress.num_bytes_read == progress.num_bytes > 0
+    training.train(1)
+
+
+def test_later_epoch_breaks_a_restoration_off(training: ShardedTraining, later: Later) -> None:
+    _saved(training, later)
+    shard = training.shards[0]
+    training.epoch = 4
+    old = training.restore_request(0, "t")
+    shard.restore(old)
+    shard.adopt(epoch=5, chief_incarnation=CHIEF)
+    with pytest.raises(EpochMismatch):
+        shard.restore(old, max_wait_s=1.0)
+    training.epoch = 5
+    assert not shard.restore(training.restore_request(0, "t")).is_done
+    later.do_all()
+    assert shard.restore(training.restore_request(0, "t"), max_wait_s=1.0).is_done
+    training.train(1)
+
+
+def test_memory_is_the_same_after_any_number_of_restorations(training: ShardedTraining, later: Later) -> None:
+    _saved(training, later)
+    counts = []
+    for epoch in range(4, 8):
+        training.epoch, training.step = epoch, 1
+        request = training.restore_request(0, "t")
+        training.shards[0].restore(request)
+        later.do_all()
+        training.train(2)
+        counts.append(training.shards[0].status().allocated_bytes)
+    assert len(set(counts)) == 1
+
+
+def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
+    training: ShardedTraining, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(training, later)
+    expected = training.state()
+
+    def failing(model: ShardModel, work: object) -> int:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardModel, "run_apply", failing)
+        with pytest.raises(MemoryError):
+            training.train(1)
+    shard = training.shards[0]
+    with pytest.raises(InternalError):
+        training.state()
+    # What is half old and half new is gone, not served under the new epoch.
+    assert shard.adopt(epoch=4, chief_incarnation=CHIEF).step is None
+    training.epoch = 4
+    with pytest.raises(NotInitialized):
+        training.state()
+    shard.restore(training.restore_request(0, "t"))
+    later.do_all()
+    assert training.state() == expected
+
+
+def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining, later: Later) -> None:
+    shard = training.shards[0]
+    with pytest.raises(StepMismatch):
+        shard.save(SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=7, tag="t"))
+    shard.configure(ShardSettings(epoch=training.epoch, chief_incarnation=CHIEF, version=1, step=training.step, applies_on_arrival=True))
+    training.step = 7
+    assert _saved(training, later).step == 7
+    training.epoch = 4
+    shard.restore(training.restore_request(0, "t"))
+    later.do_all()
+    assert shard.status().step == 7
+
+
+def test_values_that_nobody_trained_give_way_to_those_of_a_later_epoch(training: ShardedTraining) -> None:
+    shard = training.shards[0]
+    training.epoch = 4
+    shard.adopt(epoch=4, chief_incarnation=CHIEF)
+    other = dataclasses.replace(MODEL, variables=(VariableSpec(name="v", data_type=DataType.FLOAT64, shape=(3,)),))
+    with pytest.raises(VariableExists):
+        ShardedTraining(shards=[shard], model=other, checkpoint_dir="", epoch=4).create()
+    fresh = InProcessShard(index=0)
+    ShardedTraining(shards=[fresh], model=MODEL, checkpoint_dir="", epoch=3).create()
+    later = ShardedTraining(shards=[fresh], model=other, checkpoint_dir="", epoch=4)
+    later.create()
+    later.train(1)
+    assert not fresh.create_variables(dataclasses.replace(later.spec(0), initial_step=0), Segments(()))

@@ -1,0 +1,285 @@
+"""Pushes, creations, readings and applies that overlap, on the store itself: each whole or without effect."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ps_protocol.errors import (
+    Cancelled,
+    EpochMismatch,
+    InternalError,
+    NotInitialized,
+    ShuttingDown,
+    StepGone,
+    Superseded,
+    TooManyPushes,
+    TruncatedStream,
+)
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushResult, ShardSpec
+from ps_server.model.shard_model import ShardModel
+from ps_server.serving.local import InProcessShard
+from ps_server.shard.shard import ParameterStore
+from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer
+
+HALF = MIXED.nbytes // 2
+
+
+class _Fixture:
+    """A store, and the words of chief and workers for it."""
+
+    def __init__(self) -> None:
+        self.store = ParameterStore(index=0, process_incarnation=1)
+        self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+        # Only makes specifications and headers; its own shard is not used.
+        self.words = Trainer(InProcessShard(index=0))
+        self.bytes = self.words.arena(1.0).tobytes()
+
+    def create(self, **changes: int) -> bool:
+        with self.store.open_creation(self.spec(**changes)) as creation:
+            creation.write(0, self.bytes)
+            return creation.finish()
+
+    def spec(self, **changes: int) -> ShardSpec:
+        return self.words.spec(**changes)
+
+    def header(
+        self, worker: int = 0, *, step: int = 0, incarnation: int = 1, sequence: int | None = None, epoch: int = EPOCH
+    ) -> PushHeader:
+        return self.words.header(worker, step=step, incarnation=incarnation, sequence=sequence, epoch=epoch)
+
+    def push(self, header: PushHeader) -> PushReply:
+        with self.store.open_push(header) as push:
+            push.write(0, self.bytes)
+            return push.finish()
+
+    def request(self, header: PushHeader) -> ApplyRequest:
+        return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=header.step, contributors=(header.push_id,))
+
+
+@pytest.fixture
+def fixture() -> _Fixture:
+    return _Fixture()
+
+
+@pytest.fixture
+def created(fixture: _Fixture) -> _Fixture:
+    fixture.create()
+    return fixture
+
+
+# Pushes
+
+
+def test_push_left_before_it_is_finished_has_no_effect(created: _Fixture) -> None:
+    header = created.header()
+    with created.store.open_push(header) as push:
+        push.write(0, created.bytes)
+    status = created.store.status()
+    assert (status.num_staged, status.num_pushes) == (0, 0)
+    assert created.push(header).result is PushResult.STAGED
+    assert created.store.status().allocated_bytes == status.allocated_bytes
+
+
+def test_push_that_fails_half_way_has_no_effect(created: _Fixture) -> None:
+    header = created.header()
+    with pytest.raises(TruncatedStream, match=f"{HALF} of {MIXED.nbytes} bytes received"):
+        with created.store.open_push(header) as push:
+            push.write(0, created.bytes[:HALF])
+            push.finish()
+    assert created.push(header).result is PushResult.STAGED
+
+
+def test_push_under_way_when_its_step_is_applied_is_stale(created: _Fixture) -> None:
+    other = created.header(1)
+    created.push(other)
+    with created.store.open_push(created.header(0)) as push:
+        assert push.write(0, created.bytes[:HALF])
+        created.store.apply_step(created.request(other))
+        assert push.is_settled
+        assert not push.write(HALF, created.bytes[HALF:])
+        assert push.finish() == PushReply(result=PushResult.STALE, step=1)
+    assert created.store.status().num_staged == 0
+
+
+def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
+    header = created.header()
+    with pytest.raises(Cancelled):
+        with created.store.open_push(header) as first:
+            first.write(0, created.bytes[:HALF])
+            assert created.push(header).result is PushResult.STAGED
+            assert not first.write(HALF, created.bytes[HALF:])
+            first.finish()
+    assert created.store.status().num_staged == 1
+
+
+def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
+    with pytest.raises(Superseded):
+        with created.store.open_push(created.header(incarnation=1)) as older:
+            created.push(created.header(incarnation=2))
+            older.finish()
+
+
+def test_push_under_way_ends_with_its_epoch(created: _Fixture) -> None:
+    with pytest.raises(EpochMismatch, match=f"cluster epoch rose to {EPOCH + 1}"):
+        with created.store.open_push(created.header()) as push:
+            created.store.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+            push.finish()
+
+
+def test_open_pushes_count_towards_the_limit(created: _Fixture) -> None:
+    with created.store.open_push(created.header()), created.store.open_push(created.header()):
+        with pytest.raises(TooManyPushes):
+            created.store.open_push(created.header())
+    assert created.push(created.header()).result is PushResult.STAGED
+
+
+# Creations
+
+
+def test_creation_left_before_it_is_finished_frees_its_memory(fixture: _Fixture) -> None:
+    with fixture.store.open_creation(fixture.spec()) as creation:
+        creation.write(0, fixture.bytes[:HALF])
+        words = rf"{HALF} bytes of {MIXED.nbytes} bytes for 5 variables received in attempt 1; waiting for the rest"
+        with pytest.raises(NotInitialized, match=words):
+            fixture.push(fixture.header())
+    assert fixture.store.status().allocated_bytes == 0
+    assert fixture.create()
+
+
+def test_creation_that_comes_again_displaces_the_first(fixture: _Fixture) -> None:
+    with pytest.raises(Cancelled, match="attempt 1 was broken off, attempt 1 has begun on another stream"):
+        with fixture.store.open_creation(fixture.spec()) as first:
+            first.write(0, fixture.bytes[:HALF])
+            assert fixture.create()
+            assert not first.write(HALF, fixture.bytes[HALF:])
+            first.finish()
+    assert fixture.store.status().allocated_bytes == 2 * MIXED.nbytes
+
+
+def test_earlier_attempt_does_not_displace_a_later_one(fixture: _Fixture) -> None:
+    with fixture.store.open_creation(fixture.spec(attempt=2)) as later:
+        with pytest.raises(Cancelled, match="attempt 2 has begun"):
+            fixture.store.open_creation(fixture.spec(attempt=1))
+        later.write(0, fixture.bytes)
+        assert later.finish()
+
+
+def test_creation_under_way_ends_with_its_epoch(fixture: _Fixture) -> None:
+    with pytest.raises(EpochMismatch):
+        with fixture.store.open_creation(fixture.spec()) as creation:
+            creation.write(0, fixture.bytes)
+            fixture.store.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+            creation.finish()
+    assert fixture.store.status().allocated_bytes == 0
+
+
+# Readings
+
+
+def test_copy_that_was_overwritten_meanwhile_is_told(created: _Fixture) -> None:
+    reading = created.store.open_variables(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+    for step in range(2):
+        reading.check()
+        header = created.header(step=step)
+        created.push(header)
+        created.store.apply_step(created.request(header))
+    with pytest.raises(StepGone, match="the copy of the variables of step 0 was overwritten while it was read"):
+        reading.check()
+
+
+def test_slot_that_changed_meanwhile_is_told() -> None:
+    fixture = _Fixture()
+    fixture.words = Trainer(InProcessShard(index=0), optimizer="momentum")
+    fixture.create()
+    reading = fixture.store.open_slot("momentum", epoch=EPOCH, layout_hash=MIXED.hash)
+    header = fixture.header()
+    fixture.push(header)
+    reading.check()
+    fixture.store.apply_step(fixture.request(header))
+    with pytest.raises(StepGone, match="slot 'momentum' of step 0"):
+        reading.check()
+
+
+# Applies
+
+
+class _HeldApply:
+    """Makes `run_apply` wait until it is let go, so that other calls meet an apply under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self._may_go_on = threading.Event(), threading.Event()
+        run_apply = ShardModel.run_apply
+
+        def held(model: ShardModel, memory: object) -> int:
+            self.has_begun.set()
+            assert self._may_go_on.wait(10)
+            return run_apply(model, memory)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ShardModel, "run_apply", held)
+
+    def let_go(self) -> None:
+        self._may_go_on.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HeldApply]:
+    held = _HeldApply(monkeypatch)
+    yield held
+    held.let_go()
+
+
+def test_apply_repeated_while_it_is_at_work_is_answered_once_it_is_done(created: _Fixture, held: _HeldApply) -> None:
+    header = created.header()
+    created.push(header)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(created.store.apply_step, created.request(header))
+        assert held.has_begun.wait(10)
+        second = pool.submit(created.store.apply_step, created.request(header))
+        held.let_go()
+        assert (first.result(10).repeated_request, second.result(10).repeated_request) == (False, True)
+    assert created.store.status().step == 1
+
+
+def test_everything_but_slots_goes_on_during_an_apply(created: _Fixture, held: _HeldApply) -> None:
+    header = created.header()
+    created.push(header)
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(created.store.apply_step, created.request(header))
+        assert held.has_begun.wait(10)
+        assert created.store.open_variables(epoch=EPOCH, step=None, layout_hash=MIXED.hash).step == 0
+        assert created.store.status().step == 0
+        late = created.header(1)
+        assert created.push(late) == PushReply(result=PushResult.STAGED, step=0)
+        held.let_go()
+        assert applied.result(10).step == 1
+    # It was whole before the step was, but did not belong to it.
+    assert created.store.status().num_staged == 0
+    assert created.push(late) == PushReply(result=PushResult.DUPLICATE, step=1)
+
+
+def test_apply_under_way_is_finished_when_the_shard_shuts_down(created: _Fixture, held: _HeldApply) -> None:
+    header = created.header()
+    created.push(header)
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(created.store.apply_step, created.request(header))
+        assert held.has_begun.wait(10)
+        created.store.shutdown(epoch=EPOCH, reason="test")
+        with pytest.raises(ShuttingDown):
+            created.push(created.header(1))
+        held.let_go()
+        assert applied.result(10).step == 1
+
+
+def test_shard_whose_apply_failed_half_way_says_so_from_then_on(created: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(model: ShardModel, memory: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(ShardModel, "run_apply", failing)
+    header = created.header()
+    created.push(header)
+    with pytest.raises(MemoryError):
+        created.store.apply_step(created.request(header))
+    with pytest.raises(InternalError, match="ps 0: applying step 0 failed half-way"):
+        created.store.open_variables(epoch=EPOCH, step=None, layout_hash=MIXED.hash)

@@ -1,0 +1,129 @@
+"""A chief that has moved is found at the parameter servers, and only one that answers is moved to."""
+
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+from ps_protocol.roles.shard import ShardStatus
+from tests.support.waiting import wait_until
+from worker_client.cluster.chief import ChiefSearch
+
+
+class FakeChief:
+    """Answers its name, or fails."""
+
+    def __init__(self, name: str, error: Exception | None = None) -> None:
+        self.name = name
+        self.error = error
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def heartbeat(self, _: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.name
+
+
+def status(address: str, incarnation: int) -> ShardStatus:
+    numbers: dict[str, Any] = dict.fromkeys(
+        ("shard", "process_incarnation", "epoch", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes"), 0
+    )
+    counters: dict[str, Any] = dict.fromkeys(("num_stale", "num_duplicates", "num_nonfinite"), 0)
+    return ShardStatus(**numbers, **counters, step=None, last_apply_s=0.0, chief_incarnation=incarnation, chief_address=address)
+
+
+class Town:
+    """Chiefs by address, and what each server says of them."""
+
+    def __init__(self, old: FakeChief, statuses: dict[str, ShardStatus | None], **chiefs: FakeChief) -> None:
+        self.old, self.chiefs, self.statuses, self.num_looks = old, chiefs, statuses, 0
+        self.search = ChiefSearch(old, address="old", open_chief=self.open, look=self.look, patience_s=0.0)  # type: ignore[arg-type]
+        self.search.begin(list(statuses))
+
+    def open(self, address: str) -> Any:
+        chief = self.chiefs[address]
+        chief.heartbeat(None)
+        return chief
+
+    def look(self, address: str) -> ShardStatus:
+        self.num_looks += 1
+        found = self.statuses[address]
+        if found is None:
+            raise Unavailable("nobody there")
+        return found
+
+    def ask(self) -> Any:
+        return self.search.ask(lambda chief: chief.heartbeat(None))  # type: ignore[arg-type]
+
+    def fail(self, times: int = 2) -> None:
+        for _ in range(times):
+            with pytest.raises(Unavailable):
+                self.ask()
+
+
+def test_newest_chief_that_the_servers_know_is_moved_to() -> None:
+    old, new = FakeChief("old", Unavailable("nobody there")), FakeChief("new")
+    town = Town(old, {"a": status("older", 2), "b": status("new", 3), "c": None}, new=new)
+    town.fail(1)
+    assert (town.ask(), town.search.address, old.is_closed) == ("new", "new", True)
+
+
+def test_chief_that_hangs_is_searched_for_meanwhile() -> None:
+    old, new = FakeChief("old"), FakeChief("new")
+    town = Town(old, {"a": status("new", 3)}, new=new)
+    town.search.look_around()
+    wait_until(lambda: old.is_closed, what="the old connection is closed, which ends what hangs there")
+    assert (town.ask(), town.search.address) == ("new", "new")
+
+
+def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
+    limits: list[float] = []
+
+    def bounded(chief: Any, timeout_s: float) -> Any:
+        limits.append(timeout_s)
+        return chief
+
+    unused: Any = None
+    old: Any = FakeChief("old")
+    search = ChiefSearch(old, address="old", open_chief=unused, look=unused, bounded=bounded)
+    for within_s in (None, 60.0, 0.5):
+        assert search.ask(lambda chief: chief.heartbeat(unused), within_s=within_s) == "old"  # type: ignore[comparison-overlap]
+    assert limits == [0.5]
+
+
+def test_chief_that_answers_is_not_searched_for() -> None:
+    town = Town(FakeChief("old"), {"a": status("new", 3)}, new=FakeChief("new"))
+    assert (town.ask(), town.num_looks) == ("old", 0)
+
+
+def test_chief_that_is_where_it_was_is_waited_for() -> None:
+    town = Town(FakeChief("old", Unavailable("nobody there")), {"a": status("old", 3)})
+    town.fail(4)
+    town.old.error = None
+    assert town.ask() == "old"
+
+
+def test_chief_that_does_not_answer_at_its_new_place_is_not_moved_to() -> None:
+    town = Town(FakeChief("old", Unavailable("x")), {"a": status("new", 3)}, new=FakeChief("new", Unavailable("not yet")))
+    town.fail(3)
+    assert town.search.address == "old"
+    town.chiefs["new"].error = None
+    assert town.ask() == "new"
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("too late"), Cancelled("closed")])
+def test_call_that_hung_at_the_old_place_is_made_again_at_the_new_one(error: Exception) -> None:
+    old = FakeChief("old", Unavailable("nobody there"))
+    town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
+
+    def hang(chief: Any) -> Any:
+        if chief is old:
+            town.fail(1)
+            assert town.ask() == "new"  # another thread finds it
+            raise error
+        return chief.heartbeat(None)
+
+    assert town.search.ask(hang) == "new"

@@ -1,0 +1,190 @@
+"""Rows of the table of bad input that concern the chief, through a raw channel: status, reason, words, and the next call works."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from chief.serving.service import SERVICE
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
+from tests.support.running_chief import RunningChief, Worker, client_of, cluster
+
+
+def raw(channel: grpc.Channel, method: str) -> Any:
+    return channel.unary_unary(f"/{SERVICE}/{method}", request_serializer=bytes, response_deserializer=bytes)
+
+
+def participant(index: int = 0, *, epoch: int = 1, incarnation: int = 1, kind: int = 1) -> pb.Participant:
+    return pb.Participant(epoch=epoch, index=index, incarnation=incarnation, kind=kind)  # type: ignore[arg-type]
+
+
+def register(**fields: Any) -> pb.RegisterWorkerRequest:
+    return pb.RegisterWorkerRequest(**{"kind": 1, "host": "h", "pid": 1, "request_id": 10**9, **fields})
+
+
+def commit(step: int = 0, *, worker: int = 0, incarnation: int = 1, sequence: int = 99, index: int = 0, epoch: int = 1) -> Any:
+    push_id = tensor_pb2.PushId(worker=worker, incarnation=incarnation, sequence=sequence)
+    return pb.CommitPushRequest(participant=participant(index, epoch=epoch), commit=pb.PushCommit(push_id=push_id, step=step, staged=True))
+
+
+def model(optimizer: str) -> pb.RegisterModelRequest:
+    """A model that is not the cluster's."""
+    rate = tensor_pb2.LearningRateSchedule(name="constant", arguments={"value": 0.1})
+    return pb.RegisterModelRequest(
+        participant=participant(),
+        model=pb.ModelSpec(
+            variables=[tensor_pb2.VariableSpec(name="w", data_type=1, shape=[2])],  # type: ignore[arg-type]
+            optimizer=tensor_pb2.OptimizerSpec(name=optimizer, learning_rate=rate),
+            placement=pb.PlacementPolicy(strategy="greedy_bytes"),
+        ),
+    )
+
+
+INVALID, PRECONDITION, ABORTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED
+TAKEN, RANGE, FULL = grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.RESOURCE_EXHAUSTED
+
+# Two workers of three places are live (0 and 1), the model is initialised, step 1 is open.
+BAD_INPUT = [
+    ("9 not a protobuf", "Heartbeat", b"\xff\xff", INVALID, "MALFORMED_MESSAGE", "2 bytes are not a HeartbeatRequest"),
+    ("9 no participant", "Heartbeat", pb.HeartbeatRequest(), INVALID, "MALFORMED_MESSAGE", "participant"),
+    ("9 unknown kind", "Heartbeat", pb.HeartbeatRequest(participant=participant(kind=9)), INVALID, "MALFORMED_MESSAGE", "kind"),
+    ("9 no commit", "CommitPush", pb.CommitPushRequest(participant=participant()), INVALID, "MALFORMED_MESSAGE", "push_id"),
+    (
+        "19 old epoch",
+        "Heartbeat",
+        pb.HeartbeatRequest(participant=participant(epoch=7)),
+        ABORTED,
+        "EPOCH_MISMATCH",
+        "cluster epoch is 1, you have 7",
+    ),
+    (
+        "20 not registered",
+        "Heartbeat",
+        pb.HeartbeatRequest(participant=participant(2)),
+        PRECONDITION,
+        "LEASE_EXPIRED",
+        "worker 2 (incarnation 1) is not registered here. Register again",
+    ),
+    ("21 index taken", "RegisterWorker", register(index=1), TAKEN, "WORKER_INDEX_TAKEN", "worker 1 is already running on host-b pid 912"),
+    ("22 index too high", "RegisterWorker", register(index=9), RANGE, "WORKER_INDEX_OUT_OF_RANGE", "worker index 9: want 0..2"),
+    ("22 index negative", "RegisterWorker", register(index=2**32 - 1), INVALID, "INVALID_SPEC", "worker index: got"),
+    ("33 no kind", "RegisterWorker", register(kind=0), INVALID, "MALFORMED_MESSAGE", "kind"),
+    (
+        "51 step ahead",
+        "CommitPush",
+        commit(12),
+        PRECONDITION,
+        "STEP_AHEAD",
+        "local_step 12 is ahead of global_step 1; read again",
+    ),
+    (
+        "51 token ahead",
+        "DequeueToken",
+        pb.DequeueTokenRequest(participant=participant(), local_step=12),
+        PRECONDITION,
+        "STEP_AHEAD",
+        "local_step 12",
+    ),
+    ("52 step negative", "CommitPush", commit(-1), INVALID, "INVALID_SPEC", "local_step: got -1"),
+    ("52 step too high", "CommitPush", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
+    ("54 push id reused", "CommitPush", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
+    ("push id of another", "CommitPush", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
+    ("push sequence zero", "CommitPush", commit(1, sequence=0), INVALID, "MALFORMED_MESSAGE", "sequence"),
+    (
+        "58 another model",
+        "RegisterModel",
+        model("sgd"),
+        TAKEN,
+        "MODEL_MISMATCH",
+        "variable 'b' is missing",
+    ),
+    (
+        "66 unknown optimizer",
+        "RegisterModel",
+        model("adamm"),
+        INVALID,
+        "INVALID_SPEC",
+        "adamm",
+    ),
+    (
+        "not the initialiser",
+        "CompleteInitialization",
+        pb.CompleteInitializationRequest(participant=participant(1), attempt=1),
+        PRECONDITION,
+        "NOT_INITIALIZER",
+        "worker 1 (attempt 1) does not have the task",
+    ),
+    (
+        "observers give nothing",
+        "DequeueToken",
+        pb.DequeueTokenRequest(participant=participant(kind=2)),
+        INVALID,
+        "INVALID_SPEC",
+        "an observer cannot take a token",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def busy_chief() -> Iterator[RunningChief]:
+    with cluster(replicas_to_aggregate=1, total_num_replicas=3, lease_s=600.0) as chief, client_of(chief) as client:
+        with Worker(client) as first, Worker(client):
+            first.join_model()
+            assert first.wait(first.push()).step == 1
+            yield chief
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "reason", "text"), [row[1:] for row in BAD_INPUT], ids=[row[0] for row in BAD_INPUT]
+)
+def test_bad_input_is_refused_with_its_status_and_the_next_call_works(
+    method: str, request_: Any, code: grpc.StatusCode, reason: str, text: str, busy_chief: RunningChief
+) -> None:
+    data = request_ if isinstance(request_, bytes) else request_.SerializeToString()
+    with open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
+        before = client.status()
+        with pytest.raises(grpc.RpcError) as caught:
+            raw(channel, method)(data, timeout=20)
+        error: Any = caught.value
+        metadata = dict(error.trailing_metadata())
+        assert text in error.details()
+        assert (error.code(), metadata["ps-reason"]) == (code, reason)
+        raw(channel, "Heartbeat")(pb.HeartbeatRequest(participant=participant()).SerializeToString(), timeout=20)
+        after = client.status()
+        assert (after.global_step, after.num_accepted, after.state) == (before.global_step, before.num_accepted, before.state)
+
+
+def test_a_full_cluster_is_refused_with_its_status() -> None:
+    with cluster(total_num_replicas=1) as chief, client_of(chief) as client, open_channel(chief.address) as channel:
+        Worker(client)
+        with pytest.raises(grpc.RpcError) as caught:
+            raw(channel, "RegisterWorker")(register().SerializeToString(), timeout=20)
+        error: Any = caught.value
+        assert (error.code(), dict(error.trailing_metadata())["ps-reason"]) == (FULL, "CLUSTER_FULL")
+        assert error.details().startswith("1 of 1 worker places taken")
+
+
+def test_a_blocking_call_without_a_wait_of_its_own_blocks_and_one_with_zero_does_not(busy_chief: RunningChief) -> None:
+    with open_channel(busy_chief.address) as channel:
+        request = pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
+        with pytest.raises(grpc.RpcError) as caught:
+            raw(channel, "DequeueToken")(request.SerializeToString(), timeout=0.5)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        request.max_wait.CopyFrom(Duration())
+        reply = pb.DequeueTokenResponse.FromString(raw(channel, "DequeueToken")(request.SerializeToString(), timeout=20))
+        assert reply.result == pb.TOKEN_RESULT_WAIT
+        assert reply.waiting_for
+
+
+def test_a_parameter_servers_method_is_not_one_of_the_chiefs(busy_chief: RunningChief) -> None:
+    service = parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"].full_name
+    with open_channel(busy_chief.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/{service}/GetShardStatus", request_serializer=bytes, response_deserializer=bytes)(b"", timeout=20)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED

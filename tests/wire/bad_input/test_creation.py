@@ -1,0 +1,65 @@
+"""A parameter server without a model: what it answers to creations that are not whole or do not fit, and to who comes too early."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
+from tests.support.raw_shard import HALF, WHOLE, Server, frame, fresh_shard, push_stream
+from tests.support.shards import EPOCH, Trainer, layout_of, variable
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+def fresh() -> Iterator[Server]:
+    with fresh_shard() as running:
+        yield running
+
+
+def test_push_before_initialisation_is_told_what_is_missing(fresh: Server) -> None:
+    ended = fresh.raw.call("PushGradients", *push_stream(fresh.trainer.header(), WHOLE))
+    assert (ended.code, ended.reason) == (CODE.FAILED_PRECONDITION, "NOT_INITIALIZED")
+    assert "waiting for a worker to initialise the model" in ended.text
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [((), "TRUNCATED_STREAM"), ((frame(0, bytes(HALF)),), "TRUNCATED_STREAM"), ((frame(64, bytes(64)),), "FRAME_OUT_OF_ORDER")],
+    ids=["no values", "half of the values", "a gap"],
+)
+def test_creation_that_is_not_whole_creates_nothing(fresh: Server, frames: tuple[tensor_pb2.ArenaFrame, ...], reason: str) -> None:
+    assert fresh.create(fresh.encoded_spec(), *frames).reason == reason
+    assert fresh.trainer.shard.status().allocated_bytes == 0
+    assert fresh.trainer.create()
+
+
+def test_model_beyond_the_memory_is_refused_before_it_is_allocated(fresh: Server) -> None:
+    layout = layout_of(*(variable(f"v{index}", (1 << 34,)) for index in range(64)))
+    ended = fresh.create(codec.encode_shard_spec(fresh.trainer.spec(layout)))
+    assert (ended.code, ended.reason) == (CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")
+    assert "needs 8.0 TiB" in ended.text and "--max-memory-bytes" in ended.text
+    assert fresh.trainer.create()
+
+
+def test_any_values_of_no_elements_are_fine(fresh: Server) -> None:
+    trainer = Trainer(fresh.trainer.shard, layout_of(variable("none", (0, 3))))
+    assert trainer.create()
+    assert trainer.train(0).step == 1
+
+
+def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
+    assert Trainer(fresh.trainer.shard, layout_of(variable("scale"))).create()
+    ended = fresh.create(codec.encode_shard_spec(fresh.trainer.spec(layout_of(variable("scale", (1,))))))
+    assert (ended.code, ended.reason) == (CODE.ALREADY_EXISTS, "VARIABLE_EXISTS")
+    assert "'scale' with shape () float32 exists, asked for is variable 'scale' with shape (1,) float32" in ended.text
+
+
+def test_shard_that_drains_says_so(fresh: Server) -> None:
+    fresh.trainer.create()
+    fresh.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
+    ended = fresh.raw.call("PushGradients", *push_stream(fresh.trainer.header(), WHOLE))
+    assert (ended.code, ended.reason) == (CODE.UNAVAILABLE, "SHUTTING_DOWN")
+    assert ended.text == "ps 0 is shutting down: training is finished"

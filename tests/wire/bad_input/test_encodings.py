@@ -1,0 +1,111 @@
+"""What a parameter server answers to encoded gradients that no client of ours would send, and that it goes on serving afterwards."""
+
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_server.config import ParameterServerConfig
+from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
+from tests.support.shards import EPOCH, MIXED, Trainer, open_server
+
+HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
+INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)
+BFLOAT16, INT8_BLOCKS, TOP_K = 1, 3, 4
+DOUBLES = bytes(128)  # the range of float64, which travels as it is
+SIZE = next(arena.stop - arena.start for arena in MIXED.arenas) // 4
+
+
+def top_k(count: int, positions: list[int], rest: bytes = DOUBLES) -> bytes:
+    """The top k of the arena."""
+    values = np.ones(len(positions), "<f4").tobytes()
+    return np.array([count], "<u8").tobytes() + np.array(positions, "<u4").tobytes() + values + rest
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    """A real parameter server with a model."""
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+        trainer = Trainer(shard)
+        trainer.create()
+        trainer.train(0)
+        yield trainer
+
+
+def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **changes: object) -> Outcome:
+    """Pushes bytes under a header that says that."""
+    step = trainer.shard.status().step
+    assert step is not None and isinstance(trainer.shard, GrpcShard)
+    header = codec.encode_push_header(trainer.header(step=step))
+    header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
+    with RawShard(trainer.shard.address) as raw:
+        return raw.call("PushGradients", *push_stream(header, frame(0, content)))
+
+
+BAD = {
+    "no such encoding": (99, 0, b"", "INVALID_SPEC", "encoding: got 99"),
+    "as it is, but another length": (0, MIXED.nbytes - 4, bytes(MIXED.nbytes - 4), "MALFORMED_MESSAGE", "encoded_bytes"),
+    "halves without a length": (BFLOAT16, 0, bytes(HALVED), "MALFORMED_MESSAGE", f"takes {HALVED}"),
+    "halves as long as what they stand for": (BFLOAT16, MIXED.nbytes, bytes(MIXED.nbytes), "MALFORMED_MESSAGE", f"takes {HALVED}"),
+    "halves of more bytes than there are anywhere": (BFLOAT16, (1 << 64) - 1, b"", "MALFORMED_MESSAGE", f"takes {HALVED}"),
+    "halves that end early": (BFLOAT16, HALVED, bytes(HALVED - 1), "TRUNCATED_STREAM", "received"),
+    "halves that do not end": (BFLOAT16, HALVED, bytes(HALVED + 1), "FRAME_OUT_OF_ORDER", "beyond"),
+    "int8 of another length": (INT8_BLOCKS, INT8 + 1, bytes(INT8 + 1), "MALFORMED_MESSAGE", f"takes {INT8}"),
+    "int8 that ends early": (INT8_BLOCKS, INT8, bytes(INT8 - 1), "TRUNCATED_STREAM", "received"),
+    "int8 that does not end": (INT8_BLOCKS, INT8, bytes(INT8 + 1), "FRAME_OUT_OF_ORDER", "beyond"),
+    "top k without a length": (TOP_K, 0, top_k(1, [0]), "MALFORMED_MESSAGE", "in steps of 8"),
+    "top k of more than all": (TOP_K, 1 << 40, b"", "MALFORMED_MESSAGE", "in steps of 8"),
+    "top k of a broken length": (TOP_K, 149, top_k(1, [0], bytes(133)), "MALFORMED_MESSAGE", "in steps of 8"),
+    "top k that end early": (TOP_K, 160, top_k(3, [1, 2, 3])[:100], "TRUNCATED_STREAM", "received"),
+    "top k that are more than they say": (TOP_K, 160, top_k(2, [1, 2, 3]), "MALFORMED_MESSAGE", "do not fit"),
+    "top k that are fewer than they say": (TOP_K, 160, top_k(9, [1, 2, 3]), "MALFORMED_MESSAGE", "do"),
+    "top k of a number that overflows": (TOP_K, 160, top_k(2**63, [1, 2, 3]), "MALFORMED_MESSAGE", "at most once"),
+    "top k out of range": (TOP_K, 160, top_k(3, [1, 2, SIZE]), "INDEX_OUT_OF_RANGE", f"has {SIZE} elements"),
+    "top k far out of range": (TOP_K, 160, top_k(3, [1, 2, 2**32 - 1]), "INDEX_OUT_OF_RANGE", "elements"),
+    "top k that go down": (TOP_K, 160, top_k(3, [1, 9, 2]), "MALFORMED_MESSAGE", "ascend"),
+    "top k twice": (TOP_K, 160, top_k(3, [1, 2, 2]), "MALFORMED_MESSAGE", "ascend"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_encoded_gradients_get_a_reason_and_harm_nobody(trainer: Trainer, case: str) -> None:
+    encoding, encoded_bytes, content, reason, text = BAD[case]
+    outcome = push(trainer, encoding, encoded_bytes, content)
+    assert (outcome.code, outcome.reason) != (grpc.StatusCode.OK, "")
+    assert outcome.reason == reason and text in outcome.text
+    status = trainer.shard.status()
+    assert status.num_staged == 0 and status.step is not None
+    assert trainer.train(status.step).step == status.step + 1
+
+
+def test_an_arena_that_is_left_out_has_no_length(trainer: Trainer) -> None:
+    everything = range(len(MIXED.slices))
+    outcome = push(trainer, BFLOAT16, HALVED, bytes(HALVED), absent=everything)
+    assert outcome.reason == "MALFORMED_MESSAGE" and "left out" in outcome.text
+
+
+def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trainer) -> None:
+    def push_all() -> int:
+        for encoding, encoded_bytes, content, *_ in BAD.values():
+            push(trainer, encoding, encoded_bytes, content)
+        for count in range(1, 20):  # each of another length, and each right
+            push(trainer, TOP_K, 8 + 8 * count + 128, top_k(count, [5] * count))
+        return trainer.shard.status().allocated_bytes
+
+    first = push_all()
+    assert max(push_all(), push_all()) <= first
+
+
+@pytest.mark.parametrize("encoding", [3, 4, 99])
+def test_variables_are_not_read_in_an_encoding_for_gradients(trainer: Trainer, encoding: int) -> None:
+    assert isinstance(trainer.shard, GrpcShard)
+    request = pb.ReadVariablesRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
+    with RawShard(trainer.shard.address) as raw:
+        outcome = raw.call("ReadVariables", request.SerializeToString())
+    assert outcome.reason == "INVALID_SPEC" and f"got {encoding}" in outcome.text

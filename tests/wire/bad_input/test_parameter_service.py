@@ -1,0 +1,234 @@
+"""What a parameter server answers to input that no client of ours would send, and that it goes on serving afterwards."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_server.shard.shard import ParameterStore
+from tests.support.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
+from tests.support.shards import CHIEF, EPOCH, MIXED
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with trained_shard() as running:
+        yield running
+
+
+def _read(server: Server, **fields: object) -> Outcome:
+    request = {"epoch": EPOCH, "layout_hash": MIXED.hash, **fields}
+    return server.raw.call("ReadVariables", pb.ReadVariablesRequest(**request).SerializeToString())  # type: ignore[arg-type]
+
+
+def _apply(server: Server, **fields: object) -> Outcome:
+    push_id = tensor_pb2.PushId(worker=77, incarnation=1, sequence=1)
+    request = {"epoch": EPOCH, "chief_incarnation": CHIEF, "step": server.step, "contributors": [push_id], **fields}
+    return server.raw.call("ApplyStep", pb.ApplyStepRequest(**request).SerializeToString())  # type: ignore[arg-type]
+
+
+def _adoption_from_nowhere(server: Server) -> Outcome:
+    request = pb.AdoptShardRequest(epoch=EPOCH, chief_incarnation=CHIEF + 1, chief_address="somewhere\n")
+    return server.raw.call("AdoptShard", request.SerializeToString())
+
+
+def _push_messages(server: Server, *messages: pb.PushGradientsRequest) -> Outcome:
+    return server.raw.call("PushGradients", *(message.SerializeToString() for message in messages))
+
+
+def _header(server: Server) -> pb.PushHeader:
+    return codec.encode_push_header(server.trainer.header(step=server.step))
+
+
+Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]
+INVALID, FAILED = CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION
+# Case, call, status, reason, what the text contains.
+ROWS: list[Row] = [
+    ("unknown method", lambda s: s.raw.call("Nothing", b""), CODE.UNIMPLEMENTED, "", "Method not found"),
+    ("message beyond the limit", lambda s: s.raw.call("PushGradients", bytes(17 << 20)), CODE.RESOURCE_EXHAUSTED, "", "larger than max"),
+    (
+        "compressed message",
+        lambda s: s.raw.call("AdoptShard", bytes(10_000), compression=grpc.Compression.Gzip),
+        CODE.UNIMPLEMENTED,
+        "",
+        "gzip",
+    ),
+    # Handshake
+    (
+        "other major",
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=1, minor=0)),
+        FAILED,
+        "PROTOCOL_MISMATCH",
+        "client speaks protocol 1.x, server 2.x",
+    ),
+    ("other cluster", lambda s: s.raw.handshake(cluster="job-b"), FAILED, "WRONG_CLUSTER", "cluster 'job-a', not 'job-b'"),
+    ("other role", lambda s: s.raw.handshake(expected_role="ROLE_CHIEF"), FAILED, "WRONG_ROLE", "this is ps 0, not the chief"),
+    ("other index", lambda s: s.raw.handshake(expected_index=3), FAILED, "WRONG_ROLE", "this is ps 0, not ps 3"),
+    # Epochs and chiefs
+    ("old epoch", lambda s: s.push(WHOLE, epoch=EPOCH - 1), CODE.ABORTED, "EPOCH_MISMATCH", f"cluster epoch is {EPOCH}, you have epoch"),
+    ("read of an old epoch", lambda s: _read(s, epoch=1), CODE.ABORTED, "EPOCH_MISMATCH", "reconnect"),
+    ("old chief", lambda s: _apply(s, chief_incarnation=1), CODE.ABORTED, "SUPERSEDED", "chief incarnation 2 has adopted it"),
+    ("chief at no address", _adoption_from_nowhere, INVALID, "INVALID_SPEC", "want host:port or unix:/path"),
+    ("adoption by nobody", lambda s: s.raw.call("AdoptShard", b""), INVALID, "INVALID_SPEC", "want both >= 1"),
+    # Specifications
+    ("no data type", lambda s: s.create_variable(data_type=0), INVALID, "INVALID_SPEC", "dtype 0 unknown; want one of float32, float64"),
+    ("unknown data type", lambda s: s.create_variable(data_type=99), INVALID, "INVALID_SPEC", "slices[0]: variable 'w': dtype 99 unknown"),
+    ("negative extent", lambda s: s.create_variable(shape=[2, -3]), INVALID, "INVALID_SPEC", "shape[1] = -3"),
+    ("rank 65", lambda s: s.create_variable(shape=[1] * 65), INVALID, "INVALID_SPEC", "rank 65, want <= 32"),
+    ("overflowing shape", lambda s: s.create_variable(shape=[4194305] * 6), INVALID, "INVALID_SPEC", "is too large"),
+    ("huge variable", lambda s: s.create_variable(shape=[1 << 40]), CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", "limit"),
+    ("empty name", lambda s: s.create_variable(name=""), INVALID, "INVALID_SPEC", "name is empty"),
+    ("long name", lambda s: s.create_variable(name="x" * 300), INVALID, "INVALID_SPEC", "300 bytes, want <= 256"),
+    ("control character", lambda s: s.create_variable(name="a\x1b[2J\n"), INVALID, "INVALID_SPEC", "control character"),
+    ("rows beyond the variable", lambda s: s.create_variable(shape=[4]), INVALID, "INVALID_SPEC", "of axis 0, want rows within 0 to 4"),
+    ("another layout hash", lambda s: s.create_variable(), FAILED, "LAYOUT_MISMATCH", "the server's is"),
+    ("unknown optimizer", lambda s: s.create_optimizer(name="adamm"), INVALID, "INVALID_SPEC", "did you mean 'adam'?"),
+    (
+        "unknown hyper-parameter",
+        lambda s: s.create_optimizer(name="momentum", hyperparameters={"momentun": 0.9}),
+        INVALID,
+        "INVALID_SPEC",
+        "did you mean 'momentum'?",
+    ),
+    (
+        "hyper-parameter nan",
+        lambda s: s.create_optimizer(name="momentum", hyperparameters={"momentum": float("nan")}),
+        INVALID,
+        "INVALID_SPEC",
+        "momentum = nan",
+    ),
+    (
+        "negative learning rate",
+        lambda s: s.create_optimizer(learning_rate=tensor_pb2.LearningRateSchedule(name="constant", arguments={"value": -1.0})),
+        INVALID,
+        "INVALID_SPEC",
+        "learning_rate = -1.0, want >= 0",
+    ),
+    ("no optimizer", lambda s: s.create(pb.ShardSpec(epoch=EPOCH)), INVALID, "MALFORMED_MESSAGE", "optimizer is missing"),
+    ("another shard", lambda s: s.create(s.encoded_spec(shard=2)), FAILED, "WRONG_ROLE", "this is ps 0, not ps 2"),
+    ("another model", lambda s: s.create_optimizer(name="adam"), CODE.ALREADY_EXISTS, "VARIABLE_EXISTS", "the optimizer is"),
+    # Steps and push ids
+    ("step ahead", lambda s: s.push(WHOLE, step=s.step + 2), FAILED, "STEP_AHEAD", "is ahead of global_step"),
+    ("negative step", lambda s: s.push_header(step=-1), INVALID, "INVALID_SPEC", "local_step: got -1, want 0 to 2^62"),
+    ("step beyond 2^62", lambda s: s.push_header(step=(1 << 62) + 1), INVALID, "INVALID_SPEC", "want 0 to 2^62"),
+    ("push id again", lambda s: s.push(WHOLE, sequence=s.trainer.last_sequence()), INVALID, "PUSH_ID_REUSED", "and came again for step"),
+    ("layout of another model", lambda s: s.push_header(layout_hash="x"), FAILED, "LAYOUT_MISMATCH", "you have 'x'"),
+    ("read of a step gone", lambda s: _read(s, step=0) if s.step > 1 else _read(s, step=-5), FAILED, "STEP_GONE", "read a later one"),
+    ("read of a step to come", lambda s: _read(s, step=1 << 40), FAILED, "STEP_NOT_READY", "is not there yet"),
+    ("read with another layout", lambda s: _read(s, layout_hash=""), FAILED, "LAYOUT_MISMATCH", "ask the chief for the model"),
+    ("apply of nobody", lambda s: _apply(s, contributors=[]), INVALID, "MALFORMED_MESSAGE", "no contributors; name at least one"),
+    (
+        "apply of what is not staged",
+        lambda s: _apply(s),
+        FAILED,
+        "CONTRIBUTION_MISSING",
+        "1 of 1 contributions are not staged here: 77/1/1",
+    ),
+    ("apply of a step to come", lambda s: _apply(s, step=1 << 40), FAILED, "STEP_MISMATCH", "is not the one to apply"),
+    ("apply of a negative step", lambda s: _apply(s, step=-1), FAILED, "STEP_MISMATCH", "is not the one to apply"),
+    (
+        "push without an id",
+        lambda s: s.raw.call("PushGradients", *push_stream(pb.PushHeader(epoch=EPOCH, layout_hash=MIXED.hash), WHOLE)),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "push_id is missing",
+    ),
+    (
+        "incarnation 0",
+        lambda s: s.raw.call("PushGradients", *push_stream(pb.PushHeader(epoch=EPOCH, push_id=tensor_pb2.PushId(sequence=1)), WHOLE)),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "want both >= 1",
+    ),
+    (
+        "slot that there is not",
+        lambda s: s.raw.call("ReadSlot", pb.ReadSlotRequest(epoch=EPOCH, name="vélo\n", layout_hash=MIXED.hash).SerializeToString()),
+        CODE.NOT_FOUND,
+        "SLOT_NOT_FOUND",
+        "has no slot",
+    ),
+    # Streams
+    ("no message", lambda s: s.raw.call("PushGradients"), INVALID, "TRUNCATED_STREAM", "ended before its first PushGradientsRequest"),
+    ("empty message", lambda s: s.raw.call("PushGradients", b""), INVALID, "MALFORMED_MESSAGE", "has no header; begin with it"),
+    (
+        "frame before the header",
+        lambda s: _push_messages(s, pb.PushGradientsRequest(frame=WHOLE), pb.PushGradientsRequest(header=_header(s))),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "has no header",
+    ),
+    (
+        "header twice",
+        lambda s: _push_messages(s, *[pb.PushGradientsRequest(header=_header(s))] * 2),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "a header came again",
+    ),
+    ("header alone", lambda s: s.push(), INVALID, "TRUNCATED_STREAM", f"0 of {MIXED.nbytes} bytes received; nothing was changed"),
+    ("stream ends early", lambda s: s.push(frame(0, bytes(HALF))), INVALID, "TRUNCATED_STREAM", f"{HALF} of {MIXED.nbytes} bytes received"),
+    ("gap", lambda s: s.push(frame(0, bytes(HALF)), frame(HALF + 64, bytes(64))), INVALID, "FRAME_OUT_OF_ORDER", f"expected {HALF}"),
+    ("overlap", lambda s: s.push(frame(0, bytes(HALF)), frame(HALF - 64, bytes(64))), INVALID, "FRAME_OUT_OF_ORDER", f"expected {HALF}"),
+    ("beyond the end", lambda s: s.push(frame(0, bytes(MIXED.nbytes + 64))), INVALID, "FRAME_OUT_OF_ORDER", "ends beyond the arena's"),
+    ("one byte too many", lambda s: s.push(WHOLE, frame(MIXED.nbytes, b"x")), INVALID, "FRAME_OUT_OF_ORDER", "ends beyond the arena's"),
+    ("offset of 2^64 - 1", lambda s: s.push(frame((1 << 64) - 1, b"x")), INVALID, "FRAME_OUT_OF_ORDER", "expected 0"),
+    # Nothing is wrong with these
+    ("one byte at a time", lambda s: s.push(*(frame(i, b"\0") for i in range(MIXED.nbytes))), CODE.OK, "", ""),
+    ("empty frames", lambda s: s.push(frame(0, b""), WHOLE, frame(MIXED.nbytes, b"")), CODE.OK, "", ""),
+    ("stale", lambda s: s.push(WHOLE, step=s.step - 1, worker=9), CODE.OK, "", ""),
+    ("the same model again", lambda s: s.create(s.encoded_spec()), CODE.OK, "", ""),
+    (
+        "client of a newer minor",
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=2, minor=9)),
+        CODE.OK,
+        "",
+        "",
+    ),
+    ("unknown field", lambda s: s.raw.call("GetShardStatus", b"\xf8\x07\x01"), CODE.OK, "", ""),
+]
+
+
+def _no_protobuf(method: str) -> Row:
+    return f"no protobuf for {method}", lambda s: s.raw.call(method, b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"
+
+
+# These answer within the stream; see test_standing_pushes and test_standing_variables.
+STANDING = {"StreamPushes", "StreamVariables"}
+ROWS += [_no_protobuf(method) for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods_by_name if method not in STANDING]
+
+
+@pytest.mark.parametrize(("case", "call", "code", "reason", "text"), ROWS, ids=[row[0] for row in ROWS])
+def test_bad_input_is_answered_and_harms_nobody(
+    server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
+) -> None:
+    server.apply_one()
+    allocated, num_staged = server.trainer.shard.status().allocated_bytes, server.trainer.shard.status().num_staged
+    ended = call(server)
+    assert (ended.code, ended.reason) == (code, reason), ended.text
+    assert text in ended.text
+    status = server.trainer.shard.status()
+    assert status.allocated_bytes == allocated
+    assert status.num_staged == num_staged + (case in ("one byte at a time", "empty frames"))
+    server.apply_one()
+
+
+def test_defect_is_answered_with_a_number_that_is_in_the_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def defective(store: ParameterStore) -> None:
+        raise ZeroDivisionError("secret")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(ParameterStore, "status", defective)
+        ended = server.raw.call("GetShardStatus", b"")
+    assert (ended.code, ended.reason) == (CODE.INTERNAL, "INTERNAL")
+    assert ended.text.startswith("internal error ") and ended.text.endswith(" (see the log of ps 0)")
+    assert "secret" not in ended.text
+    number = ended.text.split()[2]
+    assert sum(number in record.getMessage() for record in caplog.records) == 1
+    server.apply_one()

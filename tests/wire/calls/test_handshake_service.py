@@ -1,0 +1,97 @@
+"""Claims about the handshake over the wire, with both kinds of server."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from ps_protocol import errors
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.client import handshake
+from ps_protocol.rpc.server import handshake_handler, handshake_handler_aio
+from ps_protocol.rpc.shard import GrpcShard
+from tests.support.raw_shard import HANDSHAKE, RawShard
+from tests.support.servers import serving, serving_aio, unary, unused_address
+
+PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=1, process_incarnation=7)
+CHIEF = Identity(cluster="job-a", role=Role.CHIEF, index=0, process_incarnation=8)
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def serve(request: pytest.FixtureRequest) -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
+    def on_threads(identity: Identity) -> contextlib.AbstractContextManager[str]:
+        return serving(handshake_handler(identity, epoch=lambda: 4))
+
+    def on_asyncio(identity: Identity) -> contextlib.AbstractContextManager[str]:
+        return serving_aio(handshake_handler_aio(identity, epoch=lambda: 4))
+
+    return on_threads if request.param == "threads" else on_asyncio
+
+
+Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]
+
+
+@contextlib.contextmanager
+def channel_to(address: str) -> Iterator[grpc.Channel]:
+    with open_channel(address) as channel:
+        yield channel
+
+
+def test_clients_learn_who_is_there(serve: Serve) -> None:
+    with serve(PS) as address:
+        shard = GrpcShard(address, index=1, cluster="job-a")
+        assert shard.handshake() == HandshakeReply(identity=PS, version=PROTOCOL_VERSION, epoch=4, warning="")
+        shard.close()
+    with serve(CHIEF) as address:
+        chief = GrpcChief(address, cluster="job-a")
+        assert chief.handshake(5.0).identity == CHIEF
+        chief.close()
+
+
+def test_anybody_will_do_for_a_caller_without_wishes(serve: Serve) -> None:
+    with serve(PS) as address, channel_to(address) as channel:
+        assert handshake(channel, address=address, role=None, timeout_s=5).identity == PS
+
+
+def test_wrong_index_role_and_cluster_are_told_with_the_address(serve: Serve) -> None:
+    with serve(PS) as address:
+        for client, error, words in (
+            (GrpcShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),
+            (GrpcChief(address), errors.WrongRole, f"{address}: this is ps 1, not the chief"),
+            (GrpcShard(address, cluster="job-b"), errors.WrongCluster, f"{address}: this is ps 1 of cluster 'job-a', not 'job-b'"),
+        ):
+            with pytest.raises(error) as caught:
+                client.handshake()
+            assert caught.value.message.startswith(words)
+            assert caught.value.facts["index"] == "1"
+            client.close()
+
+
+def test_garbage_is_refused_with_a_reason_and_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), serve(PS) as address, RawShard(address) as raw:
+        for garbage in (b"\xff\xff", b"GET / HTTP/1.1\r\n\r\n"):
+            refused = raw.call("", garbage, path=HANDSHAKE)
+            assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+            assert "bytes are not a HandshakeRequest" in refused.text
+        # The server goes on.
+        assert raw.handshake().code is grpc.StatusCode.OK
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
+
+
+def test_server_of_another_kind_is_recognised() -> None:
+    with serving(unary("other.Service", Call=lambda request, context: request)) as address:
+        shard = GrpcShard(address, index=0)
+        with pytest.raises(errors.WrongRole, match="a gRPC server answers there, but not one of Lockstep's"):
+            shard.handshake()
+        shard.close()
+
+
+def test_nobody_there_is_told_within_the_timeout() -> None:
+    chief = GrpcChief(unused_address())
+    with pytest.raises(errors.Unavailable, match=r"cannot reach the chief at 127\.0\.0\.1:\d+: connection refused; is it started\?"):
+        chief.handshake(2.0)
+    chief.close()

@@ -1,0 +1,290 @@
+"""Claims about GrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has the real ones."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ps_protocol import errors
+from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, VariableSpec
+from ps_protocol.roles.shard import (
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PushHeader,
+    PushId,
+    PushReply,
+    PushResult,
+    ShardSettings,
+    ShardSpec,
+)
+from ps_protocol.rpc.shard import SERVICE, GrpcShard
+from ps_protocol.rpc.status import answering
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_protocol.wire.frames import encode_frame, encode_stream, parse, write_frames
+from tests.support.servers import downward, serving, unary, upward
+
+MIB = 1 << 20
+ID = PushId(worker=0, incarnation=1, sequence=1)
+HEADER = PushHeader(epoch=1, push_id=ID, step=4, layout_hash="abc")
+STALE = pb.PushGradientsResponse(result="PUSH_RESULT_STALE", step=9).SerializeToString()
+STEP = pb.ReadVariablesResponse(step=4).SerializeToString()
+
+Messages = Iterator[bytes]
+
+
+@contextlib.contextmanager
+def client_of(handler: grpc.GenericRpcHandler) -> Iterator[GrpcShard]:
+    with serving(handler) as address, contextlib.closing(GrpcShard(address, index=0)) as shard:
+        yield shard
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def read(shard: GrpcShard, into: Array, *, timeout_s: float = 10.0) -> int:
+    return shard.read_variables(Segments([into]), epoch=1, step=4, layout_hash="abc", timeout_s=timeout_s)
+
+
+class Memory:
+    """The tensor methods of a server that keeps what was pushed and gives it back, one run of bytes for each worker."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.runs = nbytes, {0: aligned_bytes(nbytes)}
+
+    def push(self, messages: Messages, context: grpc.ServicerContext) -> bytes:
+        with answering(context):
+            header, frame = parse(next(messages), pb.PushGradientsRequest)
+            assert header is not None
+            run = self.runs.setdefault(header.header.push_id.worker, aligned_bytes(self.nbytes))
+            writer = Segments([run]).writer()
+            if frame is not None:
+                writer.write(frame.offset, frame.data)
+            write_frames(messages, pb.PushGradientsRequest, writer)
+            writer.finish()
+            return pb.PushGradientsResponse(result="PUSH_RESULT_STAGED", step=header.header.step).SerializeToString()
+
+    def read(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        worker = pb.ReadVariablesRequest.FromString(request).epoch
+        return encode_stream(pb.ReadVariablesResponse(step=4), Segments([self.runs[worker]]))
+
+
+@contextlib.contextmanager
+def remembering(nbytes: int) -> Iterator[tuple[GrpcShard, Memory]]:
+    memory = Memory(nbytes)
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "PushGradients": grpc.stream_unary_rpc_method_handler(memory.push),
+        "ReadVariables": grpc.unary_stream_rpc_method_handler(memory.read),
+    }
+    with client_of(grpc.method_handlers_generic_handler(SERVICE, methods)) as shard:
+        yield shard, memory
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, MIB, MIB + 1, 5 * MIB + 3])
+def test_bytes_travel_both_ways(nbytes: int) -> None:
+    content, back = random_bytes(nbytes), np.zeros(nbytes, np.uint8)
+    with remembering(nbytes) as (shard, memory):
+        pieces = Segments([content[: nbytes // 3], content[nbytes // 3 :]])
+        assert shard.push_gradients(HEADER, pieces) == PushReply(result=PushResult.STAGED, step=4)
+        assert np.array_equal(memory.runs[0], content)
+        assert shard.read_variables(Segments([back]), epoch=0, step=4, layout_hash="abc") == 4
+    assert np.array_equal(back, content)
+
+
+def test_tensor_of_64_mib_travels_both_ways() -> None:
+    content = np.arange(8 * MIB, dtype=np.uint64).view(np.uint8)
+    with remembering(content.nbytes) as (shard, memory):
+        shard.push_gradients(HEADER, Segments([content]))
+        assert np.array_equal(memory.runs[0], content)
+        content[:] = 0
+        assert shard.read_variables(Segments([content]), epoch=0, step=4, layout_hash="abc") == 4
+    assert np.array_equal(content.view(np.uint64), np.arange(8 * MIB, dtype=np.uint64))
+
+
+def test_threads_may_share_one_shard() -> None:
+    outcome: list[bool] = []
+    with remembering(3 * MIB) as (shard, _):
+
+        def work(worker: int) -> None:
+            content, back = random_bytes(3 * MIB, seed=worker), np.zeros(3 * MIB, np.uint8)
+            header = PushHeader(epoch=1, push_id=PushId(worker=worker, incarnation=1, sequence=1), step=4, layout_hash="abc")
+            for _ in range(3):
+                shard.push_gradients(header, Segments([content]))
+                shard.read_variables(Segments([back]), epoch=worker, step=4, layout_hash="abc")
+                outcome.append(np.array_equal(back, content))
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert outcome == [True] * 12
+
+
+@pytest.mark.parametrize("nbytes", [1000, 64 * MIB], ids=["one message", "many"])
+def test_stale_answer_may_come_before_the_gradients_are_sent(nbytes: int) -> None:
+    gradients = Segments([np.zeros(nbytes, np.uint8)])
+    with client_of(upward(SERVICE, PushGradients=lambda messages, context: STALE)) as shard:
+        for _ in range(3):
+            assert shard.push_gradients(HEADER, gradients, timeout_s=10) == PushReply(result=PushResult.STALE, step=9)
+
+
+@pytest.mark.parametrize("nbytes", [1000, 64 * MIB], ids=["one message", "many"])
+def test_refusal_may_come_before_the_gradients_are_sent(nbytes: int) -> None:
+    def refuse(messages: Messages, context: grpc.ServicerContext) -> bytes:
+        with answering(context):
+            raise errors.LayoutMismatch("other layout")
+
+    with client_of(upward(SERVICE, PushGradients=refuse)) as shard:
+        with pytest.raises(errors.LayoutMismatch, match="other layout"):
+            shard.push_gradients(HEADER, Segments([np.zeros(nbytes, np.uint8)]), timeout_s=10)
+
+
+def test_no_thread_is_left_after_an_early_answer() -> None:
+    with client_of(upward(SERVICE, PushGradients=lambda messages, context: STALE)) as shard:
+        gradients = Segments([np.zeros(16 * MIB, np.uint8)])
+        shard.push_gradients(HEADER, gradients)
+        before = threading.active_count()
+        for _ in range(10):
+            shard.push_gradients(HEADER, gradients)
+        # The feeding thread of the last call, and one of the server's four that had not started before, may still be there.
+        assert threading.active_count() <= before + 4
+
+
+def stuck(messages: Messages, context: grpc.ServicerContext) -> bytes:
+    gone = threading.Event()
+    context.add_callback(gone.set)
+    gone.wait(30)
+    return b""
+
+
+def test_push_to_a_server_that_does_not_listen_ends_with_its_deadline() -> None:
+    with client_of(upward(SERVICE, PushGradients=stuck)) as shard:
+        with pytest.raises(
+            errors.DeadlineExceeded, match=r"waited for the receipt of gradients for step 4, which did not come within 0\.3 s"
+        ):
+            shard.push_gradients(HEADER, Segments([np.zeros(64 * MIB, np.uint8)]), timeout_s=0.3)
+
+
+FULL = [encode_frame(STEP, offset=0, data=bytes(1000)), encode_frame(b"", offset=1000, data=bytes(1000))]
+BAD_READS: list[tuple[str, list[bytes], type[errors.PsError], str]] = [
+    ("nothing", [], errors.MalformedMessage, "ps 0 at .*: the stream does not begin with a step"),
+    ("no step", [encode_frame(b"", offset=0, data=bytes(2000))], errors.MalformedMessage, "does not begin with a step"),
+    ("cut off", FULL[:1], errors.TruncatedStream, "1000 of 2000 bytes"),
+    ("gap", [FULL[0], encode_frame(b"", offset=1500, data=bytes(500))], errors.FrameOutOfOrder, "offset 1500, expected 1000"),
+    ("too long", [*FULL, encode_frame(b"", offset=2000, data=b"x")], errors.FrameOutOfOrder, "beyond the arena's 2000"),
+    ("garbage", [FULL[0], b"\xff\xff"], errors.MalformedMessage, "2 bytes are not a ReadVariablesResponse"),
+    ("second step", [FULL[0], encode_frame(STEP, offset=1000, data=bytes(1000))], errors.MalformedMessage, "a header came again"),
+]
+
+
+@pytest.mark.parametrize(("messages", "error", "words"), [row[1:] for row in BAD_READS], ids=[row[0] for row in BAD_READS])
+def test_stream_that_cannot_be_right_is_refused_by_the_reader(messages: list[bytes], error: type[errors.PsError], words: str) -> None:
+    streams = iter([messages, FULL])
+    with client_of(downward(SERVICE, ReadVariables=lambda request, context: iter(next(streams)))) as shard:
+        memory = np.ones(2000, np.uint8)
+        with pytest.raises(error, match=words):
+            read(shard, memory)
+        assert read(shard, memory) == 4, "the next read must work"
+        assert not memory.any()
+
+
+def test_error_in_the_middle_of_a_read_arrives() -> None:
+    def overwritten(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            yield FULL[0]
+            raise errors.StepGone("step 4 was overwritten")
+
+    with client_of(downward(SERVICE, ReadVariables=overwritten)) as shard, pytest.raises(errors.StepGone, match="step 4 was overwritten"):
+        read(shard, np.zeros(2000, np.uint8))
+
+
+def test_server_is_told_when_a_reader_gives_up() -> None:
+    gone = threading.Event()
+
+    def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(gone.set)
+        yield b"\xff"
+        while not gone.is_set():
+            yield bytes(1000)
+
+    with client_of(downward(SERVICE, ReadVariables=endless)) as shard:
+        with pytest.raises(errors.MalformedMessage):
+            read(shard, np.zeros(2000, np.uint8))
+        assert gone.wait(10)
+
+
+def test_specification_and_initial_values_travel_together() -> None:
+    received: list[Any] = []
+
+    def create(messages: Messages, context: grpc.ServicerContext) -> bytes:
+        parsed = [parse(message, pb.CreateVariablesRequest) for message in messages]
+        assert parsed[0][0] is not None
+        received.append(codec.decode_shard_spec(parsed[0][0].spec))
+        received.append(b"".join(bytes(frame.data) for _, frame in parsed if frame))
+        return pb.CreateVariablesResponse(created=True).SerializeToString()
+
+    variable = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(3, 5))
+    layout = Layout([VariableSlice(variable=variable, start=0, stop=3)])
+    spec = ShardSpec(epoch=1, shard=0, layout=layout, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)))
+    values = random_bytes(layout.nbytes)
+    with client_of(upward(SERVICE, CreateVariables=create)) as shard:
+        assert shard.create_variables(spec, Segments([values]))
+    assert received == [spec, values.tobytes()]
+
+
+CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
+    (
+        "ApplyStep",
+        lambda shard: shard.apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        pb.ApplyStepResponse(step=5).SerializeToString(),
+        ApplyReply(step=5, repeated_request=False),
+    ),
+    (
+        "ConfigureShard",
+        lambda shard: shard.configure(ShardSettings(epoch=1, chief_incarnation=1, version=2, step=3)),
+        b"",
+        None,
+    ),
+    (
+        "PrepareStep",
+        lambda shard: shard.prepare_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        pb.PrepareStepResponse(sums=[1.5, 0.0]).SerializeToString(),
+        (1.5, 0.0),
+    ),
+    (
+        "ReadMetrics",
+        lambda shard: shard.read_metrics(epoch=1),
+        pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
+        (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
+    ),
+    ("ListSlots", lambda shard: shard.list_slots(epoch=1), pb.ListSlotsResponse(names=["m", "v"]).SerializeToString(), ("m", "v")),
+    ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0).SerializeToString(), 0),
+    ("AdoptShard", lambda shard: shard.adopt(epoch=1, chief_incarnation=2).step, pb.AdoptShardResponse().SerializeToString(), None),
+    ("ShutdownShard", lambda shard: shard.shutdown(epoch=1, reason="done"), b"", None),
+]
+
+
+@pytest.mark.parametrize(("method", "call", "answer", "expected"), CONTROL, ids=[row[0] for row in CONTROL])
+def test_control_calls_have_a_deadline_and_return_values(
+    method: str, call: Callable[[GrpcShard], object], answer: bytes, expected: object
+) -> None:
+    remaining: list[float | None] = []
+
+    def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
+        remaining.append(context.time_remaining())
+        return answer
+
+    with client_of(unary(SERVICE, **{method: serve})) as shard:
+        assert call(shard) == expected
+    assert remaining[0] is not None
+    # gRPC sends deadlines rounded up to whole seconds.
+    assert 0 < remaining[0] <= 121

@@ -1,0 +1,43 @@
+"""A chief that fails because a parameter server lost its variables ends that one too, though nobody has adopted its new process."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.errors import EpochMismatch
+from ps_protocol.roles.chief import ClusterState
+from ps_protocol.rpc.shard import GrpcShard
+from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.waiting import wait_until
+
+
+def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"unix:{socket_dir / 'ps'}"
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(parameter_server(0))
+        lost = stack.enter_context(contextlib.ExitStack())
+        first = lost.enter_context(parameter_server(1, address=address))
+        chief = stack.enter_context(RunningChief(other.address, first.address))
+        client = stack.enter_context(client_of(chief))
+        with Worker(client) as worker:
+            worker.join_model()
+            lost.close()
+            second = stack.enter_context(parameter_server(1, address=address))
+            wait_until(lambda: client.status().state is ClusterState.FAILED, timeout_s=20, what="the chief sees that its shard is new")
+            client.deregister_worker(worker.participant)
+        assert chief.ended() == 1
+        assert "was restarted and has lost its variables" in other.wait()
+        assert "was restarted and has lost its variables" in second.wait()
+    assert "could not be told to end" not in caplog.text
+
+
+def test_only_a_server_that_nobody_adopted_is_ended_with_epoch_zero() -> None:
+    with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
+        shard.adopt(epoch=1, chief_incarnation=1)
+        with pytest.raises(EpochMismatch):
+            shard.shutdown(epoch=0, reason="not mine")
+        assert shard.adopt(epoch=1, chief_incarnation=1).step is None
+    with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
+        shard.shutdown(epoch=0, reason="nobody's")
+        assert server.wait() == "nobody's"

@@ -1,0 +1,252 @@
+"""A cluster of real servers in this process loses a parameter server or its chief: what was promised of it holds."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chief.options import CheckpointConfig
+from ps_protocol.checkpoint.catalog import list_checkpoints
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, TrainingFailed, Unavailable
+from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc.chief import GrpcChief
+from tests.support.running_chief import RunningChief, Worker, parameter_server
+from tests.support.waiting import wait_until
+
+_OPEN = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
+EACH_STEP = CheckpointConfig(durability=Durability.STEP)
+
+
+class Servers:
+    """Parameter servers, each of which may be killed and started again where it was."""
+
+    def __init__(self, num_ps: int, place: Path, stack: contextlib.ExitStack) -> None:
+        self._place, self._stack = str(place), stack
+        self._lives = [contextlib.ExitStack() for _ in range(num_ps)]
+        self.servers = [self._start(index, "127.0.0.1:0") for index in range(num_ps)]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [server.address for server in self.servers]
+
+    def kill(self, index: int) -> None:
+        self._lives[index].close()
+
+    def restart(self, index: int) -> None:
+        self.kill(index)
+        self.servers[index] = self._start(index, self.servers[index].address)
+
+    def _start(self, index: int, address: str) -> Any:
+        self._lives[index] = contextlib.ExitStack()
+        self._stack.push(self._lives[index].__exit__)
+        return self._lives[index].enter_context(parameter_server(index, address=address, checkpoint_dir=self._place))
+
+
+class Scene:
+    """A cluster, and one worker that pushes gradients of 1."""
+
+    def __init__(self, place: Path, stack: contextlib.ExitStack, *, num_ps: int = 2, **options: Any) -> None:
+        self.place, self._stack = place, stack
+        self.servers = Servers(num_ps, place, stack)
+        self.chief, self.client = self.start_chief(**options)
+        # Whoever registers before the chief has found out that it follows another one must register again.
+        wait_until(lambda: self.status().state in _OPEN, timeout_s=20, what="the chief has the servers")
+        self.worker = self.join()
+
+    def start_chief(self, **options: Any) -> tuple[RunningChief, GrpcChief]:
+        options = {"checkpoint_dir": str(self.place), "checkpoints": EACH_STEP, **options}
+        chief = self._stack.enter_context(RunningChief(*self.servers.addresses, **options))
+        client = chief.client()
+        self._stack.callback(client.close)
+        return chief, client
+
+    def join(self, **fields: Any) -> Worker:
+        worker = self._stack.enter_context(Worker(self.client, **fields))
+        worker.join_model()
+        return worker
+
+    def come_back(self) -> None:
+        """The worker registers again as who it was, as sessions do when they are told to."""
+        former, sequence = self.worker.participant, self.worker._sequence
+        wait_until(lambda: self._is_reachable(), timeout_s=20, what="the chief answers")
+        self.worker = self.join(index=former.index, former=former)
+        self.worker._sequence = sequence
+        assert (self.worker.participant.index, self.worker.participant.incarnation) == (former.index, former.incarnation)
+
+    def train(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            assert self.worker.wait(self.worker.push(value=1.0)).result is TokenResult.TOKEN
+
+    def values(self) -> list[float]:
+        return [number for values in self.worker.read().values() for number in values]
+
+    def status(self) -> ClusterStatus:
+        return self.client.status()
+
+    def tags(self) -> list[str]:
+        return [found.checkpoint.tag for found in list_checkpoints(LocalStorage(self.place))[0]]
+
+    def _is_reachable(self) -> bool:
+        try:
+            # While a checkpoint is looked for, whoever waits is sent away once more: it has calls without retries.
+            return self.client.status().state not in (ClusterState.CONNECTING, ClusterState.RECOVERING)
+        except Unavailable:
+            return False
+
+
+@pytest.fixture
+def open_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: Scene(tmp_path, stack, **options)
+
+
+def test_with_durability_step_a_killed_server_costs_no_step(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(3)
+    before = scene.values()
+    scene.servers.restart(1)
+    wait_until(lambda: scene.status().epoch == 2, timeout_s=20, what="the cluster is brought back")
+    with pytest.raises(EpochMismatch):
+        scene.worker.wait(scene.worker.push(is_sent=False))
+    scene.come_back()
+    assert scene.worker.local_step == 3
+    assert scene.values() == before
+    scene.train(2)
+    assert scene.values() == pytest.approx([number - 0.2 for number in before])
+    status = scene.status()
+    assert (status.global_step, status.num_rollbacks) == (5, 1)
+    assert "ps 1" in status.last_rollback
+
+
+def test_a_worker_that_waits_for_a_token_is_told_of_the_rollback(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene(replicas_to_aggregate=2, total_num_replicas=2)
+    outcome: list[TokenReply | PsError] = []
+
+    def wait() -> None:
+        try:
+            outcome.append(scene.worker.wait(scene.worker.push(), max_wait_s=20.0))
+        except PsError as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: scene.status().participants[0].is_waiting, timeout_s=20, what="the worker waits")
+    scene.servers.restart(0)
+    waiting.join(20)
+    assert isinstance(outcome[0], EpochMismatch)
+
+
+def test_a_server_that_stays_away_is_explained_and_waited_for(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(1)
+    scene.servers.kill(1)
+    wait_until(lambda: not scene.status().shards[1].is_reachable, timeout_s=5, what="the loss is noticed")
+    assert f"ps 1 at {scene.servers.addresses[1]}" in scene.status().waiting_for
+    scene.servers.restart(1)
+    wait_until(lambda: scene.status().state is ClusterState.TRAINING and scene.status().epoch == 2, timeout_s=20, what="it is back")
+
+
+def test_a_killed_chief_is_followed_by_one_that_goes_on_at_the_same_step(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(3)
+    before = scene.values()
+    scene.chief.kill()
+    scene.chief, scene.client = scene.start_chief(address=scene.chief.address)
+    with pytest.raises(LeaseExpired, match="egister again"):
+        wait_until(lambda: scene._is_reachable() and scene.client.heartbeat(scene.worker.participant), timeout_s=20, what="it answers")
+    scene.come_back()
+    assert (scene.worker.local_step, scene.values()) == (3, before)
+    scene.train(1)
+    status = scene.status()
+    assert (status.epoch, status.global_step, status.chief_incarnation, status.num_rollbacks) == (1, 4, 2, 0)
+
+
+def test_a_step_that_a_killed_chief_left_half_applied_is_applied_once_everywhere(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene(checkpoint_dir="", checkpoints=None)
+    scene.train(2)
+    commit = scene.worker.push(value=1.0)
+    scene.chief.kill()
+    # What the chief did last: one server has the step, the other one was never asked.
+    scene.worker.shards[0].apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=2, contributors=(commit.push_id,)))
+    scene.chief, scene.client = scene.start_chief(address=scene.chief.address, checkpoint_dir="", checkpoints=None, is_takeover=True)
+    scene.come_back()
+    assert scene.status().global_step == 3
+    result = scene.worker.commit(commit)
+    assert PushOutcome.ACCEPTED in (result.outcome, result.first_outcome)
+    assert scene.values() == pytest.approx([-0.3] * 6)
+    assert [shard.status().step for shard in scene.worker.shards] == [3, 3]
+
+
+def test_a_superseded_chief_ends_and_leaves_the_servers_alone(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(1)
+    old = scene.chief
+    scene.chief, scene.client = scene.start_chief(is_takeover=True)
+    assert old.ended() == 1
+    scene.come_back()
+    scene.train(1)
+    assert scene.status().global_step == 2
+
+
+def test_a_chief_does_not_take_servers_from_one_that_lives(open_scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chief.shards.work._GIVE_UP_S", 0.5)
+    scene = open_scene()
+    second, _ = scene.start_chief()
+    outcome = second.ended()
+    assert isinstance(outcome, TrainingFailed)
+    assert f"another chief at {scene.chief.address} (incarnation 1)" in outcome.message
+    scene.train(1)
+
+
+def test_a_chief_that_is_told_to_end_leaves_a_checkpoint_of_its_last_step(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene(checkpoints=CheckpointConfig(durability=Durability.NONE))
+    scene.train(3)
+    scene.chief.request_stop()
+    assert scene.chief.ended() == 0
+    assert scene.tags() == ["step-000000003"]
+
+
+def test_a_checkpoint_is_saved_on_demand(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene(checkpoints=CheckpointConfig(durability=Durability.NONE))
+    scene.train(2)
+    saved = scene.client.save_checkpoint(request_id=5, max_wait_s=20.0)
+    assert (saved.tag, saved.step) == ("step-000000002", 2)
+    assert scene.client.save_checkpoint(request_id=5, max_wait_s=20.0) == saved
+    assert scene.tags() == [saved.tag]
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_a_new_cluster_of_another_size_goes_on_where_the_last_one_ended(tmp_path: Path, num_ps: int) -> None:
+    with contextlib.ExitStack() as stack:
+        first = Scene(tmp_path, stack, num_ps=2)
+        first.train(3)
+        before = first.worker.read()
+        first.chief.kill()
+    with contextlib.ExitStack() as stack:
+        second = Scene(tmp_path, stack, num_ps=num_ps)
+        assert second.worker.join_model().state is ModelState.READY
+        assert second.worker.local_step == 3
+        assert second.worker.read() == before
+        second.train(1)
+        assert second.status().epoch == 2
+
+
+def test_what_a_rolled_back_worker_had_pushed_is_in_no_step(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(2)
+    before = scene.values()
+    lost = scene.worker.push(value=1.0)
+    scene.servers.restart(0)
+    wait_until(lambda: scene.status().epoch == 2, timeout_s=20, what="the cluster is brought back")
+    scene.come_back()
+    assert scene.values() == before
+    request = ApplyRequest(epoch=1, chief_incarnation=1, step=2, contributors=(lost.push_id,))
+    with pytest.raises(PsError):
+        scene.worker.shards[0].apply_step(request)
+    assert scene.values() == before

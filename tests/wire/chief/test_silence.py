@@ -1,0 +1,88 @@
+"""Which calls a parameter server takes for a sign of its chief, and that the process warns of a silence."""
+
+import logging
+import queue
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ps_protocol.roles.shard import ApplyRequest, PushId
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_server import server as server_module
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams
+from ps_server.shard.shard import ParameterStore
+from tests.support.raw_shard import RawShard
+from tests.support.servers import serving
+
+APPLY = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def shard(calls: list[str]) -> Iterator[RawShard]:
+    store = ParameterStore(index=0, process_incarnation=7)
+    service = ParameterService(store, idle_streams=IdleStreams(), on_chief_call=lambda: calls.append("chief"))
+    with serving(parameter_service_handler(service)) as address, RawShard(address) as raw:
+        yield raw
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "is_of_a_chief"),
+    [
+        ("AdoptShard", pb.AdoptShardRequest(epoch=1, chief_incarnation=1), True),
+        ("ApplyStep", codec.encode_apply_request(APPLY), True),
+        ("GetShardStatus", pb.GetShardStatusRequest(), True),
+        ("ReadVariables", pb.ReadVariablesRequest(epoch=1), False),
+        ("ListSlots", pb.ListSlotsRequest(epoch=1), False),
+    ],
+    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "ReadVariables", "ListSlots"],
+)
+def test_what_only_a_chief_calls_is_a_sign_of_it(
+    shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool
+) -> None:
+    shard.call(method, message.SerializeToString())
+    assert calls == ["chief"] * is_of_a_chief
+
+
+class _Clock:
+    """The server's clock and its queue of reasons to end: each wait takes as long as it may, and the last one gives a reason."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self.now, self._server, self._num_waits = 0.0, server, 0
+
+    def get(self, *, timeout: float) -> str:
+        self._num_waits += 1
+        if self._num_waits > 12:
+            return "the test"
+        with grpc.insecure_channel(self._server.address) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        self.now += timeout
+        raise queue.Empty
+
+
+def test_a_server_that_nobody_adopts_warns_though_its_health_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock: list[_Clock] = []
+    monkeypatch.setattr(server_module, "time", type("time", (), {"monotonic": staticmethod(lambda: clock[0].now if clock else 0.0)}))
+    server = ParameterServer(ParameterServerConfig(index=0))
+    clock.append(_Clock(server))
+    server.start()
+    try:
+        monkeypatch.setattr(server, "_ending", clock[0])
+        with caplog.at_level(logging.WARNING, logger="ps_server.server"):
+            assert server.wait() == "the test"
+    finally:
+        server.stop(0.0)
+    said = [record.getMessage() for record in caplog.records if record.name == "lockstep.server" and record.levelno == logging.WARNING]
+    assert said == [f"no chief has adopted this parameter server for 10 s; is the chief started with --ps naming {server.address}?"]

@@ -1,0 +1,293 @@
+"""Claims about a shard that two real servers hold, as a chief uses it: both do the same, one that fails is dropped, and it comes back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chief.core import messages as rev
+from chief.shards.link import GrpcShardLink
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, trusted
+from ps_protocol import errors
+from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
+from ps_protocol.rpc.shard import GrpcShard
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+
+LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
+PRIMARY, STANDBY = 0, 1
+
+
+class Pair:
+    """Two servers of one shard, and what the link has reported."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self.stack = stack
+        self.servers = [self._started(f"unix:{directory}/{name}") for name in ("ps", "standby")]
+        self.addresses = [server.address for server in self.servers]
+        self.trainers = [self._trainer(address) for address in self.addresses]
+        self.reports: list[Any] = []
+
+    def run(self, act: Callable[[ReplicatedLink], Awaitable[Any]], *, is_taken: bool = True) -> Any:
+        """Does something with a link; `is_taken`: to replicas that it has taken over."""
+
+        async def run() -> Any:
+            link = ReplicatedLink([GrpcShardLink(address, index=0, cluster="job") for address in self.addresses], index=0)
+            link.attach(self.reports.append)
+            try:
+                if is_taken:
+                    await take(link)
+                return await act(link)
+            finally:
+                await link.close()
+
+        return asyncio.run(run())
+
+    def stop(self, which: int) -> None:
+        self.servers[which].stop(0.0)
+
+    def restart(self, which: int) -> None:
+        """Another process takes the place: it knows nothing."""
+        self.stop(which)
+        self.servers[which] = self._started(self.addresses[which])
+        self.trainers[which] = self._trainer(self.addresses[which])
+
+    def create(self, *which: int) -> None:
+        for index in which or (PRIMARY, STANDBY):
+            self.trainers[index].create()
+
+    def push(self, *which: int, step: int = 0, worker: int = 0) -> PushId:
+        """Gives the same contribution to these servers."""
+        headers = [trainer.header(worker, step=step) for trainer in self.trainers]
+        for index in which or (PRIMARY, STANDBY):
+            trainer = self.trainers[index]
+            assert trainer.push(headers[index], trainer.arena(1.0 + worker)).result is PushResult.STAGED
+        return headers[0].push_id
+
+    def values(self, which: int, step: int) -> bytes:
+        return self.trainers[which].read(step)[1].tobytes()
+
+    def status(self, which: int) -> Any:
+        return self.trainers[which].shard.status()
+
+    def _started(self, address: str) -> ParameterServer:
+        config = ParameterServerConfig(index=0, address=address, cluster="job", checkpoint_dir=str(self.directory / "checkpoints"))
+        server = ParameterServer(config)
+        server.start()
+        self.stack.callback(server.stop, 0.0)
+        return server
+
+    def _trainer(self, address: str) -> Trainer:
+        return Trainer(self.stack.enter_context(closing(GrpcShard(address))), LAYOUT)
+
+
+async def take(link: ReplicatedLink, *, epoch: int = EPOCH, chief: int = CHIEF) -> Any:
+    await link.status(timeout_s=5)
+    return await link.adopt(epoch=epoch, chief_incarnation=chief, chief_address="chief:1", timeout_s=5)
+
+
+def request(*contributors: PushId, step: int = 0) -> ApplyRequest:
+    return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=contributors)
+
+
+@pytest.fixture
+def pair(socket_dir: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(socket_dir, stack)
+
+
+def test_a_step_is_made_at_both_and_both_hold_the_same(pair: Pair) -> None:
+    pair.create()
+    push = pair.push()
+    reply = pair.run(lambda link: link.apply_step(request(push), timeout_s=10))
+    assert reply.step == 1
+    assert pair.values(PRIMARY, 1) == pair.values(STANDBY, 1)
+    assert pair.reports[-1] == rev.ReplicasChanged(shard=0, address=pair.addresses[0], standby=pair.addresses[1])
+
+
+def test_the_standby_takes_the_place_of_a_primary_that_is_gone_and_remembers_that_it_is_alone(pair: Pair) -> None:
+    pair.create()
+    push = pair.push()
+
+    async def act(link: ReplicatedLink) -> Any:
+        before = (await link.status(timeout_s=5)).process_incarnation
+        pair.stop(PRIMARY)
+        reply = await link.apply_step(request(push), timeout_s=10)
+        return before, reply, await link.status(timeout_s=5), link.address
+
+    before, reply, status, address = pair.run(act)
+    assert (reply.step, address) == (1, pair.addresses[STANDBY])
+    assert status.process_incarnation == before, "for the coordinator it is the same shard"
+    last = pair.reports[-1]
+    assert (last.address, last.standby) == (pair.addresses[STANDBY], "")
+    assert pair.addresses[PRIMARY] in last.missing
+    assert pair.status(STANDBY).is_alone
+
+
+def test_one_that_lacks_a_contribution_is_dropped_and_the_other_one_goes_on(pair: Pair) -> None:
+    pair.create()
+    push = pair.push(PRIMARY)
+    assert pair.run(lambda link: link.apply_step(request(push), timeout_s=10)).step == 1
+    assert pair.reports[-1].standby == ""
+    assert "not staged" in pair.reports[-1].missing
+    assert pair.status(PRIMARY).is_alone
+
+
+def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
+    pair.create()
+    with pytest.raises(errors.ContributionMissing):
+        pair.run(lambda link: link.apply_step(request(PushId(worker=9, incarnation=1, sequence=1)), timeout_s=10))
+    assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+def test_a_restarted_replica_is_noticed_without_a_step(pair: Pair) -> None:
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> Any:
+        pair.restart(STANDBY)
+        return await link.status(timeout_s=5)
+
+    assert pair.run(act).step == 0
+    assert (pair.reports[-1].standby, "restarted" in pair.reports[-1].missing) == ("", True)
+
+
+def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> Any:
+        before = (await link.status(timeout_s=5)).process_incarnation
+        pair.restart(PRIMARY)
+        pair.restart(STANDBY)
+        after = await link.status(timeout_s=5)
+        await link.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF, timeout_s=5)
+        return before, after.process_incarnation, (await link.status(timeout_s=5)).process_incarnation
+
+    before, after, later = pair.run(act)
+    assert before != after == later
+    assert pair.reports[-1].standby == pair.addresses[STANDBY], "both are counted on in the next epoch"
+
+
+def test_settings_that_two_servers_cannot_follow_leave_one(pair: Pair) -> None:
+    pair.create()
+    settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1, step=0, applies_on_arrival=True)
+    pair.run(lambda link: link.configure(settings, timeout_s=5))
+    assert "as they arrive" in pair.reports[-1].missing
+    assert (pair.status(PRIMARY).settings_version, pair.status(STANDBY).settings_version) == (1, 0)
+
+
+def test_a_standby_that_is_another_shard_is_refused(pair: Pair) -> None:
+    other = ParameterServer(ParameterServerConfig(index=1, address=f"unix:{pair.directory}/other", cluster="job"))
+    other.start()
+    pair.stack.callback(other.stop, 0.0)
+    pair.addresses[STANDBY] = other.address
+    with pytest.raises(errors.WrongRole):
+        pair.run(lambda link: link.handshake(timeout_s=5), is_taken=False)
+
+
+# -- another chief
+
+
+def test_another_chief_has_the_one_that_lacks_a_step_make_it(pair: Pair) -> None:
+    pair.create()
+    push = pair.push()
+    pair.trainers[PRIMARY].apply(push)
+    adoption = pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False)
+    assert adoption.step == 1
+    assert pair.values(STANDBY, 1) == pair.values(PRIMARY, 1)
+    assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+def test_another_chief_leaves_out_the_one_that_was_left_behind(pair: Pair) -> None:
+    pair.create()
+    for step in range(2):
+        push = pair.push(STANDBY, step=step)
+        pair.trainers[STANDBY].apply(push, step=step)
+    adoption = pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False)
+    assert adoption.step == 2
+    assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], "")
+    assert "step 0" in pair.reports[-1].missing
+
+
+def test_another_chief_waits_for_a_replica_that_may_know_better_but_not_if_one_was_alone(pair: Pair) -> None:
+    pair.create()
+    pair.stop(PRIMARY)
+    with pytest.raises(errors.Unavailable):
+        pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False)
+    pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
+    assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 0
+
+
+def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches_for_it(pair: Pair) -> None:
+    pair.create()
+    pair.restart(PRIMARY)
+
+    async def act(link: ReplicatedLink) -> Any:
+        found = await link.status(timeout_s=5)
+        assert (found.step, link.is_proven) == (0, False)
+        return [status.step for status in trusted([link], [found])], (await take_again(link)).step
+
+    async def take_again(link: ReplicatedLink) -> Any:
+        return await link.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, timeout_s=5)
+
+    assert pair.run(act, is_taken=False) == ([None], None)
+
+
+async def _mark_alone(link: ReplicatedLink, which: int) -> None:
+    await link.replicas[which].link.adopt(epoch=EPOCH, chief_incarnation=CHIEF, timeout_s=5, is_alone=True)
+
+
+# -- coming back
+
+
+def test_a_lost_replica_is_emptied_and_brought_back_from_what_the_other_one_saved(pair: Pair) -> None:
+    pair.create()
+    push = pair.push()
+
+    async def act(link: ReplicatedLink) -> None:
+        pair.stop(PRIMARY)
+        await link.apply_step(request(push), timeout_s=10)
+        pair.restart(PRIMARY)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=loop.time)
+        watching = asyncio.create_task(back.watch(is_paused=lambda: False))
+        try:
+            assert await asyncio.wait_for(told.get(), 10) == rev.ReplicaReady(shard=0)
+        finally:
+            watching.cancel()
+        await back.bring_back(_order(pair))
+        (failure,) = told.get_nowait().failures
+        assert failure[0] == 0, "there is no such checkpoint"
+        assert link.address == pair.addresses[STANDBY]
+        assert pair.status(STANDBY).is_alone
+
+    pair.run(act)
+
+
+def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_could_be_older(pair: Pair) -> None:
+    pair.create()
+    push = pair.push(PRIMARY)
+
+    async def act(link: ReplicatedLink) -> None:
+        await link.apply_step(request(push), timeout_s=10)  # the standby lacks the contribution
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
+        watching = asyncio.create_task(back.watch(is_paused=lambda: False))
+        await asyncio.wait_for(told.get(), 10)
+        watching.cancel()
+
+    pair.run(act)
+    assert (pair.status(STANDBY).step, pair.status(PRIMARY).step) == (None, 1)
+    with pytest.raises(errors.NotInitialized):
+        pair.trainers[STANDBY].read(0)
+
+
+def _order(pair: Pair) -> rev.BringReplicasBack:
+    spec = pair.trainers[STANDBY].spec(step=1)
+    settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=0, step=1)
+    return rev.BringReplicasBack(epoch=EPOCH, tag="step-000000001", shards=(0,), specs=(spec,), settings=settings)

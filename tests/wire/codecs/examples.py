@@ -1,0 +1,306 @@
+"""Every value that travels, with every field set to something of its own, and what encodes and decodes it. Claims nothing."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ps_protocol.model import policy
+from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
+from ps_protocol.model.variables import (
+    Constraint,
+    ConstraintKind,
+    DataType,
+    Initializer,
+    InitializerKind,
+    Partition,
+    SparseMean,
+    VariableSpec,
+)
+from ps_protocol.roles import chief, identity, shard
+from ps_protocol.roles.identity import ProtocolVersion
+from ps_protocol.v1 import chief_service_pb2
+from ps_protocol.wire import codec
+
+# Values that travel, each with every field set to something that tells it from the others. Claims nothing.
+
+
+W = VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(10, 4))
+B = VariableSpec(name="ä", data_type=DataType.FLOAT64, shape=())
+# Everything that a dense variable, and a sparse one, can be given.
+STATISTIC = OptimizerSpec(name="moving_average", learning_rate=constant(0.0), hyperparameters={"decay": 0.5})
+DENSE = VariableSpec(
+    name="dense", data_type=DataType.FLOAT16, shape=(3, 8), optimizer=STATISTIC, partition=Partition(axis=1, num_slices=4),
+    constraint=Constraint(kind=ConstraintKind.CLIP, low=-1.5, high=2.0),
+)  # fmt: skip
+TABLE = VariableSpec(
+    name="table", data_type=DataType.BFLOAT16, shape=(7, 2), is_sparse=True, sparse_mean=SparseMean.PER_REPLICA,
+    initializer=Initializer(kind=InitializerKind.UNIFORM, low=-0.5, high=0.5, seed=(1 << 63) - 1),
+)  # fmt: skip
+MIXED = (
+    VariableSlice(variable=TABLE, start=2, stop=5),
+    VariableSlice(variable=DENSE, start=2, stop=4, axis=1),
+    VariableSlice(variable=DENSE, start=0, stop=2, axis=1),
+)
+AVERAGES = AverageSpec(decay=0.99, use_num_updates=True, zero_debias=True, variables=("w", "ä"))
+CLIP = ClipSpec(value=0.5, norm=1.0, global_norm=2.0)
+SLICES = (VariableSlice(variable=W, start=2, stop=10), VariableSlice(variable=B, start=0, stop=1))
+ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={"beta1": 0.5, "epsilon": 1e-7})
+PIECEWISE = Schedule(name="piecewise_constant", boundaries=(10.0, 20.0), values=(0.1, 0.01, 0.001))
+ID = shard.PushId(worker=3, incarnation=2, sequence=1 << 60)
+MODEL = ModelSpec(
+    variables=(W, B),
+    optimizer=OptimizerSpec(name="sgd", learning_rate=PIECEWISE),
+    placement=PlacementPolicy(strategy="round_robin", split_bytes=7),
+)
+RICH_MODEL = dataclasses.replace(
+    MODEL,
+    variables=(W, TABLE, DENSE, B),
+    placement=PlacementPolicy(loads=(("dense", 2.5), ("table", 1.0)), pins=(("w", 3), ("ä", 0))),
+    averages=AVERAGES,
+    clip=CLIP,
+)
+POLICIES = (
+    policy.PolicySpec(),
+    policy.PolicySpec(tokens=policy.TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2, total_num_replicas=3),
+    policy.PolicySpec(name=policy.PolicyName.SSP, staleness=4, max_staleness=0, too_stale=policy.TooStale.SCALE),
+    policy.PolicySpec(name=policy.PolicyName.ASYNC, use_locking=False),
+)
+PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
+SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
+WORKER = chief.Participant(epoch=1, kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
+COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
+RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
+STATUS = chief.ClusterStatus(
+    cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy="sync",
+    replicas_to_aggregate=4, total_num_replicas=5, num_contributions=6, waiting_for="worker 1", step_age_s=1.25,
+    participants=(
+        chief.ParticipantStatus(
+            kind=chief.ParticipantKind.OBSERVER, index=1, incarnation=2, host="h", pid=3, state="lapsed", seen_ago_s=0.5,
+            num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost",
+        ),
+    ),
+    shards=(chief.ShardLink(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3),
+            chief.ShardLink(index=2, address="h:2", is_reachable=False, step=None, arena_bytes=0, num_slices=0)),
+    ledger=(
+        chief.LedgerEntry(step=1, contributors=(ID,), num_stale=2, num_late=3, duration_s=0.25, apply_duration_s=0.125, last_worker=4),
+    ),
+    num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11,
+)  # fmt: skip
+IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
+VERSION = ProtocolVersion(major=1, minor=2)
+
+
+# Every value that travels, with what encodes and what decodes it. Claims nothing.
+
+
+def registration(message: Any) -> chief.Registration:
+    return codec.decode_registration(message, kind=chief.ParticipantKind.WORKER)
+
+
+def encode_rows(request: shard.RowsRequest) -> Any:
+    return codec.encode_rows_request(request, num_rows=9)
+
+
+def settings_answer(reply: chief.SettingsReply | None) -> Any:
+    return chief_service_pb2.SetPolicyResponse(settings=codec.encode_settings_reply(reply))
+
+
+ROUND_TRIPS: list[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    *((variable, codec.encode_variable, codec.decode_variable) for variable in (W, B, DENSE, TABLE)),
+    *(
+        (
+            dataclasses.replace(DENSE, constraint=Constraint(kind=kind, high=2.0), partition=None),
+            codec.encode_variable,
+            codec.decode_variable,
+        )
+        for kind in ConstraintKind
+    ),
+    *(
+        (dataclasses.replace(TABLE, initializer=Initializer(kind=kind)), codec.encode_variable, codec.decode_variable)
+        for kind in InitializerKind
+    ),
+    *((piece, codec.encode_slice, codec.decode_slice) for piece in (*SLICES, *MIXED)),
+    *((optimizer, codec.encode_optimizer, codec.decode_optimizer) for optimizer in (ADAM, MODEL.optimizer, STATISTIC)),
+    (ID, codec.encode_push_id, codec.decode_push_id),
+    (shard.Adoption(step=0, layout_hash="abc"), codec.encode_adoption, codec.decode_adoption),
+    (shard.Adoption(step=None, layout_hash=""), codec.encode_adoption, codec.decode_adoption),
+    (SPEC, codec.encode_shard_spec, codec.decode_shard_spec),
+    (dataclasses.replace(SPEC, layout=Layout(())), codec.encode_shard_spec, codec.decode_shard_spec),
+    (
+        dataclasses.replace(SPEC, layout=Layout(MIXED), averages=AVERAGES, clip=CLIP),
+        codec.encode_shard_spec,
+        codec.decode_shard_spec,
+    ),
+    (
+        shard.PushHeader(
+            epoch=1,
+            push_id=ID,
+            step=0,
+            layout_hash="abc",
+            sparse=(shard.SparsePart(table=0, num_rows=0), shard.SparsePart(table=2, num_rows=1 << 40)),
+            absent=(0, 3, 4),
+            metrics={"loss": shard.Metric(value=-0.5, weight=0.0), "räte": shard.Metric(value=math.inf)},
+            refused=(3, 1 << 60),
+        ),
+        codec.encode_push_header,
+        codec.decode_push_header,
+    ),
+    (shard.PushHeader(epoch=1, push_id=ID, step=0, layout_hash="abc"), codec.encode_push_header, codec.decode_push_header),
+    *((shard.PushReply(result=result, step=7), codec.encode_push_reply, codec.decode_push_reply) for result in shard.PushResult),
+    (
+        shard.ApplyRequest(epoch=1, chief_incarnation=2, step=3, contributors=(shard.PushId(worker=1, incarnation=1, sequence=1), ID)),
+        codec.encode_apply_request,
+        codec.decode_apply_request,
+    ),
+    (
+        shard.ApplyRequest(
+            epoch=1,
+            chief_incarnation=2,
+            step=3,
+            contributors=(ID,),
+            weights=(0.5,),
+            scales=(1.0, 0.25),
+            discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
+        ),
+        codec.encode_apply_request,
+        codec.decode_apply_request,
+    ),
+    (
+        shard.ShardSettings(
+            epoch=1,
+            chief_incarnation=2,
+            version=3,
+            step=4,
+            accepts_stale=True,
+            rejects_nonfinite=True,
+            applies_on_arrival=True,
+            optimizers=((ADAM, dataclasses.replace(ADAM, learning_rate=PIECEWISE)), (STATISTIC, STATISTIC)),
+        ),
+        codec.encode_settings,
+        codec.decode_settings,
+    ),
+    *(
+        (shard.RowsRequest(epoch=1, layout_hash="abc", table=2, step=step, slot=slot), encode_rows, codec.decode_rows_request)
+        for step, slot in ((None, "m"), (0, ""))
+    ),
+    (
+        (shard.MetricCell(name="loss", worker=2, total=1.5, weight=2.0, count=1 << 40, last=-1.0),),
+        codec.encode_metric_cells,
+        codec.decode_metric_cells,
+    ),
+    (shard.ApplyReply(step=3, repeated_request=True), codec.encode_apply_reply, codec.decode_apply_reply),
+    (
+        shard.ShardStatus(
+            shard=1,
+            process_incarnation=2,
+            epoch=3,
+            chief_incarnation=4,
+            step=5,
+            num_slices=6,
+            arena_bytes=1 << 40,
+            allocated_bytes=8,
+            num_staged=9,
+            num_pushes=10,
+            num_stale=11,
+            num_duplicates=12,
+            num_nonfinite=13,
+            last_apply_s=0.5,
+            settings_version=14,
+        ),
+        codec.encode_shard_status,
+        codec.decode_shard_status,
+    ),
+    (
+        chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=0, host="h", pid=1, request_id=(1 << 64) - 1, takeover=True),
+        codec.encode_register_request,
+        codec.decode_register_request,
+    ),
+    (
+        chief.RegisterRequest(kind=chief.ParticipantKind.OBSERVER, index=None, host="h", pid=1, request_id=2),
+        codec.encode_register_request,
+        codec.decode_register_request,
+    ),
+    (
+        chief.Registration(participant=WORKER, lease_s=10.5, shard_addresses=("a:1", "unix:/b"), global_step=4, may_contribute=True),
+        codec.encode_registration,
+        registration,
+    ),
+    *((model, codec.encode_model, codec.decode_model) for model in (MODEL, RICH_MODEL)),
+    *((policy, codec.encode_policy, codec.decode_policy) for policy in POLICIES),
+    *(
+        (change, codec.encode_hyperparameter_change, codec.decode_hyperparameter_change)
+        for change in (
+            chief.HyperparameterChange(learning_rate=PIECEWISE),
+            chief.HyperparameterChange(variable="w", hyperparameters={"momentum": 0.5}),
+        )
+    ),
+    *((reply, settings_answer, codec.decode_settings_reply) for reply in (chief.SettingsReply(version=2, step=7), None)),
+    *(
+        (
+            chief.ModelReply(
+                state=state, placement=PLACEMENT, attempt=1, max_staged_per_worker=2, global_step=3, waiting_for="w", policy=POLICIES[1]
+            ),
+            codec.encode_model_reply,
+            codec.decode_model_reply,
+        )
+        for state in chief.ModelState
+    ),
+    (
+        chief.AgreedModel(state=chief.ModelState.READY, model=MODEL, placement=PLACEMENT, global_step=3),
+        codec.encode_agreed_model,
+        codec.decode_agreed_model,
+    ),
+    (
+        chief.AgreedModel(state=chief.ModelState.ABSENT, model=None, placement=(), global_step=0),
+        codec.encode_agreed_model,
+        codec.decode_agreed_model,
+    ),
+    (dataclasses.replace(COMMIT, staged=False, is_applied=True), codec.encode_commit, codec.decode_commit),
+    (
+        chief.CommitResult(outcome=chief.PushOutcome.ACCEPTED, global_step=5, applied_step=0, staleness=3, weight=0.25),
+        codec.encode_commit_result,
+        codec.decode_commit_result,
+    ),
+    (COMMIT, codec.encode_commit, codec.decode_commit),
+    (RESULT, codec.encode_commit_result, codec.decode_commit_result),
+    *(
+        (chief.CommitResult(outcome=outcome, global_step=0), codec.encode_commit_result, codec.decode_commit_result)
+        for outcome in chief.PushOutcome
+    ),
+    *(
+        (
+            chief.TokenReply(result=result, step=3, commit=RESULT, waiting_for="w", global_step=4, reads_latest=True),
+            codec.encode_token_reply,
+            codec.decode_token_reply,
+        )
+        for result in chief.TokenResult
+    ),
+    (chief.TokenReply(result=chief.TokenResult.TOKEN, step=0), codec.encode_token_reply, codec.decode_token_reply),
+    (STATUS, codec.encode_cluster_status, codec.decode_cluster_status),
+    *(
+        (
+            dataclasses.replace(STATUS, state=state, max_steps=None, participants=()),
+            codec.encode_cluster_status,
+            codec.decode_cluster_status,
+        )
+        for state in chief.ClusterState
+    ),
+    (
+        identity.HandshakeRequest(cluster="job", expected_role=identity.Role.CHIEF, expected_index=0, version=VERSION),
+        codec.encode_handshake_request,
+        codec.decode_handshake_request,
+    ),
+    (
+        identity.HandshakeRequest(cluster="", expected_role=None, expected_index=None, version=VERSION),
+        codec.encode_handshake_request,
+        codec.decode_handshake_request,
+    ),
+    (
+        identity.HandshakeReply(identity=IDENTITY, version=VERSION, epoch=3, warning="careful"),
+        codec.encode_handshake_reply,
+        codec.decode_handshake_reply,
+    ),
+]

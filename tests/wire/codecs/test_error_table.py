@@ -1,0 +1,199 @@
+"""Claims about errors on their way from a server to a client, for every error and for both kinds of server."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from ps_protocol import errors
+from ps_protocol.errors import PsError
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.status import STATUS, answering, answering_aio, rebuild, status_of
+from ps_protocol.v1.error_pb2 import ErrorDetails
+from ps_protocol.wire import codec
+from tests.support.servers import downward, serving, serving_aio, unary, upward
+
+ERRORS = sorted(PsError.__subclasses__(), key=lambda error: error.__name__)
+TEXT = "variable 'wä' has shape (3, 4),\nthe gradient has (4, 3)… push the gradient of 'wä' itself; 100 % of it"
+FACTS = {"worker": "3", "host": "häst", "empty": ""}
+
+# What the server raises at the next call; None: it answers.
+Raising = list[BaseException | None]
+
+
+def handlers(raising: Raising) -> list[grpc.GenericRpcHandler]:
+    def raise_it() -> bytes:
+        if raising[0] is not None:
+            raise raising[0]
+        return ErrorDetails(reason="fine").SerializeToString()
+
+    def one(_: bytes, context: grpc.ServicerContext) -> bytes:
+        with answering(context, server_name="ps 0"):
+            return raise_it()
+
+    def down(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context, server_name="ps 0"):
+            yield b"first"
+            yield raise_it()
+
+    def up(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with answering(context, server_name="ps 0"):
+            next(messages)
+            return raise_it()
+
+    return [unary("test.One", Call=one), downward("test.Down", Call=down), upward("test.Up", Call=up)]
+
+
+def handlers_aio(raising: Raising) -> list[grpc.GenericRpcHandler]:
+    sync = raising
+
+    async def one(_: bytes, context: Any) -> bytes:
+        async with answering_aio(context, server_name="ps 0"):
+            if sync[0] is not None:
+                raise sync[0]
+            return ErrorDetails(reason="fine").SerializeToString()
+
+    return [unary("test.One", Call=one)]
+
+
+class Peer:
+    """A server and what it shall raise."""
+
+    def __init__(self, address: str, raising: Raising) -> None:
+        self.raising = raising
+        self._address = address
+        self._connection = Connection(address, name="ps 0", service="test.One")
+
+    def call(self, error: BaseException | None) -> PsError:
+        """Returns what a client gets when the server raises `error`, and then sees that the server goes on."""
+        self.raising[0] = error
+        caught = self._catch(self._call)
+        self.raising[0] = None
+        assert self._call().reason == "fine"
+        return caught
+
+    def raw(self, error: BaseException | None) -> grpc.Call:
+        """Returns what gRPC itself makes of it."""
+        self.raising[0] = error
+        with pytest.raises(grpc.RpcError) as caught:
+            call: Callable[..., bytes] = self._connection.channel.unary_unary("/test.One/Call")
+            call(b"", timeout=10)
+        assert isinstance(caught.value, grpc.Call)
+        return caught.value
+
+    def call_stream(self, service: str, error: BaseException) -> PsError:
+        self.raising[0] = error
+        connection = Connection(self._address, name="ps 0", service=service)
+        try:
+            if service == "test.Down":
+                return self._catch(lambda: connection.stream_down("Call", ErrorDetails(), list, timeout_s=10, awaited="x"))
+            many = (bytes(1000) for _ in range(10))
+            return self._catch(lambda: connection.stream_up("Call", many, ErrorDetails, timeout_s=10, awaited="x"))
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self) -> ErrorDetails:
+        return self._connection.unary("Call", ErrorDetails(), ErrorDetails, timeout_s=10, awaited="an answer")
+
+    @staticmethod
+    def _catch(action: Callable[[], object]) -> PsError:
+        with pytest.raises(PsError) as caught:
+            action()
+        return caught.value
+
+
+@pytest.fixture(scope="module", params=["threads", "asyncio"])
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    raising: Raising = [None]
+    with serving(*handlers(raising)) if request.param == "threads" else serving_aio(*handlers_aio(raising)) as address:
+        peer = Peer(address, raising)
+        yield peer
+        peer.close()
+
+
+@pytest.fixture(scope="module")
+def threaded_peer() -> Iterator[Peer]:
+    raising: Raising = [None]
+    with serving(*handlers(raising)) as address:
+        peer = Peer(address, raising)
+        yield peer
+        peer.close()
+
+
+@pytest.mark.parametrize("error_type", ERRORS, ids=lambda error_type: str(error_type.__name__))
+def test_every_error_arrives_as_it_was_raised(peer: Peer, error_type: type[PsError]) -> None:
+    error = peer.call(error_type(TEXT, facts=FACTS))
+    assert type(error) is error_type
+    assert (error.message, str(error), error.facts, error.reason) == (TEXT, TEXT, FACTS, error_type.reason)
+
+
+@pytest.mark.parametrize("error_type", ERRORS, ids=lambda error_type: str(error_type.__name__))
+def test_every_error_has_its_status_and_reason_for_other_clients(peer: Peer, error_type: type[PsError]) -> None:
+    raw = peer.raw(error_type(TEXT))
+    assert raw.code() is STATUS[error_type]
+    assert raw.details() == TEXT
+    assert dict(raw.trailing_metadata() or ())["ps-reason"] == error_type.reason
+
+
+@pytest.mark.parametrize("service", ["test.Down", "test.Up"])
+def test_errors_of_streams_arrive_too(threaded_peer: Peer, service: str) -> None:
+    error = threaded_peer.call_stream(service, errors.StepGone(TEXT, facts=FACTS))
+    assert type(error) is errors.StepGone
+    assert (error.message, error.facts) == (TEXT, FACTS)
+
+
+def test_defect_is_answered_with_a_number_and_logged_once_under_it(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        error = peer.call(RuntimeError("secret of the server"))
+    assert isinstance(error, errors.InternalError)
+    match = re.fullmatch(r"internal error ([0-9a-f]{8}) \(see the log of ps 0\)", error.message)
+    assert match, error.message
+    records = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(records) == 1
+    assert match[1] in records[0].getMessage()
+    assert records[0].exc_info
+    assert "secret of the server" in str(records[0].exc_info[1])
+
+
+def test_expected_errors_are_not_logged(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        peer.call(errors.StepGone("gone"))
+    assert not caplog.records
+
+
+def test_long_text_is_cut_and_arrives(peer: Peer) -> None:
+    error = peer.call(errors.ModelMismatch("ä" * 100_000, facts={"keep": "1", "long": "x" * 100_000, "also": "2"}))
+    assert isinstance(error, errors.ModelMismatch)
+    assert error.message == "ä" * (codec.MAX_TEXT_CHARACTERS - 1) + "…"
+    assert error.facts == {"keep": "1", "also": "2"}
+
+
+def test_text_that_is_not_unicode_arrives_escaped(peer: Peer) -> None:
+    error = peer.call(errors.InvalidSpec("name '\ud800'", facts={"name": "\ud800"}))
+    assert isinstance(error, errors.InvalidSpec)
+    assert (error.message, error.facts) == ("name '\\ud800'", {"name": "\\ud800"})
+
+
+def test_unknown_reason_of_a_newer_server_keeps_text_and_reason(peer: Peer) -> None:
+    newer = errors.InvalidSpec("use a newer client", facts=FACTS)
+    newer.reason = "NOT_OF_THIS_WORLD"
+    error = peer.call(newer)
+    assert type(error) is PsError
+    assert (error.message, error.reason, error.facts) == ("use a newer client", "NOT_OF_THIS_WORLD", FACTS)
+
+
+def test_subclass_travels_as_its_nearest_known_error() -> None:
+    class Special(errors.StepGone):
+        """An error of some role's own."""
+
+    assert status_of(Special("gone")) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_errors_that_are_no_calls_are_told_too() -> None:
+    assert isinstance(rebuild(grpc.RpcError("?"), target="ps 0"), errors.InternalError)

@@ -1,0 +1,194 @@
+"""The standing stream of a chief to a parameter server, through a raw channel and as the chief's link uses it."""
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from chief.shards.link import GrpcShardLink
+from ps_protocol.errors import DeadlineExceeded, Unavailable
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+from ps_server.serving.calls import SERVICE, ParameterService, parameter_service_handler
+from ps_server.serving.streams import CommandService, IdleStreams
+from ps_server.shard.shard import ParameterStore
+from tests.support.raw_shard import RawShard
+from tests.support.servers import serving, unary
+from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.waiting import wait_until
+
+LAYOUT = layout_of(variable("w", (3,)))
+
+
+class Commands:
+    """One stream, with bytes both ways."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # Typed as anything: gRPC's types ask for those of the messages, and a call is an iterator, too.
+        begin: Any = channel.stream_stream(f"/{SERVICE}/CommandShard")
+        self.call: Any = begin(iter(self._outgoing.get, None), timeout=30)
+
+    def send(self, data: bytes) -> None:
+        self._outgoing.put(data)
+
+    def command(self, call: int, **command: Any) -> pb.CommandShardResponse:
+        self.send(pb.CommandShardRequest(call=call, **command).SerializeToString())
+        return pb.CommandShardResponse.FromString(next(self.call))
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+
+
+@pytest.fixture
+def server() -> Iterator[ParameterServer]:
+    server = ParameterServer(ParameterServerConfig(index=0))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(0.0)
+
+
+@pytest.fixture
+def trainer(server: ParameterServer) -> Iterator[Trainer]:
+    with contextlib.closing(GrpcShard(server.address)) as shard:
+        trainer = Trainer(shard, LAYOUT)
+        trainer.create()
+        yield trainer
+
+
+@pytest.fixture
+def commands(server: ParameterServer) -> Iterator[Commands]:
+    with open_channel(server.address) as channel:
+        commands = Commands(channel)
+        yield commands
+        commands.close()
+
+
+def request_of(trainer: Trainer, step: int) -> ApplyRequest:
+    """A contribution of ones, staged, and the request to apply it."""
+    header = trainer.header(step=step)
+    trainer.push(header, trainer.arena(1.0))
+    return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=(header.push_id,))
+
+
+def linked(address: str, ask: Callable[[GrpcShardLink], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        link = GrpcShardLink(address, index=0, cluster="")
+        try:
+            return await ask(link)
+        finally:
+            await link.close()
+
+    return asyncio.run(run())
+
+
+def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Trainer, commands: Commands) -> None:
+    apply = codec.encode_apply_request(request_of(trainer, 0))
+    prepared = commands.command(9, prepare=pb.PrepareStepRequest(apply=apply))
+    assert (prepared.call, list(prepared.prepare.sums)) == (9, [3.0])
+    applied = commands.command(4, apply=apply)
+    assert (applied.call, applied.apply.step, applied.apply.repeated_request) == (4, 1, False)
+    configured = commands.command(5, configure=pb.ConfigureShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1))
+    assert (configured.call, configured.WhichOneof("answer")) == (5, "configure")
+
+
+def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: ParameterServer, commands: Commands) -> None:
+    apply = codec.encode_apply_request(request_of(trainer, 0))
+    commands.send(pb.CommandShardRequest(call=1, apply=apply).SerializeToString())
+    wait_until(lambda: trainer.shard.status().step == 1)
+    commands.call.cancel()
+    with open_channel(server.address) as channel:
+        again = Commands(channel)
+        answer = again.command(1, apply=apply).apply
+        again.close()
+    assert (answer.step, answer.repeated_request) == (1, True)
+    assert LAYOUT.view(trainer.read(1)[1], 0).tolist() == [-0.5] * 3
+
+
+def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trainer, commands: Commands) -> None:
+    request = request_of(trainer, 0)
+    ahead = codec.encode_apply_request(request)
+    ahead.step = 7
+    refused = commands.command(1, apply=ahead)
+    assert (refused.call, refused.error.reason) == (1, "STEP_MISMATCH")
+    assert commands.command(2, prepare=pb.PrepareStepRequest()).error.reason == "MALFORMED_MESSAGE"
+    assert commands.command(3).error.reason == "MALFORMED_MESSAGE"
+    assert commands.command(4, apply=codec.encode_apply_request(request)).apply.step == 1
+
+
+def test_what_is_no_message_ends_the_stream(trainer: Trainer, server: ParameterServer) -> None:
+    with RawShard(server.address) as raw:
+        outcome = raw.call("CommandShard", b"\xff\xff")
+    assert (outcome.code, outcome.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+    assert trainer.read()[0] == 0
+
+
+def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
+    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
+    idle_streams.start()
+    parts = (
+        ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
+        CommandService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
+    )
+    with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw, open_channel(address) as channel:
+        commands = Commands(channel)
+        commands.command(1)
+        silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        push = raw.begin_push(iter(silence.get, None))
+        wait_until(push.done, what="the silent push was cut")
+        assert commands.command(2).call == 2
+        silence.put(None)
+        commands.close()
+    idle_streams.stop()
+
+
+def test_link_repeats_a_step_on_a_new_stream_when_the_server_came_back(trainer: Trainer, server: ParameterServer) -> None:
+    request = request_of(trainer, 0)
+
+    async def twice(link: GrpcShardLink) -> tuple[bool, bool]:
+        first = await link.apply_step(request, timeout_s=10)
+        link._stream._call.cancel()
+        return first.repeated_request, (await link.apply_step(request, timeout_s=10)).repeated_request
+
+    assert linked(server.address, twice) == (False, True)
+
+
+def _cut(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    next(requests)
+    return iter(())
+
+
+def _silent(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield from (b"" for _ in requests if False)
+
+
+@pytest.mark.parametrize(("behaviour", "timeout_s", "error"), [(_cut, 10.0, Unavailable), (_silent, 0.2, DeadlineExceeded)])
+def test_link_tells_a_stream_that_breaks_from_one_that_is_silent(behaviour: Any, timeout_s: float, error: type[Exception]) -> None:
+    request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, contributors=())
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"CommandShard": grpc.stream_stream_rpc_method_handler(behaviour)})
+    with serving(handler) as address, pytest.raises(error):
+        linked(address, lambda link: link.apply_step(request, timeout_s=timeout_s))
+
+
+def test_link_makes_calls_of_their_own_where_the_server_has_no_such_stream() -> None:
+    request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=3, contributors=())
+
+    def apply(data: bytes, context: grpc.ServicerContext) -> bytes:
+        return pb.ApplyStepResponse(step=pb.ApplyStepRequest.FromString(data).step + 1).SerializeToString()
+
+    async def twice(link: GrpcShardLink) -> list[int]:
+        return [(await link.apply_step(request, timeout_s=10)).step for _ in range(2)]
+
+    with serving(unary(SERVICE, ApplyStep=apply)) as address:
+        assert linked(address, twice) == [4, 4]

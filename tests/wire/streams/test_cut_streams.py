@@ -1,0 +1,177 @@
+"""Streams and calls that are repeated, cut off or left standing: each has its effect once or not at all, and leaves nothing behind."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from ps_protocol.errors import StepGone
+from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.roles.shard import PushResult
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_server.config import ParameterServerConfig
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams
+from ps_server.shard.shard import ParameterStore
+from tests.support.raw_shard import (
+    HALF,
+    Outcome,
+    RawShard,
+    Server,
+    assert_moved,
+    cut_push_off,
+    frame,
+    outcome,
+    push_reply,
+    push_stream,
+    trained_shard,
+)
+from tests.support.servers import serving
+from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.waiting import wait_until
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with trained_shard() as running:
+        yield running
+
+
+def test_push_sent_twice_counts_once(server: Server) -> None:
+    server.apply_one()
+    before = server.trainer.read()[1]
+    header = server.trainer.header(step=server.step)
+    messages = push_stream(header, frame(0, server.trainer.arena(1.0).tobytes()))
+    replies = [push_reply(server.raw.call("PushGradients", *messages)) for _ in range(2)]
+    assert [reply.result for reply in replies] == [PushResult.STAGED, PushResult.DUPLICATE]
+    server.trainer.apply(header.push_id, step=server.step)
+    assert push_reply(server.raw.call("PushGradients", *messages)).result is PushResult.DUPLICATE
+    assert_moved(server, before, by=-0.5)
+
+
+def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server) -> None:
+    server.apply_one()
+    before = server.trainer.read()[1]
+    num_staged = server.trainer.shard.status().num_staged
+    header = server.trainer.header(step=server.step)
+    content = server.trainer.arena(1.0).tobytes()
+    cut_push_off(server, push_stream(header, frame(0, content[:HALF])))
+    assert server.trainer.shard.status().num_staged == num_staged
+    assert server.trainer.push(header, server.trainer.arena(1.0)).result is PushResult.STAGED
+    server.trainer.apply(header.push_id, step=server.step)
+    assert_moved(server, before, by=-0.5)
+
+
+def test_apply_repeated_has_its_effect_once(server: Server) -> None:
+    server.apply_one()
+    before, step = server.trainer.read()[1], server.step
+    header = server.trainer.header(step=step)
+    server.trainer.push(header)
+    request = pb.ApplyStepRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step)
+    push_id = header.push_id
+    request.contributors.add(worker=push_id.worker, incarnation=push_id.incarnation, sequence=push_id.sequence)
+    replies = [pb.ApplyStepResponse.FromString(server.raw.call("ApplyStep", request.SerializeToString()).messages[0]) for _ in range(3)]
+    assert [(reply.step, reply.repeated_request) for reply in replies] == [(step + 1, repeated) for repeated in (False, True, True)]
+    assert_moved(server, before, by=-0.5)
+
+
+def test_streams_that_are_cancelled_leave_nothing_behind(server: Server) -> None:
+    server.apply_one()
+    allocated, num_threads = server.trainer.shard.status().allocated_bytes, threading.active_count()
+    for _ in range(20):
+        cut_push_off(server, push_stream(server.trainer.header(worker=5, step=server.step), frame(0, bytes(HALF))))
+    assert server.trainer.shard.status().allocated_bytes <= allocated + MIXED.nbytes
+    # Threads of the server's pool stay; those of calls do not.
+    wait_until(lambda: threading.active_count() <= num_threads + 3, what="the threads of the cancelled calls have ended")
+    # Each would count towards the worker's limit, were it still open.
+    assert server.trainer.push(server.trainer.header(worker=5, step=server.step)).result is PushResult.STAGED
+    server.apply_one()
+
+
+def test_push_that_is_not_wanted_is_answered_before_it_is_sent(server: Server) -> None:
+    server.apply_one()
+    is_answered = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        yield push_stream(server.trainer.header(worker=8, step=server.step - 1))[0]
+        assert is_answered.wait(20)
+
+    call = server.raw.begin_push(endless())
+    assert push_reply(Outcome(CODE.OK, "", "", (call.result(),))).result is PushResult.STALE
+    is_answered.set()
+
+
+def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
+    layout = layout_of(variable("w", (1 << 22,)))
+    with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
+        with contextlib.closing(GrpcShard(running.address)) as shard:
+            trainer = Trainer(shard, layout)
+            trainer.create()
+            message = pb.ReadVariablesRequest(epoch=EPOCH, layout_hash=layout.hash).SerializeToString()
+            stopped = [raw.begin_read(message) for _ in range(5)]
+            firsts = [next(call) for call in stopped]
+            trainer.train(0)
+            trainer.train(1)
+            for call in stopped[1:]:
+                call.cancel()
+            # The first goes on. What it reads was overwritten, and it is told; or all of it was on its way before, which is as well.
+            ended = outcome(stopped[0])
+            if ended.code is not CODE.OK:
+                assert (ended.code, ended.reason) == (CODE.FAILED_PRECONDITION, StepGone.reason)
+            else:
+                frames = [pb.ReadVariablesResponse.FromString(message).frame.data for message in (firsts[0], *ended.messages)]
+                assert b"".join(frames) == bytes(layout.nbytes)
+            assert trainer.read()[0] == 2
+
+
+def test_idle_streams_are_cut() -> None:
+    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
+    idle_streams.start()
+    handler = parameter_service_handler(ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None))
+    layout = layout_of(variable("w", (1 << 24,)))
+    with serving(handler) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
+        trainer = Trainer(shard, layout)
+        trainer.create()
+        is_over = threading.Event()
+
+        def silent() -> Iterator[bytes]:
+            yield push_stream(trainer.header(5))[0]
+            is_over.wait(20)
+
+        push = raw.begin_push(silent())
+        read = raw.begin_read(pb.ReadVariablesRequest(epoch=EPOCH, layout_hash=layout.hash).SerializeToString())
+        next(read)
+        wait_until(push.done, what="the silent push was cut")
+        is_over.set()
+        assert push.code() is CODE.CANCELLED
+        # A reader that does not read is cut as well, unless all of it was on its way already.
+        wait_until(lambda: not idle_streams.num_streams, what="the reader was cut")
+        assert outcome(read).code in (CODE.CANCELLED, CODE.OK)
+        assert trainer.train(0).step == 1
+    idle_streams.stop()
+
+
+@pytest.mark.timeout(120)
+def test_256_mib_travel_there_and_back() -> None:
+    layout = layout_of(variable("w", (1 << 26,)))
+    values = aligned_bytes(layout.nbytes)
+    values.view(np.uint32)[:] = np.arange(1 << 26, dtype=np.uint32) & 0x3F7FFFFF
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+        trainer = Trainer(shard, layout)
+        trainer.adopt()
+        assert shard.create_variables(trainer.spec(), Segments([values]))
+        header = trainer.header()
+        assert shard.push_gradients(header, Segments([values])).result is PushResult.STAGED
+        trainer.apply(header.push_id)
+        _, read = trainer.read(0)
+        assert np.array_equal(read, values)
+        _, read = trainer.read(1)
+        expected = values.view(np.float32)
+        expected -= np.float32(0.5) * expected
+        assert np.array_equal(read.view(np.float32), expected)

@@ -1,0 +1,118 @@
+"""Claims about the fast way of steps to one server: nobody waits for it, each step is reported once, and what breaks it ends no other."""
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from chief.shards import link
+from chief.shards.link import GrpcShardCaller
+from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.rpc import client_stream
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_server.serving.calls import SERVICE
+from tests.support.servers import serving
+
+Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+@pytest.fixture(params=[client_stream._DirectStream, client_stream._FedStream], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "open_stream", request.param)
+
+
+@contextlib.contextmanager
+def caller_of(handler: Handler) -> Iterator[GrpcShardCaller]:
+    generic = grpc.method_handlers_generic_handler(SERVICE, {"CommandShard": grpc.stream_stream_rpc_method_handler(handler)})
+    with serving(generic) as address, contextlib.closing(GrpcShardCaller(address, name="ps 0")) as caller:
+        yield caller
+
+
+def step(number: int) -> ApplyRequest:
+    return ApplyRequest(epoch=1, chief_incarnation=1, step=number, contributors=())
+
+
+def answer(data: bytes, *, is_error: bool = False) -> bytes:
+    call = pb.CommandShardRequest.FromString(data).call
+    said = pb.CommandShardResponse(call=call, error=pb.CommandShardResponse().error) if is_error else pb.CommandShardResponse(call=call)
+    return said.SerializeToString()
+
+
+def reported(caller: GrpcShardCaller, *numbers: int) -> list[bool]:
+    """Begins steps, all before any is answered, and returns the reports in their order."""
+    reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    for number in numbers:
+        caller.begin(step(number), reports.put)
+    return [reports.get(timeout=20) for _ in numbers]
+
+
+def test_steps_are_reported_one_by_one_on_one_stream() -> None:
+    opened: list[object] = []
+
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        opened.append(context)
+        yield from map(answer, requests)
+
+    with caller_of(serve) as caller:
+        assert [reported(caller, number) for number in range(10)] == [[True]] * 10
+        assert reported(caller, 10, 11, 12) == [True] * 3
+    assert len(opened) == 1
+
+
+def test_what_a_server_refuses_is_not_applied_and_the_next_step_is() -> None:
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for number, data in enumerate(requests):
+            yield answer(data, is_error=number == 0)
+
+    with caller_of(serve) as caller:
+        assert [reported(caller, number) for number in range(2)] == [[False], [True]]
+
+
+def test_stream_that_ends_gives_up_its_steps_and_the_next_one_opens_another() -> None:
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield answer(next(requests))
+        next(requests)
+
+    with caller_of(serve) as caller:
+        assert [reported(caller, number) for number in range(4)] == [[True], [False], [True], [False]]
+
+
+def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_TIMEOUT_S", 0.05)
+
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for data in requests:
+            if is_silent.empty():
+                yield answer(data)
+
+    is_silent: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with caller_of(serve) as caller:
+        is_silent.put(None)
+        assert reported(caller, 0) == [False]
+        is_silent.get()
+        monkeypatch.setattr(link, "_TIMEOUT_S", 20.0)
+        assert reported(caller, 1) == [True]
+
+
+def test_closing_ends_what_is_under_way_and_takes_no_more() -> None:
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for _ in requests:
+            heard.put(None)
+        yield from ()
+
+    heard: queue.SimpleQueue[None] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    with caller_of(serve) as caller:
+        caller.begin(step(0), reports.put)
+        heard.get(timeout=20)
+        caller.close()
+        assert not reports.get(timeout=20)
+        caller.begin(step(1), reports.put)
+        assert not reports.get(timeout=20)
+
+
+def test_nobody_listens_and_that_is_said_too() -> None:
+    with contextlib.closing(GrpcShardCaller("127.0.0.1:1", name="ps 0")) as caller:
+        assert reported(caller, 0) == [False]

@@ -1,0 +1,294 @@
+"""ShareMemory with real segments and raw messages: what is granted, what is refused, and that nothing is left of either."""
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import Metric, PushResult
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.shared_memory import segment as memory_segments
+from ps_protocol.shared_memory import words
+from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker
+from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_server.config import ParameterServerConfig
+from ps_server.server import ParameterServer
+from tests.support.raw_shard import RawShard
+from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
+
+
+@pytest.fixture
+def server() -> Iterator[ParameterServer]:
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as started:
+        yield started
+
+
+@pytest.fixture
+def trainer(server: ParameterServer) -> Iterator[Trainer]:
+    with contextlib.closing(GrpcShard(server.address)) as shard:
+        trainer = Trainer(shard)
+        trainer.create(1.0)
+        yield trainer
+
+
+@contextlib.contextmanager
+def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_slots: int = 1) -> Iterator[SharedMemoryShard]:
+    shard = share_memory(GrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_slots=num_slots)
+    with contextlib.closing(shard):
+        yield shard
+
+
+def claim(**changes: object) -> pb.MemoryClaim:
+    fields = {
+        "epoch": EPOCH,
+        "worker": 0,
+        "incarnation": 1,
+        "layout_hash": MIXED.hash,
+        "num_slots": 1,
+        "boot_id": memory_segments.boot_id(),
+    }
+    return pb.MemoryClaim(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def say(**message: object) -> bytes:
+    return pb.ShareMemoryRequest(**message).SerializeToString()  # type: ignore[arg-type]
+
+
+def num_mapped() -> int:
+    """Segments of a shard that this process maps."""
+    gc.collect()
+    return sum(f"/memfd:{NAME_PREFIX}" in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
+
+
+def allocated(trainer: Trainer) -> int:
+    return trainer.shard.status().allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([b"\xff\xff"], "MALFORMED_MESSAGE"),
+        ([say(num_slots=1)], "MALFORMED_MESSAGE"),
+        ([], "MALFORMED_MESSAGE"),
+        ([say(claim=claim(epoch=EPOCH + 1))], "EPOCH_MISMATCH"),
+        ([say(claim=claim(layout_hash="another"))], "LAYOUT_MISMATCH"),
+        ([say(claim=claim(incarnation=0))], "INVALID_SPEC"),
+        ([say(claim=claim(boot_id="another host"))], "UNIMPLEMENTED"),
+        ([say(claim=claim(boot_id=""))], "UNIMPLEMENTED"),
+        ([say(claim=claim())], "TRUNCATED_STREAM"),
+        ([say(claim=claim()), say(num_slots=2)], "MALFORMED_MESSAGE"),
+        ([say(claim=claim()), say(proof=pb.MemoryProof())], "INVALID_SPEC"),
+        ([say(claim=claim()), say(proof=pb.MemoryProof(nonces=[b"x" * 16, b"y" * 16]))], "INVALID_SPEC"),
+        ([say(claim=claim(num_slots=0)), say(proof=pb.MemoryProof(nonces=[b""]))], "INVALID_SPEC"),
+    ],
+)
+def test_wrong_claim_is_refused_and_takes_no_memory(server: ParameterServer, trainer: Trainer, messages: list[bytes], reason: str) -> None:
+    before, mapped = allocated(trainer), num_mapped()
+    with RawShard(server.address) as raw:
+        assert raw.call("ShareMemory", *messages).reason == reason
+    wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
+    wait_until(lambda: num_mapped() == mapped, timeout_s=5, what="the segments are gone")
+    assert trainer.shard.status().num_sharing == 0
+    assert trainer.train(0).step == 1
+
+
+def test_slots_are_counted_and_given_back(server: ParameterServer, trainer: Trainer) -> None:
+    before = allocated(trainer)
+    with sharing(server, num_slots=2):
+        assert allocated(trainer) == before + 2 * MIXED.nbytes
+        assert trainer.shard.status().num_sharing == 1
+    wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
+    assert trainer.shard.status().num_sharing == 0
+
+
+def test_wish_for_slots_without_end_is_cut_to_what_the_shard_holds(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server, num_slots=1_000_000):
+        assert allocated(trainer) == 2 * MIXED.nbytes * 2
+
+
+def test_worker_may_not_write_the_variables(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        view = shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+        assert view is not None and not view.flags.writeable
+        with pytest.raises(ValueError, match=r"read-only|WRITEABLE"):
+            view.flags.writeable = True
+        np.testing.assert_array_equal(view, trainer.arena(1.0))
+
+
+def test_view_of_a_step_that_is_not_there_says_which_are(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        with pytest.raises(StepNotReady, match="the shard is at step 0"):
+            shard.variables_view(epoch=EPOCH, step=1, layout_hash=MIXED.hash)
+        trainer.train(0)
+        trainer.train(1)
+        with pytest.raises(StepGone, match="the shard is at step 2"):
+            shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+
+
+def test_views_stay_the_same_two_and_readable_after_the_server_has_ended(trainer: Trainer) -> None:
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as other:
+        own = Trainer(GrpcShard(other.address))
+        own.create(1.0)
+        with sharing(other) as shard:
+            views = []
+            for step in range(4):
+                views.append(shard.variables_view(epoch=EPOCH, step=step, layout_hash=MIXED.hash))
+                own.train(step, worker=1)
+            last = shard.variables_view(epoch=EPOCH, step=4, layout_hash=MIXED.hash)
+            assert views[0] is views[2] is last and views[1] is views[3]
+        own.shard.close()
+    assert last is not None
+    np.testing.assert_array_equal(last, trainer.arena(1.0 - 0.5 * 4))
+
+
+def test_pushed_memory_is_not_copied_and_comes_again(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        first = shard.gradient_memory()
+        for step in range(3):
+            memory = shard.gradient_memory()
+            assert memory is not None and memory is first
+            memory[:] = trainer.arena(2.0)
+            header = trainer.header(step=step)
+            assert shard.push_locally(header, Segments([memory])) is not None
+            trainer.apply(header.push_id, step=step)
+        np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 3.0))
+
+
+def test_padding_that_a_worker_fills_poisons_nothing(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        memory = shard.gradient_memory()
+        assert memory is not None
+        memory[:] = 255
+        for index in range(len(MIXED.slices)):
+            MIXED.view(memory, index)[...] = 1.0
+        header = trainer.header()
+        shard.push_gradients(header, Segments([memory]))
+        trainer.apply(header.push_id)
+    assert trainer.shard.status().num_nonfinite == 0
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+
+
+def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> None:
+    layout = layout_of(variable("w", (1 << 18,)))
+    with contextlib.closing(GrpcShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
+        trainer = Trainer(shard, layout)
+        trainer.create(1.0)
+        with contextlib.closing(
+            share_memory(GrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_slots=0)
+        ) as reader:
+            training = pool.submit(lambda: [trainer.train(step, worker=1) for step in range(60)])
+            into, last = np.zeros(layout.nbytes, np.uint8), 0
+            while not training.done():
+                step = reader.read_variables(Segments([into]), epoch=EPOCH, step=None, layout_hash=layout.hash)
+                assert set(np.unique(into.view(np.float32))) == {1.0 - 0.5 * step}
+                assert step >= last
+                last = step
+            assert training.result()[-1].step == 60
+
+
+def test_push_with_metrics_tells_only_of_its_slot(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        header = trainer.header(metrics={"loss": Metric(value=2.0)})
+        assert shard.push_locally(header, Segments([trainer.arena(1.0)])) is None
+        assert shard.push_gradients(header, Segments([trainer.arena(1.0)])).result is PushResult.STAGED
+        trainer.apply(header.push_id)
+        assert [(cell.name, cell.total) for cell in trainer.shard.read_metrics(epoch=EPOCH)] == [("loss", 2.0)]
+        np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+
+
+def test_contribution_counts_even_if_its_worker_goes(server: ParameterServer, trainer: Trainer) -> None:
+    before = allocated(trainer)
+    with sharing(server) as shard:
+        header = trainer.header()
+        shard.push_gradients(header, Segments([trainer.arena(1.0)]))
+    wait_until(lambda: trainer.shard.status().num_sharing == 0, timeout_s=5, what="the worker has gone")
+    assert trainer.shard.status().num_staged == 1
+    trainer.apply(header.push_id)
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
+    assert allocated(trainer) == before
+
+
+def test_contribution_that_a_worker_withdraws_harms_no_other(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as bad:
+        header, other = trainer.header(0), trainer.header(1)
+        bad.push_gradients(header, Segments([trainer.arena(1.0)]))
+        bad._slots._slots[0].words[words.SEQUENCE] = 0
+        trainer.push(other)
+        with pytest.raises(ContributionMissing) as caught:
+            trainer.apply(header.push_id, other.push_id)
+        assert caught.value.facts == {"worker": "0"}
+        assert trainer.apply(other.push_id).step == 1
+
+
+def test_later_incarnation_takes_the_earlier_ones_memory(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server, incarnation=1) as earlier, sharing(server, incarnation=2) as later:
+        wait_until(lambda: not earlier.is_shared, timeout_s=5, what="the earlier one has heard")
+        assert later.push_gradients(trainer.header(incarnation=2), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
+        with pytest.raises(Superseded):
+            earlier.push_gradients(trainer.header(incarnation=1), Segments([trainer.arena(1.0)]))
+    with pytest.raises(Superseded), sharing(server, incarnation=1):
+        pass
+
+
+def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> None:
+    before = allocated(trainer)
+    with sharing(server) as shard:
+        shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
+        trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=9)
+        wait_until(lambda: not shard.is_shared, timeout_s=5, what="the worker has heard")
+        assert shard.gradient_memory() is None
+    assert (allocated(trainer), trainer.shard.status().num_staged) == (before, 0)
+
+
+def test_closed_shard_raises(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as shard:
+        pass
+    with pytest.raises(Cancelled):
+        shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
+
+
+def test_memory_that_cannot_be_mapped_leaves_the_connection_as_it_was(
+    server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # of another space of process numbers
+    with contextlib.closing(GrpcShard(server.address)) as shard:
+        with pytest.raises(MemoryNotShared, match="cannot be mapped here") as caught:
+            share_memory(shard, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
+        assert caught.value.facts == {"same_host": "true"}
+        assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
+
+
+@pytest.mark.parametrize("boot_id", ["", "of another host"])
+def test_other_host_is_told_so(server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, boot_id: str) -> None:
+    monkeypatch.setattr(memory_segments, "boot_id", lambda: boot_id)
+    with pytest.raises(MemoryNotShared) as caught, sharing(server):
+        pass
+    assert caught.value.facts == {"same_host": "false"}
+
+
+def test_segment_of_another_kind_is_not_believed() -> None:
+    segment = SegmentMaker(cluster="odd / name", index=0, process_incarnation=1).gradients(100, worker=0)
+    assert segment.descriptor is not None
+    kind = words.SegmentKind.GRADIENTS
+    good = {"pid": os.getpid(), "descriptor": segment.descriptor, "num_bytes": segment.num_bytes, "kind": kind, "arena_bytes": 100}
+    assert memory_segments.map_segment(**good).nonce == segment.nonce  # type: ignore[arg-type]
+    for changes in (
+        {"num_bytes": 4096},
+        {"arena_bytes": 101},
+        {"kind": words.SegmentKind.VARIABLES},
+        {"descriptor": 0},
+        {"pid": 0},
+    ):
+        with pytest.raises(OSError, match=r"/proc|No such"):
+            memory_segments.map_segment(**{**good, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""What a parameter server answers on StreamPushes, to good and to bad contributions, through a raw channel."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
+from ps_server.config import ParameterServerConfig
+from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.shard.shard import ParameterStore
+from tests.support import raw_shard
+from tests.support.raw_shard import HALF, SERVICE, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
+from tests.support.servers import serving
+from tests.support.shards import MIXED, Trainer, open_server
+from tests.support.waiting import wait_until
+
+CODE = grpc.StatusCode
+
+
+class Server(raw_shard.Server):
+    """The same, with headers of contributions that tests send piece by piece, and apply."""
+
+    def header(self, **changes: Any) -> pb.PushHeader:
+        header = codec.encode_push_header(self.trainer.header(3, step=self.step))
+        header.MergeFrom(pb.PushHeader(**changes))
+        return header
+
+    def apply(self, header: pb.PushHeader) -> None:
+        assert self.trainer.apply(codec.decode_push_header(header).push_id, step=self.step).repeated_request is False
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with raw_shard.trained_shard() as server:
+        yield Server(server.raw, server.trainer)
+
+
+def _message(header: pb.PushHeader | None = None, part: tensor_pb2.ArenaFrame | None = None) -> bytes:
+    return pb.StreamPushesRequest(header=header, frame=part).SerializeToString()
+
+
+def _answers(ended: Outcome) -> list[pb.StreamPushesResponse]:
+    assert ended.code is CODE.OK, ended.text
+    return [pb.StreamPushesResponse.FromString(message) for message in ended.messages]
+
+
+Row = tuple[str, Callable[[Server], list[bytes]], str, str]
+
+# Case, what is sent before a good contribution, reason, what the text contains.
+ROWS: list[Row] = [
+    ("header missing", lambda s: [_message(None, WHOLE)], "MALFORMED_MESSAGE", "belongs to no contribution"),
+    ("nothing at all", lambda s: [b""], "MALFORMED_MESSAGE", "belongs to no contribution"),
+    ("garbage", lambda s: [b"\xff" * 4], "MALFORMED_MESSAGE", "send what the .proto"),
+    (
+        "garbage in the middle",
+        lambda s: [_message(s.header(), frame(0, bytes(HALF))), b"\xff" * 4, _message(None, frame(HALF, bytes(HALF)))],
+        "MALFORMED_MESSAGE",
+        "send what the .proto",
+    ),
+    (
+        "frames out of order",
+        lambda s: [_message(s.header(), frame(64, bytes(64))), b"\xff", _message(None, WHOLE)],
+        "FRAME_OUT_OF_ORDER",
+        "64",
+    ),
+    ("too many bytes", lambda s: [_message(s.header(), frame(0, bytes(MIXED.nbytes + 64)))], "FRAME_OUT_OF_ORDER", "beyond"),
+    ("too few bytes", lambda s: [_message(s.header()), _message(None, frame(0, bytes(HALF)))], "TRUNCATED_STREAM", "next contribution"),
+    ("too few are to come", lambda s: [_message(s.header(content_bytes=8), frame(0, bytes(8)))], "TRUNCATED_STREAM", "8 bytes are to come"),
+    ("too many are to come", lambda s: [_message(s.header(content_bytes=1 << 60), WHOLE)], "FRAME_OUT_OF_ORDER", "bytes are to come"),
+    ("unknown epoch", lambda s: [_message(s.header(epoch=99), WHOLE)], "EPOCH_MISMATCH", "epoch"),
+    ("unknown layout", lambda s: [_message(s.header(layout_hash="x"), WHOLE)], "LAYOUT_MISMATCH", "layout"),
+    ("step ahead", lambda s: [_message(s.header(step=1 << 50), WHOLE)], "STEP_AHEAD", "ahead"),
+    ("header without a push id", lambda s: [_message(pb.PushHeader(epoch=1), WHOLE)], "MALFORMED_MESSAGE", "push_id"),
+    ("unknown encoding", lambda s: [_message(s.header(encoding=77), WHOLE)], "INVALID_SPEC", "encoding"),
+]
+
+
+@pytest.mark.parametrize(("case", "bad", "reason", "text"), ROWS, ids=[row[0] for row in ROWS])
+def test_bad_contribution_is_answered_in_the_stream_and_the_next_counts(
+    server: Server, case: str, bad: Callable[[Server], list[bytes]], reason: str, text: str
+) -> None:
+    server.trainer.train(server.step)
+    before = server.trainer.shard.status()
+    messages, good = bad(server), server.header()
+    answers = _answers(server.raw.call("StreamPushes", *messages, _message(good, WHOLE)))
+    assert [answer.error.reason for answer in answers] == [reason, ""]
+    assert text in answers[0].error.message
+    assert answers[1].push_id == good.push_id and answers[1].reply.result == pb.PUSH_RESULT_STAGED
+    assert server.trainer.shard.status().num_staged == before.num_staged + 1
+    server.apply(good)
+    assert server.trainer.shard.status().allocated_bytes == before.allocated_bytes
+
+
+def test_header_again_in_the_middle_begins_again(server: Server) -> None:
+    header = server.header()
+    answers = _answers(server.raw.call("StreamPushes", _message(header, frame(0, bytes(HALF))), _message(header, WHOLE)))
+    assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM", ""]
+    assert [answer.push_id for answer in answers] == [header.push_id] * 2
+    server.apply(header)
+
+
+def test_contribution_that_the_stream_ends_in_has_no_effect(server: Server) -> None:
+    answers = _answers(server.raw.call("StreamPushes", _message(server.header(), frame(0, bytes(HALF)))))
+    assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM"]
+    assert server.trainer.shard.status().num_staged == 0
+
+
+def test_what_is_not_wanted_is_answered_before_it_is_sent_and_its_frames_are_dropped(server: Server) -> None:
+    stale, good, is_answered = server.header(), server.header(), threading.Event()
+    server.trainer.train(server.step)
+    good.step = server.step
+
+    def messages() -> Iterator[bytes]:
+        yield _message(stale)
+        assert is_answered.wait(20)
+        yield _message(None, frame(0, bytes(HALF)))
+        yield _message(good, frame(0, bytes(HALF)))
+        yield _message(None, frame(HALF, bytes(MIXED.nbytes - HALF)))
+
+    call = server.raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(messages(), timeout=TIMEOUT_S)
+    assert pb.StreamPushesResponse.FromString(next(call)).reply.result == pb.PUSH_RESULT_STALE
+    is_answered.set()
+    answer = pb.StreamPushesResponse.FromString(next(call))
+    assert (answer.push_id, answer.reply.result) == (good.push_id, pb.PUSH_RESULT_STAGED)
+    assert not list(call)
+    server.apply(good)
+
+
+def test_message_beyond_the_limit_ends_the_stream_and_harms_nobody(server: Server) -> None:
+    ended = server.raw.call("StreamPushes", bytes(17 << 20))
+    assert ended.code is CODE.RESOURCE_EXHAUSTED
+    server.trainer.train(server.step)
+
+
+def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
+    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
+    idle_streams.start()
+    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw:
+        with contextlib.closing(GrpcShard(address)) as shard:
+            trainer = Trainer(shard)
+            trainer.create()
+            trainer.train(0)
+            is_over = threading.Event()
+
+            def silent() -> Iterator[bytes]:
+                yield _message(codec.encode_push_header(trainer.header(5, step=1)))
+                is_over.wait(20)
+
+            call = raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(silent(), timeout=TIMEOUT_S)
+            wait_until(lambda: call.code() is CODE.CANCELLED, what="the silent stream was cut")
+            is_over.set()
+            # The trainer's own stream has rested all the while.
+            wait_until(lambda: idle_streams.num_streams == 1, what="the server has heard of it")
+            assert trainer.train(1).step == 2
+            assert idle_streams.num_streams == 1
+    wait_until(lambda: not idle_streams.num_streams, what="the stream has ended")
+    idle_streams.stop()
+
+
+def test_without_room_for_standing_streams_pushes_and_reads_take_calls_of_their_own() -> None:
+    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(max_standing=0)
+    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    with serving(parameter_service_handler(*parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
+        trainer = Trainer(shard)
+        trainer.create(1.0)
+        shard.expect_variables(epoch=3, step=1, layout_hash=MIXED.hash)
+        assert trainer.train(0).step == 1
+        assert trainer.read(1)[0] == 1
+    assert not idle_streams.num_streams
+
+
+def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+        trainer = Trainer(shard)
+        trainer.create()
+        trainer.train(0)
+        trainer.read()
+        assert running._idle_streams.num_streams == 2
+        running._idle_streams.end_standing()
+        wait_until(lambda: not running._idle_streams.num_streams, what="the streams have ended")

@@ -1,0 +1,240 @@
+"""Claims about the client's side of standing streams, of both kinds: what breaks them, what they survive, and what is used instead."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from ps_protocol.errors import Cancelled, DeadlineExceeded, StepGone, Unavailable
+from ps_protocol.process.allocator import is_allowed, keep_freed_memory
+from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.rpc import client_stream
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client_stream import StandingStream, Stream
+from ps_protocol.rpc.status import answering
+from tests.support.servers import serving
+from tests.support.waiting import wait_until
+
+# What the product takes, whatever a test puts in its place.
+_OPEN_STREAM = client_stream.open_stream
+
+MIB = 1 << 20
+Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+@pytest.fixture(params=[client_stream._DirectStream, client_stream._FedStream], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_stream, "open_stream", request.param)
+
+
+@contextlib.contextmanager
+def stream_to(handler: Handler) -> Iterator[StandingStream]:
+    generic = grpc.method_handlers_generic_handler("S", {"M": grpc.stream_stream_rpc_method_handler(handler)})
+    deadlines = CallDeadlines()
+    with serving(generic) as address, contextlib.closing(Connection(address, name="ps 0", service="S")) as connection:
+        with contextlib.closing(StandingStream(connection, "M", deadlines=deadlines)) as standing:
+            yield standing
+    deadlines.close()
+
+
+def ask(standing: StandingStream, *messages: bytes, timeout_s: float = 20.0) -> bytes | None:
+    return standing.use(lambda use: use.stream.exchange(messages), timeout_s=timeout_s, awaited="an answer")
+
+
+def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield from requests
+
+
+def test_one_stream_serves_many_uses() -> None:
+    opened: list[object] = []
+
+    def counted(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        opened.append(context)
+        yield from requests
+
+    with stream_to(counted) as standing:
+        assert [ask(standing, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
+    assert len(opened) == 1
+
+
+def test_large_messages_travel_and_are_made_one_by_one() -> None:
+    def total(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        count = 0
+        for message in requests:
+            count += len(message)
+            if count == 32 * MIB:
+                yield b"%d" % count
+
+    with stream_to(total) as standing:
+        assert ask(standing, *[bytes(MIB)] * 32) == b"%d" % (32 * MIB)
+
+
+def test_answer_that_comes_early_ends_the_sending() -> None:
+    def early(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield b"early"
+        for message in requests:
+            if message == b"again":
+                yield b"late"
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield bytes(MIB)
+
+    with stream_to(early) as standing:
+        assert standing.use(lambda use: use.stream.exchange(endless()), timeout_s=20, awaited="") == b"early"
+        assert ask(standing, b"again") == b"late"
+
+
+def test_stream_that_the_server_ends_is_unavailable_and_the_next_use_opens_another() -> None:
+    def once(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield next(requests)
+
+    with stream_to(once) as standing:
+        for _ in range(3):
+            assert ask(standing, b"a") == b"a"
+            with pytest.raises(Unavailable, match="ended the stream M"):
+                ask(standing, b"b")
+
+
+def test_error_that_ends_the_stream_is_rebuilt() -> None:
+    def failing(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            for _ in requests:
+                raise StepGone("step 1 is gone", facts={"step": "3"})
+        yield b""
+
+    with stream_to(failing) as standing, pytest.raises(StepGone, match="step 1 is gone") as raised:
+        ask(standing, b"a")
+    assert raised.value.facts == {"step": "3"}
+
+
+def test_server_that_cannot_be_reached_is_unavailable() -> None:
+    with stream_to(echo) as standing:
+        connection = standing._connection
+    with contextlib.closing(Connection(connection.address, name="ps 0", service="S")) as late:
+        with pytest.raises(Unavailable, match="cannot reach ps 0"):
+            ask(StandingStream(late, "M", deadlines=CallDeadlines()), b"a")
+
+
+def test_answer_that_does_not_come_in_time_breaks_the_stream_and_no_other() -> None:
+    is_patient = threading.Event()
+
+    def slow(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for message in requests:
+            if message == b"slow":
+                is_patient.wait(20)
+            yield message
+
+    with stream_to(slow) as standing:
+        assert ask(standing, b"a") == b"a"
+        with pytest.raises(DeadlineExceeded, match=r"waited for an answer, which did not come within 0\.05 s"):
+            ask(standing, b"slow", timeout_s=0.05)
+        assert ask(standing, b"b") == b"b"
+        is_patient.set()
+
+
+def test_whatever_the_use_raises_breaks_the_stream() -> None:
+    def act(use: StandingStream) -> None:
+        use.stream.send(b"never read")
+        raise KeyError("a defect")
+
+    with stream_to(echo) as standing:
+        with pytest.raises(KeyError):
+            standing.use(act, timeout_s=20, awaited="")
+        assert ask(standing, b"a") == b"a"
+
+
+def test_second_thread_is_told_to_do_without() -> None:
+    with stream_to(echo) as standing:
+        in_use, may_end = threading.Event(), threading.Event()
+
+        def act(use: StandingStream) -> bool:
+            in_use.set()
+            return may_end.wait(20)
+
+        thread = threading.Thread(target=standing.use, args=(act,), kwargs={"timeout_s": 20, "awaited": ""})
+        thread.start()
+        assert in_use.wait(20)
+        assert ask(standing, b"a") is None
+        may_end.set()
+        thread.join(20)
+        assert ask(standing, b"a") == b"a"
+
+
+def test_server_without_the_method_is_asked_once() -> None:
+    with stream_to(echo) as standing:
+        other = StandingStream(standing._connection, "Other", deadlines=CallDeadlines())
+        assert ask(other, b"a") is None
+        assert not other._is_served and ask(other, b"a") is None
+
+
+def test_close_ends_the_use_under_way_with_cancelled() -> None:
+    outcome: list[type[BaseException]] = []
+    came = threading.Event()
+
+    def silent(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        came.set()
+        yield from requests
+
+    with stream_to(silent) as standing:
+
+        def wait() -> None:
+            try:
+                ask(standing, b"a")
+            except Cancelled as error:
+                outcome.append(type(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert came.wait(20)
+        standing.close()
+        thread.join(20)
+        assert outcome == [Cancelled]
+
+
+def test_grpcio_has_what_the_direct_stream_needs() -> None:
+    with stream_to(echo) as standing:
+        stream: Stream = _OPEN_STREAM(standing._connection.channel, "/S/M")
+        assert isinstance(stream, client_stream._DirectStream)
+        stream.end()
+
+
+def test_deadlines_take_the_nearest_first() -> None:
+    class Call:
+        def __init__(self) -> None:
+            self.has_expired = threading.Event()
+
+        def expire(self) -> None:
+            self.has_expired.set()
+
+    deadlines, late, soon, ended = CallDeadlines(), Call(), Call(), Call()
+    deadlines.begin(late, timeout_s=1000)
+    number = deadlines.begin(ended, timeout_s=0.02)
+    deadlines.end(number)
+    deadlines.begin(soon, timeout_s=0.02)
+    wait_until(soon.has_expired.is_set, what="the nearest deadline")
+    assert not late.has_expired.is_set() and not ended.has_expired.is_set()
+    deadlines.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, True),
+        ({"LOCKSTEP_KEEP_MEMORY": "1"}, True),
+        ({"LOCKSTEP_KEEP_MEMORY": "0"}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "1"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}, False),
+        ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
+    ],
+)
+def test_memory_is_kept_unless_somebody_says_otherwise(environment: dict[str, str], expected: bool) -> None:
+    assert is_allowed(environment) is expected
+
+
+def test_keeping_memory_twice_is_as_once() -> None:
+    assert keep_freed_memory() == keep_freed_memory()
