@@ -54,7 +54,7 @@ fuzz: $(FUZZ)  ## damaged messages and checkpoint files, SECONDS=10 for each tar
 
 # Chief, servers and workers under faults, in simulated time. What breaks a promise is printed with its seed, and shrunk by --seed N.
 SEEDS ?= 20000
-simulate: $(DEV)  ## the promises of docs/reliability.md on 20,000 simulated clusters; SEEDS=1000, ARGS="--seed 17" shows one
+simulate: $(DEV)  ## the promises of docs/explanation/reliability.md on 20,000 simulated clusters; SEEDS=1000, ARGS="--seed 17" shows one
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 # `make bench` and `make bench-peers` keep their figures in lockstep-runs/ as JSON, and draw them there.

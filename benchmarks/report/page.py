@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report.page`: puts measured figures into docs/performance.md. Knows its marks and the reports; measures nothing.
+"""`python -m benchmarks.report.page`: puts measured figures into a page of docs/. Knows its marks and the reports; measures nothing.
 
 What is between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
 "profile-after", and "targets" for what became of the targets.
@@ -18,7 +18,7 @@ from benchmarks.report.figures import as_row
 from benchmarks.report.profile_figures import process_rows
 from benchmarks.suites import table
 
-PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "explanation" / "performance.md"
 _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--profile-before", type=Path, metavar="FILE", help="what `benchmarks.suites.profile --json` printed, of an older checkout"
     )
     parser.add_argument("--profile-after", type=Path, metavar="FILE", help="the same, of this one")
-    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/performance.md")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/explanation/performance.md")
     options = parser.parse_args(arguments)
     try:
         blocks = _blocks([_read(path) for path in options.reports])

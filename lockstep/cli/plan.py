@@ -162,7 +162,7 @@ def _measured(path: Path) -> Measured:
         with path.open(encoding="utf-8") as lines:
             return Measured(times_by_worker(parse_trace(lines, name=str(path))))
     except OSError as error:
-        raise InvalidSpec(f"{path}: {error.strerror}; want a trace, see docs/planning.md") from error
+        raise InvalidSpec(f"{path}: {error.strerror}; want a trace, see docs/how-to/plan.md") from error
     except UnicodeDecodeError as error:
         raise InvalidSpec(f"{path}: it is no text; want lines of {HEADER}") from error
 

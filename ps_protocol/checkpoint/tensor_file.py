@@ -20,7 +20,8 @@ from ps_protocol.roles.shard import CheckpointFile
 # The header of a safetensors file: names, types, shapes and places of its tensors. Knows bytes; opens no file, and runs nothing it reads.
 #
 # A file is the header's length (8 bytes, little-endian), the header (JSON), and the bytes of the tensors, little-endian, in C order, one
-# after the other without a hole. Any safetensors library reads what is written here, and so does NumPy alone (docs/checkpoints.md).
+# after the other without a hole. Any safetensors library reads what is written here, and so does NumPy alone:
+# docs/reference/checkpoints.md.
 
 
 LENGTH_BYTES = 8

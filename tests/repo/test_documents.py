@@ -43,7 +43,14 @@ def test_make_targets_exist(page: Path) -> None:
     "page",
     [
         ROOT / name
-        for name in ("docs/running.md", "docs/planning.md", "docs/scale.md", "docs/performance.md", "benchmarks/README.md", "README.md")
+        for name in (
+            "docs/how-to/running.md",
+            "docs/how-to/plan.md",
+            "docs/explanation/scale.md",
+            "docs/explanation/performance.md",
+            "benchmarks/README.md",
+            "README.md",
+        )
     ],
     ids=_name,
 )
@@ -55,7 +62,7 @@ def test_flags_exist(page: Path) -> None:
 
 
 def test_every_flag_of_the_servers_is_documented() -> None:
-    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "running.md").read_text(encoding="utf-8")
     flags = {
         flag
         for command in ("ps", "chief", "up", "demo", "status", "policy", "set")
@@ -65,7 +72,7 @@ def test_every_flag_of_the_servers_is_documented() -> None:
 
 
 def test_every_variable_that_the_code_reads_is_documented() -> None:
-    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "running.md").read_text(encoding="utf-8")
     sources = (path for package in ("ps_server", "chief", "worker_client", "lockstep") for path in (ROOT / package).rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
     internal = {"LOCKSTEP_RUN"}  # the launcher's mark on its own processes

@@ -43,7 +43,7 @@ ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard
 
 @functools.cache
 def _protocol_page() -> str:
-    return (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 
 
 def _rows(first_cell: str) -> list[str]:
@@ -63,15 +63,15 @@ def test_every_rpc_has_a_client_call(method: MethodDescriptor) -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
 def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> None:
-    assert len(_rows(method.name)) == 1, f"docs/protocol.md: want one row '| `{method.name}` | …'"
+    assert len(_rows(method.name)) == 1, f"docs/reference/protocol.md: want one row '| `{method.name}` | …'"
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
 def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
     assert error in STATUS, f"ps_protocol/rpc/status.py: {error.__name__} has no status"
     rows = _rows(error.reason)
-    assert len(rows) == 1, f"docs/protocol.md: want one row '| `{error.reason}` | …'"
-    assert f"`{STATUS[error].name}`" in rows[0], f"docs/protocol.md: {error.reason} travels as {STATUS[error].name}"
+    assert len(rows) == 1, f"docs/reference/protocol.md: want one row '| `{error.reason}` | …'"
+    assert f"`{STATUS[error].name}`" in rows[0], f"docs/reference/protocol.md: {error.reason} travels as {STATUS[error].name}"
 
 
 def test_reasons_are_stable_and_unique() -> None:

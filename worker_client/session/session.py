@@ -27,7 +27,9 @@ class Session:
     Belongs to one thread; several sessions, each in its own thread, may live in one process. It does not survive a fork: the child must
     connect anew, and leaves the parent's session alone. A heartbeat in a thread of its own keeps the worker's lease meanwhile.
 
-    When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself: see docs/sdk.md.
+    When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself.
+    docs/reference/api.md has the details.
+
     Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
     index) and TrainingFailed; all of them are PsError.
     """
@@ -210,7 +212,7 @@ class Session:
         yielded again, here or elsewhere. All give the same arguments; `num_epochs` 0: without end. `shuffle_seed` gives each pass another
         order of the ranges (None: ascending). Ends when all passes are done, or training is finished; until then blocks while the rest is
         with others (`timeout_s`, None: no limit), and says so; in that time it gives contributions without gradients if others wait for
-        it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/data.md.
+        it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/how-to/data.md.
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
         self._batches = found = batches_of(spec, self._batches, member=self._member, course=self._at_work(), timeout_s=timeout_s)

@@ -2,7 +2,7 @@
 
 In the original the chief worker runs a thread that takes means, applies them, and fills a queue of tokens. Here the chief process does that
 for everybody; what the methods below return stands for it, so that programs need no change. The rules are the original's: see
-docs/migration.md for each, and for what was repaired.
+docs/how-to/migrate.md for each, and for what was repaired.
 """
 
 from collections.abc import Callable, Iterable
