@@ -9,7 +9,10 @@ import sys
 COMMANDS = {
     "ps": ["ps_server"],
     "chief": ["chief"],
-    **{name: ["lockstep", name] for name in ("up", "demo", "status", "policy", "set", "plan", "finish", "health")},
+    **{
+        name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "verify", "certs")
+    },
+    **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
     "step": ["benchmarks.suites.step"],
     "table": ["benchmarks.suites.table"],
     "policies": ["benchmarks.suites.policies"],

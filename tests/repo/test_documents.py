@@ -1,6 +1,7 @@
 """The documents agree with the repository: links lead somewhere, commands and flags exist. Knows their words; runs no cluster."""
 
 import functools
+import inspect
 import json
 import re
 import subprocess
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import worker_client
 from tests.support.repository import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "benchmarks").glob("*.md"))]
 
 
 def _name(path: Path) -> str:
@@ -32,6 +35,65 @@ def test_links_lead_to_files(page: Path) -> None:
     assert not missing, missing
 
 
+def _slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r"\]\([^)]*\)|[\[\]`*]", "", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+@functools.cache
+def _anchors(page: Path) -> set[str]:
+    return {_slug(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_anchors_lead_to_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    targets = [((page.parent / target).resolve() if target else page, anchor) for target, anchor in links]
+    missing = [f"{path.name}#{anchor}" for path, anchor in targets if path.suffix == ".md" and anchor not in _anchors(path)]
+    assert not missing, missing
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    reached, to_follow = set(), [ROOT / "docs" / "index.md"]
+    while to_follow:
+        page = to_follow.pop()
+        reached.add(page)
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            path = (page.parent / target).resolve()
+            found = path.glob("*.md") if path.is_dir() and path.name == "decisions" else [path] if path.suffix == ".md" else []
+            to_follow += [new for new in found if new.exists() and new not in reached]
+    lost = [_name(page) for page in DOCS if page not in reached]
+    assert not lost, lost
+
+
+def test_pictures_are_used() -> None:
+    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    unused = [path.name for path in (ROOT / "docs" / "images").iterdir() if f"images/{path.name})" not in texts]
+    assert not unused, unused
+
+
+def test_glossary_has_each_term_once_in_alphabetical_order() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\*\*.*?) \|", text, flags=re.MULTILINE)
+    terms = [term.strip("`").lower() for row in rows for term in re.findall(r"\*\*(.+?)\*\*", row)]
+    assert len(terms) == len(set(terms)), [term for term in terms if terms.count(term) > 1]
+    first = [re.search(r"\*\*`?(.+?)`?\*\*", row) for row in rows]
+    names = [match[1].lower().replace("_", " ") for match in first if match]
+    assert names == sorted(names)
+
+
+# Words that once stood for several things each. Every page uses the glossary's instead.
+RETIRED = ("course", "progress", "patience", "steering", "outgoing", "proof", "departure", "told", "assurance", "settle", "settled", "fate")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "lab-notebook.md"], ids=_name)
+def test_retired_words_do_not_come_back(page: Path) -> None:
+    text = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = sorted({word.lower() for word in re.findall(r"[A-Za-z]+", text)} & set(RETIRED))
+    assert not found, f"{found}: see docs/glossary.md"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_make_targets_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -44,10 +106,10 @@ def test_make_targets_exist(page: Path) -> None:
     [
         ROOT / name
         for name in (
-            "docs/how-to/running.md",
-            "docs/how-to/plan.md",
-            "docs/explanation/scale.md",
-            "docs/explanation/performance.md",
+            *(f"docs/how-to/{page}.md" for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate")),
+            *(f"docs/reference/{page}.md" for page in ("cli", "environment", "api", "checkpoints", "errors")),
+            *(f"docs/explanation/{page}.md" for page in ("policies", "reliability", "standbys", "performance", "scale")),
+            *(f"docs/tutorials/{page}.md" for page in ("first-cluster", "survive-a-kill")),
             "benchmarks/README.md",
             "README.md",
         )
@@ -56,13 +118,13 @@ def test_make_targets_exist(page: Path) -> None:
 )
 def test_flags_exist(page: Path) -> None:
     known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
-    foreign = {"--build", "--scale", "--its"}  # docker's, and the example's own
+    foreign = {"--build", "--scale", "--volumes", "--its", "--version"}  # docker's, an example's own, and `lockstep --version`
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
     assert named <= known | foreign, named - known - foreign
 
 
 def test_every_flag_of_the_servers_is_documented() -> None:
-    text = (ROOT / "docs" / "how-to" / "running.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     flags = {
         flag
         for command in ("ps", "chief", "up", "demo", "status", "policy", "set")
@@ -72,8 +134,25 @@ def test_every_flag_of_the_servers_is_documented() -> None:
 
 
 def test_every_variable_that_the_code_reads_is_documented() -> None:
-    text = (ROOT / "docs" / "how-to" / "running.md").read_text(encoding="utf-8")
-    sources = (path for package in ("ps_server", "chief", "worker_client", "lockstep") for path in (ROOT / package).rglob("*.py"))
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    packages = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
+    sources = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
     internal = {"LOCKSTEP_RUN"}  # the launcher's mark on its own processes
     assert not {name for name in read - internal if name not in text}
+
+
+# Signatures that the reference shows as they are: names and defaults, without types.
+SHOWN = (
+    *("sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"),
+    *("exponential_decay", "inverse_time_decay", "polynomial_decay", "cosine_decay", "piecewise_constant"),
+    *("sync_policy", "ssp_policy", "async_policy", "moving_average"),
+)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_reference_shows_the_signature_of_every_optimizer_schedule_and_policy(name: str) -> None:
+    signature = inspect.signature(getattr(worker_client, name))
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    wanted = f"{name}{inspect.Signature(plain)}"
+    assert wanted in (ROOT / "docs" / "reference" / "optimizers.md").read_text(encoding="utf-8").splitlines(), f"want the line {wanted}"

@@ -42,12 +42,12 @@ ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard
 
 
 @functools.cache
-def _protocol_page() -> str:
-    return (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
+def _page(name: str) -> str:
+    return (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
 
 
-def _rows(first_cell: str) -> list[str]:
-    return re.findall(rf"^\| `{re.escape(first_cell)}` \|(.*)\|$", _protocol_page(), flags=re.MULTILINE)
+def _rows(page: str, first_cell: str) -> list[str]:
+    return re.findall(rf"^\| `{re.escape(first_cell)}` \|(.*)\|$", _page(page), flags=re.MULTILINE)
 
 
 def test_every_service_of_the_protos_is_known_here() -> None:
@@ -63,15 +63,15 @@ def test_every_rpc_has_a_client_call(method: MethodDescriptor) -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
 def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> None:
-    assert len(_rows(method.name)) == 1, f"docs/reference/protocol.md: want one row '| `{method.name}` | …'"
+    assert len(_rows("protocol.md", method.name)) == 1, f"docs/reference/protocol.md: want one row '| `{method.name}` | …'"
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
 def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
     assert error in STATUS, f"ps_protocol/rpc/status.py: {error.__name__} has no status"
-    rows = _rows(error.reason)
-    assert len(rows) == 1, f"docs/reference/protocol.md: want one row '| `{error.reason}` | …'"
-    assert f"`{STATUS[error].name}`" in rows[0], f"docs/reference/protocol.md: {error.reason} travels as {STATUS[error].name}"
+    rows = _rows("errors.md", error.reason)
+    assert len(rows) == 1, f"docs/reference/errors.md: want one row '| `{error.reason}` | …'"
+    assert f"`{STATUS[error].name}`" in rows[0], f"docs/reference/errors.md: {error.reason} travels as {STATUS[error].name}"
 
 
 def test_reasons_are_stable_and_unique() -> None:
