@@ -34,7 +34,7 @@ def _initial_values(nbytes: int, num_variables: int) -> dict[str, Array]:
 
 
 def _take_step(session: Session) -> None:
-    variables, gradients = session.read(), session.gradients()
+    variables, gradients = session.read(), session.gradient_buffers()
     for name, value in variables.items():
         np.multiply(value, 0.001, out=gradients[name])
     session.step(gradients)

@@ -61,7 +61,7 @@ def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -
     while not session.is_finished:
         batch_begin = time.perf_counter()
         batch = part.batch(BATCH_SIZE, worker=session.worker_index, step=num_batches)
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
         threading.Event().wait(max(0.0, pace_s - (time.perf_counter() - batch_begin)))
         push_begin = time.perf_counter()

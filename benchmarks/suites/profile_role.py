@@ -60,7 +60,7 @@ def work() -> int:
 
 def _step(session: Session, recorder: Recorder) -> None:
     variables = recorder.note("session.read()", session.read)
-    gradients = recorder.note("session.gradients()", session.gradients)
+    gradients = recorder.note("session.gradient_buffers()", session.gradient_buffers)
 
     def compute() -> None:
         for name, value in variables.items():

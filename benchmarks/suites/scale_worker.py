@@ -56,7 +56,7 @@ def main() -> None:
         connected = time.monotonic()
         session.create_or_join(_values(work.total_bytes, num_variables), optimizer=OPTIMIZERS[work.optimizer]())
         joined = {"connect_s": connected - begin, "join_s": time.monotonic() - connected}
-        for gradient in session.gradients().values():
+        for gradient in session.gradient_buffers().values():
             gradient.fill(0.001)
         sessions.append(session)
         _say({"event": "joined", "target": target, **joined, "transport": [str(kind) for kind in getattr(session, "transport", ())]})
@@ -82,7 +82,7 @@ def _turn(session: Session, target: int, *, num_steps: int) -> Turn:
         begin = time.perf_counter()
         session.read()
         read_s.append(time.perf_counter() - begin)
-        result = session.step(session.gradients())
+        result = session.step(session.gradient_buffers())
         step_s.append(time.perf_counter() - begin)
         if not result.is_accepted:
             raise RuntimeError(f"step {result.step}: the contribution is {result.outcome.name}, so this is no measurement")

@@ -83,7 +83,7 @@ def _train(session: Session, part: Examples, test: Examples, work: StragglerWork
     num_accepted = num_delayed = 0
     while not session.is_finished:
         step, begin = session.local_step, time.monotonic()
-        variables, gradients = session.read(), session.gradients()
+        variables, gradients = session.read(), session.gradient_buffers()
         if worker == 0 and (not kept or step >= kept[-1][0] + work.look_every):
             kept.append((step, begin, _copy(variables)))  # looked at when nobody waits
         batch = part.batch(BATCH_SIZE, worker=worker, step=step)

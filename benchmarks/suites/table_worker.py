@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.harness.worker import RELEASE_VARIABLE
 from ps_protocol.model.optimizers import OptimizerSpec
-from worker_client import IndexedSlices, Session, Table, adagrad, adam, connect, sgd, uniform_initializer
+from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, adam, connect, sgd, uniform_initializer
 
 NUM_WARMUP_STEPS = 5
 NAME = "table"
@@ -52,7 +52,7 @@ def main() -> None:
     work = TableWork(**json.loads(sys.argv[1]))
     with connect() as session:
         begin = time.perf_counter()
-        table = Table((work.num_rows, work.row_length), initializer=uniform_initializer(-0.05, 0.05, seed=1))
+        table = EmbeddingTable((work.num_rows, work.row_length), initializer=uniform_initializer(-0.05, 0.05, seed=1))
         session.create_or_join({NAME: table}, optimizer=OPTIMIZERS[work.optimizer][0]())
         create_s = time.perf_counter() - begin
         random = np.random.default_rng(session.worker_index)

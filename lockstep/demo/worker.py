@@ -56,7 +56,7 @@ def _train(session: worker_client.Session, part: Examples, *, optimizer: Optimiz
     num_accepted = 0
     while not session.is_finished:
         start = time.monotonic()
-        step, gradients = session.local_step, session.gradients()
+        step, gradients = session.local_step, session.gradient_buffers()
         batch = part.batch(_BATCH_SIZE, worker=session.worker_index, step=step)
         loss = loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
         threading.Event().wait(max(0.0, pace_s - (time.monotonic() - start)))

@@ -16,7 +16,7 @@ from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.processes import Cluster
 from tests.conformance.replay_training import optimizer_of
-from worker_client import IndexedSlices, Observer, Session, Table
+from worker_client import EmbeddingTable, IndexedSlices, Observer, Session
 
 Case = dict[str, Any]
 
@@ -68,7 +68,7 @@ class _Worker:
         try:
             with worker_client.connect(self._cluster.chief, worker_index=self.index) as session:
                 values = {name: np.array(value, np.float32) for name, value in self._case["initial"].items()}
-                session.create_or_join({**values, "vs": Table(values["vs"])}, optimizer=optimizer_of(self._case))
+                session.create_or_join({**values, "vs": EmbeddingTable(values["vs"])}, optimizer=optimizer_of(self._case))
                 self.joined.set_result(None)
                 while (job := self._jobs.get()) is not None:
                     self._take_step(session, *job)

@@ -7,7 +7,7 @@ import numpy as np
 import worker_client
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.processes import Cluster
-from worker_client import IndexedSlices, Session, Table
+from worker_client import EmbeddingTable, IndexedSlices, Session
 
 Case = dict[str, Any]
 
@@ -25,7 +25,7 @@ def replay_optimizer(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of optimizer: a dense variable and a table, their slots, step by step. Raises Mismatch."""
     dtype, initial = case["dtype"], {name: np.array(value, case["dtype"]) for name, value in case["initial"].items()}
     with worker_client.connect(cluster.chief) as session:
-        session.create_or_join({"dense": initial["dense"], "sparse": Table(initial["sparse"])}, optimizer=optimizer_of(case))
+        session.create_or_join({"dense": initial["dense"], "sparse": EmbeddingTable(initial["sparse"])}, optimizer=optimizer_of(case))
         check_equal("slot_names", session.get_slot_names(), case["slot_names"])
         _check_slots("at first", session, case["initial_slots"], dtype=dtype)
         for place, step in enumerate(case["steps"]):

@@ -21,8 +21,8 @@ def counting() -> dict[str, Any]:
     values: dict[str, Any] = {
         "a": np.zeros(3),
         "b": np.zeros((40, 5), np.float32),
-        "rows": worker_client.Table((30, 2), partitioner=halves),
-        "count": worker_client.State(np.zeros(()), "add"),
+        "rows": worker_client.EmbeddingTable((30, 2), partitioner=halves),
+        "count": worker_client.Buffer(np.zeros(()), "add"),
     }
     return {"initial_values": values, "optimizer": worker_client.sgd(1.0)}
 
@@ -43,15 +43,17 @@ def embeddings() -> dict[str, Any]:
     halves = worker_client.fixed_size_partitioner(2)
     start = worker_client.uniform_initializer(-1.0, 1.0, seed=5)
     tables: dict[str, Any] = {
-        "few": worker_client.Table((NUM_FEW, WIDTH), initializer=start, partitioner=halves),
-        "many": worker_client.Table((NUM_MANY, WIDTH), initializer=start, partitioner=halves, optimizer=worker_client.adagrad(0.1)),
+        "few": worker_client.EmbeddingTable((NUM_FEW, WIDTH), initializer=start, partitioner=halves),
+        "many": worker_client.EmbeddingTable(
+            (NUM_MANY, WIDTH), initializer=start, partitioner=halves, optimizer=worker_client.adagrad(0.1)
+        ),
     }
     return {"initial_values": tables, "optimizer": worker_client.adam(0.01, lazy=True)}
 
 
 def one_table() -> dict[str, Any]:
     """A table over both servers of which each step takes 1 away from every element."""
-    table = worker_client.Table(
+    table = worker_client.EmbeddingTable(
         (20_000, WIDTH), initializer=worker_client.zeros_initializer(), partitioner=worker_client.fixed_size_partitioner(2)
     )
     return {"initial_values": {"table": table}, "optimizer": worker_client.sgd(1.0)}
@@ -62,9 +64,9 @@ def statistics() -> dict[str, Any]:
     values: dict[str, Any] = {
         "always": np.zeros(3),
         "sometimes": np.zeros((2, 2)),
-        "last_mean": worker_client.State(np.zeros(2)),
-        "seen": worker_client.State(np.zeros(()), "add"),
-        "running_mean": worker_client.State(np.zeros(2), "moving_average", decay=0.75),
+        "last_mean": worker_client.Buffer(np.zeros(2)),
+        "seen": worker_client.Buffer(np.zeros(()), "add"),
+        "running_mean": worker_client.Buffer(np.zeros(2), "moving_average", decay=0.75),
     }
     averages = worker_client.moving_average(0.9, use_num_updates=True)
     return {"initial_values": values, "optimizer": worker_client.momentum(0.5, momentum=0.5), "averages": averages}

@@ -43,7 +43,7 @@ def read(session: Session, *, name: str) -> list[float]:
 @task
 def push_ones(session: Session, *, times: int, waits: bool = True) -> list[Record]:
     """Pushes ones again and again."""
-    gradients = session.gradients()
+    gradients = session.gradient_buffers()
     for gradient in gradients.values():
         gradient.fill(1)
     records = []
@@ -81,7 +81,7 @@ def train_randomly(session: Session, *, times: int, timeout_s: float = 20) -> li
     names = []
     for _ in range(times):
         rng = np.random.default_rng([session.worker_index, session.local_step])
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         for gradient in gradients.values():
             gradient[...] = rng.standard_normal(gradient.shape)
         session.step(gradients, timeout_s=timeout_s)

@@ -51,7 +51,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class EmbeddingTable:
     """A variable whose gradients come as rows (`IndexedSlices`) and that is read by rows: `session.read_rows()`, not `session.read()`.
 
     `value_or_shape`: the first values as an array, or a shape, of at least one axis, whose values the servers make by `initializer` (None:
@@ -71,7 +71,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class Buffer:
     """A variable without gradients, that plain updates change: statistics, counters. They ride in a contribution and count only with it.
 
     `update`: "mean" (it becomes the mean of the step's updates), "add" (their sum is added), or "moving_average" (it becomes
@@ -216,10 +216,10 @@ def declare(
 
 
 def _declared(name: str, declaration: object, values: dict[str, Array]) -> VariableSpec:
-    if isinstance(declaration, Table):
+    if isinstance(declaration, EmbeddingTable):
         return _table(name, declaration, values)
     optimizer = constraint = partition = None
-    if isinstance(declaration, State):
+    if isinstance(declaration, Buffer):
         values[name] = as_array(name, declaration.value)
         optimizer = _update_rule(name, declaration)
     elif isinstance(declaration, Variable):
@@ -242,7 +242,7 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
     )
 
 
-def _table(name: str, table: Table, values: dict[str, Array]) -> VariableSpec:
+def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> VariableSpec:
     shape, initializer = _shape(table.value_or_shape), table.initializer
     if shape is None:
         if initializer is not None:
@@ -268,7 +268,7 @@ def _table(name: str, table: Table, values: dict[str, Array]) -> VariableSpec:
     )
 
 
-def _update_rule(name: str, state: State) -> OptimizerSpec:
+def _update_rule(name: str, state: Buffer) -> OptimizerSpec:
     rule = _chosen(name, "update", state.update, _UPDATES)
     numbers = {"decay": state.decay} if "decay" in UPDATE_RULES[rule] else {}
     return OptimizerSpec(name=rule, learning_rate=constant(1.0), hyperparameters=numbers)

@@ -208,7 +208,7 @@ class Staging:
         table = self._tables.get(name)
         if table is None:
             if name in self._states:
-                raise InvalidSpec(f"{name!r} is a State: it takes no gradient; give updates={{{name!r}: …}} or leave it out")
+                raise InvalidSpec(f"{name!r} is a Buffer: it takes no gradient; give updates={{{name!r}: …}} or leave it out")
             raise unknown_variable(name, self._trained)
         if gradient is None:
             absent.add(name)
@@ -225,7 +225,7 @@ class Staging:
             target = self._states.get(name)
             if target is None:
                 if name in self._trained:
-                    raise InvalidSpec(f"update for {name!r}: it takes gradients; only variables declared as State take updates")
+                    raise InvalidSpec(f"update for {name!r}: it takes gradients; only variables declared as Buffer take updates")
                 raise unknown_variable(name, self._states)
             if name in updated:
                 raise InvalidSpec(f"push for step {step}: the update of {name!r} occurs twice; combine the two first")
@@ -283,7 +283,7 @@ def _checked(name: str, gradient: object, dtype: "np.dtype[np.generic]", shape: 
 
 def _as_array(name: str, gradient: object, dtype: "np.dtype[np.generic]", what: str) -> Array:
     if isinstance(gradient, IndexedSlices):
-        raise InvalidSpec(f"{what} for {name!r}: {name!r} takes dense gradients; declare it as a Table to push IndexedSlices")
+        raise InvalidSpec(f"{what} for {name!r}: {name!r} takes dense gradients; declare it as an EmbeddingTable to push IndexedSlices")
     if gradient is None:
         raise InvalidSpec(f"{what} for {name!r} is None; leave it out")
     # Tensors of other frameworks offer themselves as arrays, mostly without a copy.

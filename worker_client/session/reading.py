@@ -210,7 +210,7 @@ class ModelReader:
         """
         spec = self._spec(name)
         if not spec.is_sparse:
-            raise InvalidSpec(f"variable {name!r} is dense: read() gives it; only a Table is read by rows")
+            raise InvalidSpec(f"variable {name!r} is dense: read() gives it; only an EmbeddingTable is read by rows")
         wanted = None if indices is None else checked_indices(f"rows of {name!r}", indices, num_rows=spec.num_rows)
         if step is not None:
             return read_rows(self._shards, self._layouts, spec, wanted, step=step)

@@ -110,10 +110,11 @@ class Session:
     ) -> bool:
         """Creates the model with these values if this worker is the first, else joins it as it is. Returns whether it created the model.
 
-        `initial_values`: name to array, `Variable`, `Table` or `State`; float arrays of any shape keep their type, Python floats and lists
-        of them become float64, integers are refused. All workers give the same names, types, shapes and options in the same order, and the
-        same optimizer, placement, averages and limits. `placement` is "greedy_bytes", "round_robin" or a `Placement`; a variable of more
-        than `split_bytes` bytes (None: 64 MiB) is split over shards along axis 0 (0: never). `averages`: what `moving_average()` returns.
+        `initial_values`: name to array, `Variable`, `EmbeddingTable` or `Buffer`; float arrays of any shape keep their type, Python floats
+        and lists of them become float64, integers are refused. All workers give the same names, types, shapes and options in the same
+        order, and the same optimizer, placement, averages and limits. `placement` is "greedy_bytes", "round_robin" or a `Placement`; a
+        variable of more than `split_bytes` bytes (None: 64 MiB) is split over shards along axis 0 (0: never). `averages`: what
+        `moving_average()` returns.
         The mean gradient is limited to `clip_value` in each element, then `clip_norm` in each variable, then `clip_global_norm` in all.
 
         Blocks while another worker creates the model (without `create`, until one has), or while the open step takes nothing from this
@@ -151,7 +152,7 @@ class Session:
         """
         return self._at_work().do(lambda training: training.read_rows(name, indices))
 
-    def gradients(self) -> dict[str, Array]:
+    def gradient_buffers(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
 
         They are zero at first; later they have what an earlier contribution left. Ask for each contribution, or once and keep them. Under
@@ -160,14 +161,14 @@ class Session:
         DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
         it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
         """
-        return self._at_work().do(Training.gradients)
+        return self._at_work().do(Training.gradient_buffers)
 
     def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
 
         `gradients`: for every variable that takes some, an array of its shape and type (for tables, `IndexedSlices` of rows as well), or
         None: no gradient; what no contribution has one for does not change. Nothing is cast or broadcast. `updates`: name to array, for
-        variables declared as `State`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
+        variables declared as `Buffer`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
 
         Does not wait for other workers. A call that fails half-way has no effect on any step (but under async without locking); what is
         repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,

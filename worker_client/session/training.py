@@ -280,7 +280,7 @@ class Training:
         self._progress.has_newest = False  # the next asks anew
         return self._copied() if copy else dict(self._variables.views)
 
-    def gradients(self) -> dict[str, Array]:
+    def gradient_buffers(self) -> dict[str, Array]:
         """Returns arrays to write the next contribution into."""
         self._settle()
         return dict(self._gradients.ask(may_overlap=self._may_overlap).views)

@@ -73,7 +73,7 @@ class ExponentialMovingAverage:
         """Has the servers of the model keep averages of these variables (None: all trainable ones), and returns an op that does nothing.
 
         Call it before the session is made; later calls add variables. Raises TypeError for a variable that is no float, ValueError for a
-        table or a `State`, and if averages of another kind were asked for in this graph.
+        table or a `Buffer`, and if averages of another kind were asked for in this graph.
         """
         variables = [variable for variable in trainable_variables() if not variable.is_table] if var_list is None else list(var_list)
         for variable in variables:

@@ -20,7 +20,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterStatus, PushOutcome
-from worker_client.model.declarations import State, Table, Variable
+from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
 
 # The seam to a worker's session, as far as the facade uses it, and how a `master` becomes one. Knows no graph and no hook.
 
@@ -161,7 +161,7 @@ GLOBAL_STEP = "global_step"
 class ModelVariable:
     """A variable of the model, by name: a handle, not the values. Made by `get_variable()`; `session.run(variable)` gives its value.
 
-    `initial` is its declaration: an array, or a `Variable`, `Table` or `State`. Compared by identity.
+    `initial` is its declaration: an array, or a `Variable`, `EmbeddingTable` or `Buffer`. Compared by identity.
     """
 
     phase = 1
@@ -177,22 +177,22 @@ class ModelVariable:
 
     @property
     def takes_gradients(self) -> bool:
-        """Whether gradients may be pushed for it; a `State` takes plain updates instead."""
-        return not isinstance(self.initial, State)
+        """Whether gradients may be pushed for it; a `Buffer` takes plain updates instead."""
+        return not isinstance(self.initial, Buffer)
 
     @property
     def is_table(self) -> bool:
         """Whether its gradients come as rows, and it is read by rows."""
-        return isinstance(self.initial, Table)
+        return isinstance(self.initial, EmbeddingTable)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type of its first value."""
         initial = self.initial
-        if isinstance(initial, Table):
+        if isinstance(initial, EmbeddingTable):
             value = initial.value_or_shape
             return value.dtype if isinstance(value, np.ndarray) else np.dtype(initial.dtype)
-        return np.asarray(initial.value if isinstance(initial, (Variable, State)) else initial).dtype
+        return np.asarray(initial.value if isinstance(initial, (Variable, Buffer)) else initial).dtype
 
     def value(self) -> Any:
         """Returns the value that a loss is being computed from, read-only; of a table, all rows. For loss functions without arguments.
@@ -318,7 +318,11 @@ class Graph:
         optimizer, initial = self._optimizers.get(variable.name), variable.initial
         if optimizer is None or optimizer.key == of_model.key:
             return initial
-        return replace(initial, optimizer=optimizer) if isinstance(initial, (Variable, Table)) else Variable(initial, optimizer=optimizer)
+        return (
+            replace(initial, optimizer=optimizer)
+            if isinstance(initial, (Variable, EmbeddingTable))
+            else Variable(initial, optimizer=optimizer)
+        )
 
     def _check_own(self, variable: ModelVariable) -> None:
         if self.variables.get(variable.name) is not variable:
@@ -366,14 +370,14 @@ def reset_default_graph() -> None:
 def get_variable(name: str, initial: Any, *, trainable: bool = True) -> ModelVariable:
     """Declares a variable in the default graph and returns its handle.
 
-    `initial`: its first value, a float array (float16, bfloat16, float32, float64), or a `Variable`, `Table` or `State` with more options.
-    Variables that are not `trainable` (and every `State`) are left out where no `var_list` is given. Raises ValueError if the name is
+    `initial`: its first value, a float array (float16, bfloat16, float32, float64), or a `Variable`, `EmbeddingTable` or `Buffer`.
+    Variables that are not `trainable` (and every `Buffer`) are left out where no `var_list` is given. Raises ValueError if the name is
     taken.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"name: got {name!r}, want the variable's name, a str")
     graph = default_graph()
-    variable = ModelVariable(name, initial, is_trainable=trainable and not isinstance(initial, State), graph=graph)
+    variable = ModelVariable(name, initial, is_trainable=trainable and not isinstance(initial, Buffer), graph=graph)
     graph.add_variable(variable)
     return variable
 
@@ -452,7 +456,7 @@ class CurrentVariables(Mapping[str, Array]):
 class LossResult:
     """What a loss function may return instead of the pair (value, gradients by name).
 
-    `updates`: those of `State` variables by name; `metrics`: name to a number, or to (value, weight). Both ride in the contribution and
+    `updates`: those of `Buffer` variables by name; `metrics`: name to a number, or to (value, weight). Both ride in the contribution and
     count only if it does.
     """
 

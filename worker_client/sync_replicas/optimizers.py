@@ -209,7 +209,7 @@ def check_pairs(grads_and_vars: Sequence[Any]) -> list[tuple[Any, ModelVariable]
             raise ValueError(f"variable {variable.name!r} occurs twice; add its two gradients first")
         seen.add(variable.name)
         if not variable.takes_gradients:
-            raise ValueError(f"variable {variable.name!r} is a State: it takes updates (LossResult.updates), not gradients")
+            raise ValueError(f"variable {variable.name!r} is a Buffer: it takes updates (LossResult.updates), not gradients")
         pairs.append((gradient, variable))
     return pairs
 

@@ -17,7 +17,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.roles.chief import ClusterState
-from worker_client.model.declarations import State, Table, Variable
+from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
 from worker_client.sync_replicas.graph import (
     Graph,
     ModelDeclaration,
@@ -150,15 +150,15 @@ def _newest_whole(directory: str | Path) -> Checkpoint | None:
 
 
 def _with_value(name: str, declared: Any, value: Array | None) -> Any:
-    if value is None or isinstance(declared, Table):
+    if value is None or isinstance(declared, EmbeddingTable):
         return declared
-    initial = np.asarray(declared.value if isinstance(declared, (Variable, State)) else declared)
+    initial = np.asarray(declared.value if isinstance(declared, (Variable, Buffer)) else declared)
     if (initial.shape, initial.dtype) != (value.shape, value.dtype):
         raise ValueError(
             f"variable {name!r} has shape {initial.shape} {initial.dtype}, the checkpoint's has {value.shape} {value.dtype};"
             " give another checkpoint_dir, or the model that it was written with"
         )
-    return replace(declared, value=value) if isinstance(declared, (Variable, State)) else value
+    return replace(declared, value=value) if isinstance(declared, (Variable, Buffer)) else value
 
 
 # A session with hooks that replaces itself when it is lost, as tf.compat.v1.train has it. Knows graphs, hooks and runs; no transport.

@@ -67,7 +67,9 @@ def test_contribution_whose_next_step_was_lost_before_it_was_read_is_rolled_back
 
 
 def test_rows_of_a_step_that_only_the_lost_life_had_are_not_waited_for() -> None:
-    cluster = RollingCluster(lambda session: session.create_or_join({"t": worker_client.Table((4, 2))}, optimizer=worker_client.sgd(1.0)))
+    cluster = RollingCluster(
+        lambda session: session.create_or_join({"t": worker_client.EmbeddingTable((4, 2))}, optimizer=worker_client.sgd(1.0))
+    )
     ones = {"t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))}
     with cluster.session() as session:
         assert session.step(ones, timeout_s=20).is_accepted

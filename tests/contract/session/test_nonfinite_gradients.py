@@ -19,7 +19,7 @@ from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushResult, Shard
 from tests.support.clusters import Shape, Start
 from tests.support.shards import Trainer, layout_of, open_shard, table, variable, views
-from worker_client import IndexedSlices, PushOutcome, Session, State, Table
+from worker_client import Buffer, EmbeddingTable, IndexedSlices, PushOutcome, Session
 
 # Split over the servers, along both axes, and whole; one of them takes plain updates.
 WHOLE, ROWS, COLUMNS = np.zeros(5, np.float32), np.zeros((40, 3), np.float32), np.zeros((4, 60))
@@ -39,8 +39,8 @@ def model() -> dict[str, Any]:
         "whole": WHOLE,
         "rows": worker_client.Variable(ROWS, partitioner=worker_client.fixed_size_partitioner(2)),
         "columns": worker_client.Variable(COLUMNS, partitioner=worker_client.fixed_size_partitioner(2, axis=1)),
-        "best": State(np.zeros(2, np.float32)),
-        "table": Table((10, 2)),
+        "best": Buffer(np.zeros(2, np.float32)),
+        "table": EmbeddingTable((10, 2)),
     }
 
 
@@ -75,7 +75,7 @@ def test_who_gives_one_is_told_and_the_step_waits_for_a_right_one(start: Start, 
 
 def test_what_was_written_in_place_is_looked_at_and_what_is_left_out_is_not(start: Start) -> None:
     (session,) = joined(start)
-    views_ = session.gradients()
+    views_ = session.gradient_buffers()
     for name, gradient in GOOD.items():
         views_[name][...] = gradient
     views_["whole"][2] = np.nan

@@ -9,7 +9,7 @@ import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from tests.support.clusters import AnyCluster, Shape, Start
-from worker_client import IndexedSlices, PushOutcome, Session, Table
+from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
 
 ONES = {"a": np.ones(3), "b": np.ones(40), "t": IndexedSlices([1, 8], np.ones((2, 2), np.float32))}
 POLICIES = [worker_client.ssp_policy(1), worker_client.async_policy(), worker_client.async_policy(use_locking=False)]
@@ -19,7 +19,7 @@ def joined(cluster: AnyCluster, policy: PolicySpec | None = None) -> Session:
     session = cluster.session()
     if policy is not None:
         session.set_policy(policy, timeout_s=20)
-    values = {"a": np.zeros(3), "b": np.zeros(40), "t": Table((10, 2))}
+    values = {"a": np.zeros(3), "b": np.zeros(40), "t": EmbeddingTable((10, 2))}
     session.create_or_join(values, optimizer=worker_client.sgd(1.0), timeout_s=20)
     return session
 

@@ -44,7 +44,7 @@ def rolled_back(after: int = 2, **options: Any) -> tuple[RollingCluster, Session
 def test_step_after_a_rollback_says_so_and_the_worker_goes_on_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     _, session = rolled_back()
     with session:
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         result = session.step(ONES, timeout_s=20)
         assert (result.outcome, result.step, result.is_accepted) == (PushOutcome.ROLLED_BACK, 2, False)
         assert (session.local_step, session.global_step, session.epoch, session.num_rollbacks) == (0, 0, 2, 1)
@@ -52,7 +52,7 @@ def test_step_after_a_rollback_says_so_and_the_worker_goes_on_at_the_checkpoint(
         assert_value(session, 0.0)
         assert session.step(ONES, timeout_s=20).is_accepted
         assert_value(session, -1.0)
-        assert all(session.gradients()[name] is array for name, array in gradients.items())
+        assert all(session.gradient_buffers()[name] is array for name, array in gradients.items())
 
 
 @pytest.mark.parametrize("act", [Session.wait, Session.get_slot_names, Session.read_metrics], ids=lambda act: act.__name__)

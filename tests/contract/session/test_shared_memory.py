@@ -55,14 +55,14 @@ def fill(arrays: dict[str, Array], value: float) -> dict[str, Array]:
 def test_arrays_of_gradients_are_the_same_from_step_to_step_and_variables_those_of_the_servers(opened: Opening) -> None:
     session = opened()
     assert session.transport == ("shared_memory", "shared_memory")
-    kept, seen = session.gradients(), []
+    kept, seen = session.gradient_buffers(), []
     for step in range(6):
         variables = session.read()
         assert_all(variables, -step)
         assert not variables["w"].flags.writeable
         seen.append(variables["w"])
         assert session.step(fill(kept, 1)).is_accepted
-        assert all(session.gradients()[name] is kept[name] for name in kept)
+        assert all(session.gradient_buffers()[name] is kept[name] for name in kept)
     # Two buffers by turns, whose views are made once; what is cut is copied, into the same memory each time.
     assert len({id(array) for array in seen}) == 2
     assert all(a is b for a, b in zip(seen, seen[2:], strict=False))
@@ -72,7 +72,7 @@ def test_copies_stay_what_they_are(opened: Opening) -> None:
     session = opened()
     copies = [session.read(copy=True)]
     for _ in range(3):
-        session.step(fill(session.gradients(), 1))
+        session.step(fill(session.gradient_buffers(), 1))
         copies.append(session.read(copy=True))
     for step, copy in enumerate(copies):
         assert_all(copy, -step)
@@ -81,7 +81,7 @@ def test_copies_stay_what_they_are(opened: Opening) -> None:
 
 def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
     session = opened()
-    session.step(fill(session.gradients(), 1))
+    session.step(fill(session.gradient_buffers(), 1))
     before = session.read()
     session.finish("enough")
     after = session.read()
@@ -92,13 +92,13 @@ def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
 def test_what_is_written_after_a_push_changes_nothing_under_way(opened: Opening) -> None:
     session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
     other = opened()
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     views = {name: array.reshape(-1)[1:] for name, array in kept.items()}
     for step in range(3):
         assert session.push(fill(kept, 2)).is_accepted
         fill(views, 1000)
         fill(kept, 1000)
-        assert all(session.gradients()[name] is kept[name] for name in kept)
+        assert all(session.gradient_buffers()[name] is kept[name] for name in kept)
         assert other.push(values(4.0)).is_accepted
         for each in (session, other):
             assert each.wait(timeout_s=20)
@@ -108,17 +108,17 @@ def test_what_is_written_after_a_push_changes_nothing_under_way(opened: Opening)
 def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opened: Opening) -> None:
     session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
     other = opened()
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     with pytest.raises(DeadlineExceeded):
         session.step(fill(kept, 2), timeout_s=0.05)
     with pytest.raises(ValueError, match="read-only"):
         kept["w"][...] = 1000
-    fill(session.gradients(), 1000)  # others meanwhile, but for those that are copied anyway
+    fill(session.gradient_buffers(), 1000)  # others meanwhile, but for those that are copied anyway
     other.step(values(4.0), timeout_s=20)
     assert session.wait(timeout_s=20)
     assert_all(session.read(), -3)
     fill(kept, 1)
-    assert all(session.gradients()[name] is kept[name] for name in kept)
+    assert all(session.gradient_buffers()[name] is kept[name] for name in kept)
 
 
 @pytest.mark.parametrize("call", ["push", "step"])
@@ -134,7 +134,7 @@ def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opene
 )
 def test_who_keeps_his_arrays_trains_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
     session = opened(Shape(num_ps=2))
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     views = {name: array.reshape(-1) for name, array in kept.items()}
     with worker_client.observe(f"unix:{socket_dir}/chief") as operator:
         value, counted = 0, []
@@ -158,13 +158,13 @@ def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: O
     session = opened(Shape(num_ps=2, replicas_to_aggregate=3, total_num_replicas=1))
     for step in range(3):
         for value in (1, 2, 6):
-            assert session.step(fill(session.gradients(), value), timeout_s=20).is_accepted
+            assert session.step(fill(session.gradient_buffers(), value), timeout_s=20).is_accepted
         assert_all(session.read(), -3 * (step + 1))
 
 
 def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
     session = opened(Shape(num_ps=2, replicas_to_aggregate=3, total_num_replicas=1))
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     for step in range(3):
         for value in (1, 2, 6):
             assert session.step(fill(kept, value), timeout_s=20).is_accepted
@@ -175,9 +175,9 @@ def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened:
 @pytest.mark.parametrize("policy", [worker_client.ssp_policy(3), worker_client.async_policy()], ids=["ssp", "async"])
 def test_contributions_under_way_are_all_applied_once(opened: Opening, policy: PolicySpec, is_kept: bool) -> None:
     session = opened(policy=policy)
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     for value in range(20):
-        session.push(fill(kept if is_kept else session.gradients(), value))
+        session.push(fill(kept if is_kept else session.gradient_buffers(), value))
     # Each is a step by itself, so the last one is part of what is read when so many steps are applied.
     while session.status().global_step < 20:
         session.wait(timeout_s=20)
@@ -199,15 +199,15 @@ def test_slow_backup_worker_goes_on_with_a_step_that_is_still_kept(opened: Openi
     slow, fast = opened(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2)), opened()
     slow.read()
     for _ in range(5):
-        fast.step(fill(fast.gradients(), 1), timeout_s=20)
+        fast.step(fill(fast.gradient_buffers(), 1), timeout_s=20)
     assert_all(slow.read(copy=True), -5)
     assert slow.local_step == 5
-    assert slow.step(fill(slow.gradients(), 1), timeout_s=20).is_accepted
+    assert slow.step(fill(slow.gradient_buffers(), 1), timeout_s=20).is_accepted
 
 
 def test_session_goes_on_over_grpc_when_its_memory_is_no_longer_shared(opened: Opening) -> None:
     session = opened()
-    kept = session.gradients()
+    kept = session.gradient_buffers()
     session.step(fill(kept, 1))
     for shard in session.membership.shards().memories.shards.values():
         assert isinstance(shard, SharedMemoryShard)
@@ -216,7 +216,7 @@ def test_session_goes_on_over_grpc_when_its_memory_is_no_longer_shared(opened: O
     for step in range(1, 4):
         assert_all(session.read(), -step)
         session.step(fill(kept, 1), timeout_s=20)
-    session.step(fill(session.gradients(), 1), timeout_s=20)
+    session.step(fill(session.gradient_buffers(), 1), timeout_s=20)
     assert_all(session.read(), -5)
 
 
@@ -229,7 +229,7 @@ def test_memory_that_was_lost_for_a_while_is_shared_again(
     monkeypatch.setattr("worker_client.shards.shards._LOOK_AGAIN_S", 0.0)
     for step in range(6):
         assert_all(session.read(), -step)
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         if step % 2:
             for shard in [*memories.shards.values()]:
                 assert isinstance(shard, SharedMemoryShard)
@@ -254,7 +254,7 @@ def test_nothing_is_rounded_where_nothing_travels(socket_dir: Path, policy: Poli
         session = stack.enter_context(worker_client.connect(cluster.chief_address, transport="shared_memory", wire="bfloat16"))
         session.set_policy(policy, timeout_s=20)
         session.create_or_join(values(0.0), optimizer=worker_client.sgd(1.0), split_bytes=256)
-        kept, fine = session.gradients(), 1 + 2**-12
+        kept, fine = session.gradient_buffers(), 1 + 2**-12
         for step in range(1, 3):
             session.step(fill(kept, fine), timeout_s=20)
             while session.status().global_step < step:

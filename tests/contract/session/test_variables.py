@@ -11,7 +11,7 @@ from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, Mode
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.model.variables import Array
 from tests.support.clusters import Shape, Start
-from worker_client import IndexedSlices, Session, State, Table, Variable
+from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable
 
 ROWS = np.arange(12.0).reshape(6, 2)
 WIDE = np.arange(24.0).reshape(4, 6)
@@ -20,12 +20,12 @@ WIDE = np.arange(24.0).reshape(4, 6)
 def declared() -> dict[str, Any]:
     """Mixed on purpose: tables and dense variables, of two types and three rules, whole and cut along either axis."""
     return {
-        "embedding": Table((10, 2)),
+        "embedding": EmbeddingTable((10, 2)),
         "wide": Variable(np.zeros((4, 6)), partitioner=worker_client.fixed_size_partitioner(3, axis=1)),
         "bias": np.zeros(5, np.float32),
-        "mean": State(np.zeros(2)),
-        "count": State(np.zeros(()), "add"),
-        "rows": Table(ROWS, optimizer=worker_client.adagrad(1.0), partitioner=worker_client.fixed_size_partitioner(2)),
+        "mean": Buffer(np.zeros(2)),
+        "count": Buffer(np.zeros(()), "add"),
+        "rows": EmbeddingTable(ROWS, optimizer=worker_client.adagrad(1.0), partitioner=worker_client.fixed_size_partitioner(2)),
     }
 
 
@@ -166,8 +166,8 @@ def test_hyperparameters_change_at_a_step_for_all(start: Start) -> None:
 def test_large_table_is_made_by_the_servers_and_read_by_rows(start: Start) -> None:
     session = start(Shape(num_ps=2)).session()
     halves = worker_client.fixed_size_partitioner(2)
-    big = Table((200_000, 8), initializer=worker_client.uniform_initializer(-1, 1, seed=7), partitioner=halves)
-    other = Table((200_000, 8), initializer=worker_client.uniform_initializer(-1, 1, seed=7))
+    big = EmbeddingTable((200_000, 8), initializer=worker_client.uniform_initializer(-1, 1, seed=7), partitioner=halves)
+    other = EmbeddingTable((200_000, 8), initializer=worker_client.uniform_initializer(-1, 1, seed=7))
     session.create_or_join({"big": big, "other": other}, optimizer=worker_client.adam(0.01, lazy=True), timeout_s=20)
     indices = np.array([199_999, 0, 100_000, 99_999])
     before = session.read_rows("big", indices)
@@ -211,7 +211,7 @@ def test_who_must_not_create_waits_for_who_may(start: Start) -> None:
 
 def test_half_precision_rows_of_one_index_are_summed_before_anything_is_rounded(start: Start) -> None:
     session = start(Shape(num_ps=2)).session()
-    session.create_or_join({"t": Table((3, 1), dtype="float16")}, optimizer=worker_client.sgd(0.1), timeout_s=20)
+    session.create_or_join({"t": EmbeddingTable((3, 1), dtype="float16")}, optimizer=worker_client.sgd(0.1), timeout_s=20)
     assert session.step({"t": IndexedSlices([2, 0, 2], np.array([[60000], [1], [60000]], np.float16))}, timeout_s=20).is_accepted
     np.testing.assert_array_equal(session.read_rows("t"), np.array([[-0.1], [0], [-12000]], np.float16))
 
@@ -221,7 +221,7 @@ def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, pol
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     sessions = [cluster.session() for _ in range(2)]
     sessions[0].set_policy(policy, timeout_s=20)
-    values = {"t": Table((40, 2), partitioner=worker_client.fixed_size_partitioner(20))}
+    values = {"t": EmbeddingTable((40, 2), partitioner=worker_client.fixed_size_partitioner(20))}
     for session in sessions:
         session.create_or_join(values, optimizer=worker_client.momentum(1.0, momentum=0.0), timeout_s=20)
     observer, torn = cluster.observer(), 0

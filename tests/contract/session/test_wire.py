@@ -10,7 +10,7 @@ import pytest
 
 import worker_client
 from tests.support.clusters import GrpcTestCluster, Shape
-from worker_client import IndexedSlices, Session, State, Table, Variable, WireFormat, top_k
+from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable, WireFormat, top_k
 
 FORMATS: dict[str, str | WireFormat] = {
     "bfloat16": "bfloat16",
@@ -31,13 +31,13 @@ def declared() -> dict[str, Any]:
         "columns": Variable(np.zeros((4, 6), np.float32), partitioner=worker_client.fixed_size_partitioner(2, axis=1)),
         "bias": np.zeros(5, np.float32),
         "double": np.zeros(3),
-        "count": State(np.zeros(2, np.float32), "add"),
-        "table": Table((10, 2)),
+        "count": Buffer(np.zeros(2, np.float32), "add"),
+        "table": EmbeddingTable((10, 2)),
     }
 
 
 def gradients(session: Session, **changes: Any) -> dict[str, Any]:
-    shapes = {name: view for name, view in session.gradients().items() if name in NAMES}
+    shapes = {name: view for name, view in session.gradient_buffers().items() if name in NAMES}
     return {name: np.full(view.shape, GRADIENT, view.dtype) for name, view in shapes.items()} | changes
 
 

@@ -43,7 +43,7 @@ def test_every_optimizer_learns_the_digits_at_the_rate_that_is_said_to_suit_it(n
     train, test = split(load_digits())
     with worker_client.local() as session:
         session.create_or_join(initial_values(seed=7), optimizer=optimizer_of(name))
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         for step in range(400):
             batch = train.batch(64, worker=0, step=step)
             loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)

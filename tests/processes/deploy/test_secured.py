@@ -66,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_training_goes_on_under_tls_tokens_and_certificates(cluster: Cluster) -> None:
     with worker_client.connect(cluster.chief, timeout_s=20, **cluster.proofs()) as session:
         halves = worker_client.fixed_size_partitioner(2)
-        values = {"w": np.zeros((64, 8), np.float32), "rows": worker_client.Table((30, 2), partitioner=halves)}
+        values = {"w": np.zeros((64, 8), np.float32), "rows": worker_client.EmbeddingTable((30, 2), partitioner=halves)}
         session.create_or_join(values, optimizer=worker_client.sgd(1.0))
         for _ in range(5):
             session.step({"w": np.ones((64, 8), np.float32), "rows": np.ones((30, 2), np.float32)}, timeout_s=20)

@@ -78,7 +78,7 @@ class KilledCluster:
                 session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
                 self.sessions[index] = session
                 # One of them keeps the arrays that it is given once, over all that happens.
-                gradients = session.gradients() if index else ONES
+                gradients = session.gradient_buffers() if index else ONES
                 for array in gradients.values():
                     array[...] = 1
                 while not self._stopped.wait(0.002):

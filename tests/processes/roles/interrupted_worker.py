@@ -20,7 +20,7 @@ def main(phase: str, chief: str) -> None:
             print(phase, flush=True)
         session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
         if phase == "waiting":
-            session.push(session.gradients())
+            session.push(session.gradient_buffers())
             print(phase, flush=True)
             session.wait()
         print(phase, flush=True)
@@ -28,7 +28,7 @@ def main(phase: str, chief: str) -> None:
         sys.stdin.readline()
         if phase == "reading":
             session.read()
-        session.push(session.gradients())
+        session.push(session.gradient_buffers())
 
 
 if __name__ == "__main__":

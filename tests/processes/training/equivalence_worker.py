@@ -20,7 +20,7 @@ def train(session: Session, *, optimizer: str, images: Array, labels: Array, del
     with session:
         # Small variables, split all the same, so that every shard has a part of the arithmetic.
         session.create_or_join(initial_values(), optimizer=spec_of(optimizer), split_bytes=1000, timeout_s=30)
-        staging = session.gradients()
+        staging = session.gradient_buffers()
         while not session.is_finished:
             found = gradients(session.read(), images, labels, rows_of(session.worker_index, session.local_step, labels.size))
             threading.Event().wait(MAX_DELAY_S * delays.random() ** 3)

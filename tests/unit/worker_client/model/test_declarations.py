@@ -9,7 +9,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, Partition, SparseMean, VariableSpec
-from worker_client import Placement, State, Table, Variable
+from worker_client import Buffer, EmbeddingTable, Placement, Variable
 from worker_client.model.declarations import Declared, declare
 
 SGD = worker_client.sgd(0.1)
@@ -50,14 +50,14 @@ def test_a_variable_has_its_own_optimizer_constraint_and_cut() -> None:
 
 
 def test_a_table_has_values_or_a_shape() -> None:
-    values = declared({"t": Table(np.ones((4, 2), np.float32))})
+    values = declared({"t": EmbeddingTable(np.ones((4, 2), np.float32))})
     assert (values.model.variables[0].initializer, list(values.values)) == (None, ["t"])
-    made = declared({"t": Table((4, 2), dtype="bfloat16", sparse_mean="per_replica")})
+    made = declared({"t": EmbeddingTable((4, 2), dtype="bfloat16", sparse_mean="per_replica")})
     (spec,) = made.model.variables
     assert (spec.is_sparse, spec.shape, spec.data_type, spec.sparse_mean) == (True, (4, 2), DataType.BFLOAT16, SparseMean.PER_REPLICA)
     assert spec.initializer == worker_client.zeros_initializer()
     assert not made.values
-    normal = spec_of(Table([4, 2], initializer=worker_client.normal_initializer(1.0, 0.5, seed=3))).initializer
+    normal = spec_of(EmbeddingTable([4, 2], initializer=worker_client.normal_initializer(1.0, 0.5, seed=3))).initializer
     assert normal is not None
     assert (normal.kind, normal.low, normal.high, normal.seed) == (InitializerKind.NORMAL, 1.0, 0.5, 3)
 
@@ -65,12 +65,12 @@ def test_a_table_has_values_or_a_shape() -> None:
 @pytest.mark.parametrize(
     ("state", "rule", "decay"),
     [
-        (State(np.zeros(2)), "assign_mean", {}),
-        (State(np.zeros(2), "add"), "add", {}),
-        (State(np.zeros(2), "moving_average", 0.5), "moving_average", {"decay": 0.5}),
+        (Buffer(np.zeros(2)), "assign_mean", {}),
+        (Buffer(np.zeros(2), "add"), "add", {}),
+        (Buffer(np.zeros(2), "moving_average", 0.5), "moving_average", {"decay": 0.5}),
     ],
 )
-def test_state_is_a_variable_with_an_update_rule(state: State, rule: str, decay: dict[str, float]) -> None:
+def test_state_is_a_variable_with_an_update_rule(state: Buffer, rule: str, decay: dict[str, float]) -> None:
     spec = spec_of(state)
     assert spec.is_state
     assert spec.optimizer is not None
@@ -89,18 +89,21 @@ def test_placement_is_agreed_on_in_numbers() -> None:
         ({"v": Variable(np.zeros(3), optimizer="adam")}, "variable 'v': optimizer: got 'adam', want what worker_client.sgd"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3, np.int64))}, "'v': its initial value is int64"),
         ({"v": Variable(1.0, partitioner=worker_client.fixed_size_partitioner(2))}, "'v': its partitioner is for a scalar"),
-        ({"v": Table(np.zeros((2, 2)), initializer=worker_client.zeros_initializer())}, "'v': has values and an initializer"),
-        ({"v": Table((2, 2), initializer=np.zeros)}, "'v': initializer: got <built-in function zeros>, want what zeros_initializer"),  # type: ignore[arg-type]
+        ({"v": EmbeddingTable(np.zeros((2, 2)), initializer=worker_client.zeros_initializer())}, "'v': has values and an initializer"),
+        ({"v": EmbeddingTable((2, 2), initializer=np.zeros)}, "'v': initializer: got <built-in function zeros>, want what"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3), constraint="positive")}, "'v': constraint: got 'positive', want what non_negative"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3), partitioner=2)}, "'v': its partitioner is 2, want what fixed_size_partitioner"),  # type: ignore[arg-type]
-        ({"v": Table((2, 2), dtype="float33")}, "'v': dtype = 'float33' is no type"),
-        ({"v": Table((2, 2), sparse_mean=["mean"])}, "'v': sparse_mean = \\['mean'\\], want one of"),  # type: ignore[arg-type]
-        ({"v": Table((2, 2), sparse_mean="mean")}, "'v': sparse_mean = 'mean', want one of per_index, per_replica"),
-        ({"v": Table((2, 2), partitioner=worker_client.fixed_size_partitioner(2, axis=1))}, "'v': a sparse variable can only be cut along"),
-        ({"v": Table(1.0)}, "'v': a scalar has no rows"),
-        ({"v": Table((2, 2), dtype="int32")}, "'v': dtype int32 is not supported"),
-        ({"v": State(np.zeros(2), "sum")}, "'v': update = 'sum', want one of mean, add, moving_average"),
-        ({"v": State(np.zeros(2), "moving_average", 2)}, "decay = 2, want 0 to 1"),
+        ({"v": EmbeddingTable((2, 2), dtype="float33")}, "'v': dtype = 'float33' is no type"),
+        ({"v": EmbeddingTable((2, 2), sparse_mean=["mean"])}, "'v': sparse_mean = \\['mean'\\], want one of"),  # type: ignore[arg-type]
+        ({"v": EmbeddingTable((2, 2), sparse_mean="mean")}, "'v': sparse_mean = 'mean', want one of per_index, per_replica"),
+        (
+            {"v": EmbeddingTable((2, 2), partitioner=worker_client.fixed_size_partitioner(2, axis=1))},
+            "'v': a sparse variable can only be cut along",
+        ),
+        ({"v": EmbeddingTable(1.0)}, "'v': a scalar has no rows"),
+        ({"v": EmbeddingTable((2, 2), dtype="int32")}, "'v': dtype int32 is not supported"),
+        ({"v": Buffer(np.zeros(2), "sum")}, "'v': update = 'sum', want one of mean, add, moving_average"),
+        ({"v": Buffer(np.zeros(2), "moving_average", 2)}, "decay = 2, want 0 to 1"),
         ([("v", np.zeros(2))], "initial_values: got a list, want a dict"),
         ({}, "no variables"),
     ],
@@ -127,7 +130,7 @@ def test_what_no_cluster_could_take_is_refused_in_words(variables: Any, words: s
 )
 def test_options_that_fit_no_variable_are_refused_in_words(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
-        declared({"t": Table((2, 2)), "n": State(np.zeros(2)), "w": np.zeros(2)}, **options)
+        declared({"t": EmbeddingTable((2, 2)), "n": Buffer(np.zeros(2)), "w": np.zeros(2)}, **options)
 
 
 def test_policies_and_choices_are_checked_where_they_are_written() -> None:

@@ -63,7 +63,7 @@ BAD: list[tuple[dict[str, Any], type[PsError], str]] = [
     ({"layer1/weight": np.ones((4, 3), np.float32)}, ShapeMismatch, r"'layer1/weight': shape \(4, 3\), variable \(3, 4\)"),
     ({"loss_scale": np.ones(1, np.float32)}, ShapeMismatch, r"'loss_scale': shape \(1,\), variable \(\); nothing is broadcast"),
     ({"b1": np.float32(1)}, ShapeMismatch, r"'b1': shape \(\), variable \(4,\)"),
-    ({"b1": IndexedSlices([1], np.ones(1, np.float32))}, InvalidSpec, "'b1' takes dense gradients; declare it as a Table"),
+    ({"b1": IndexedSlices([1], np.ones(1, np.float32))}, InvalidSpec, "'b1' takes dense gradients; declare it as an EmbeddingTable"),
     ({"b1": [1.0, 2.0, 3.0, 4.0]}, DtypeMismatch, r"'b1' is a list, want an array; use np.asarray\(…, np.float32\)"),
     ({"loss_scale": 1.0}, DtypeMismatch, "'loss_scale' is a float, want an array"),
     ({"b1": "ones"}, DtypeMismatch, "'b1' is the str 'ones', want an array"),
@@ -241,7 +241,7 @@ def test_bad_rows_are_refused_in_words(mixed: Staging, gradient: Any, error: typ
     [
         ({"t": None, "w": None}, {"n": W[:2]}, InvalidSpec, r"No gradients provided for any variable: \['t', 'w'\]"),
         ({"w": W}, None, IncompletePush, "misses 1 of 2 variables: t"),
-        ({"t": None, "w": W, "n": W[:2]}, None, InvalidSpec, "'n' is a State: it takes no gradient"),
+        ({"t": None, "w": W, "n": W[:2]}, None, InvalidSpec, "'n' is a Buffer: it takes no gradient"),
         ({"t": None, "w": W}, {"w": W}, InvalidSpec, "update for 'w': it takes gradients"),
         ({"t": None, "w": W}, {"m": W}, VariableNotFound, "'m' not found. Did you mean 'n'|'m' not found; the model has n"),
         ({"t": None, "w": W}, {"n": W}, ShapeMismatch, r"update for 'n': shape \(3,\), variable \(2,\)"),

@@ -89,7 +89,7 @@ def test_every_optimizer_says_all_of_its_numbers_and_has_the_slots_that_servers_
         name: value for name, value in optimizer.hyperparameters.items() if name == "centered"
     }
     with worker_client.local() as session:
-        session.create_or_join({"w": np.zeros(2), "t": worker_client.Table((4, 2))}, optimizer=optimizer)
+        session.create_or_join({"w": np.zeros(2), "t": worker_client.EmbeddingTable((4, 2))}, optimizer=optimizer)
         assert tuple(session.get_slot_names()) == slot_names(optimizer)
         session.step({"w": np.ones(2), "t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))})
         for name in slot_names(optimizer):

@@ -162,13 +162,13 @@ def test_worker_that_fails_is_shown_with_its_failure() -> None:
 def test_gradients_written_into_the_sessions_memory_are_pushed_from_there() -> None:
     with worker_client.local() as session:
         session.create_or_join(initial(), optimizer=worker_client.sgd(1.0))
-        gradients = session.gradients()
+        gradients = session.gradient_buffers()
         gradients["w"][...] = [1, 2, 3]
         gradients["b"][...] = 4
         session.step(gradients)
         np.testing.assert_array_equal(session.read()["w"], [-1, -2, -3])
         assert session.read()["b"] == -4
-        assert all(session.gradients()[name] is gradients[name] for name in gradients)
+        assert all(session.gradient_buffers()[name] is gradients[name] for name in gradients)
 
 
 def test_variables_are_the_sessions_own_memory_and_read_only() -> None:
@@ -259,7 +259,13 @@ def test_other_model_is_refused_with_all_differences() -> None:
 
 def test_session_says_what_to_call_first_and_what_not_to_call_any_more() -> None:
     session = worker_client.local()
-    calls: list[Callable[[], object]] = [session.read, session.gradients, session.wait, session.get_slot_names, lambda: session.step({})]
+    calls: list[Callable[[], object]] = [
+        session.read,
+        session.gradient_buffers,
+        session.wait,
+        session.get_slot_names,
+        lambda: session.step({}),
+    ]
     for call in calls:
         with pytest.raises(NotInitialized, match=r"call create_or_join\(\) first"):
             call()

@@ -15,6 +15,7 @@ from worker_client import (
     AdagradDAOptimizer,
     AdagradOptimizer,
     AdamOptimizer,
+    Buffer,
     FtrlOptimizer,
     GradientDescentOptimizer,
     Graph,
@@ -25,7 +26,6 @@ from worker_client import (
     ProximalAdagradOptimizer,
     ProximalGradientDescentOptimizer,
     RMSPropOptimizer,
-    State,
     SyncReplicasOptimizer,
     Variable,
     get_variable,
@@ -163,7 +163,7 @@ def test_compute_gradients_checks_its_arguments(w: ModelVariable) -> None:
 
 def test_var_list_defaults_to_trainable_variables(w: ModelVariable) -> None:
     get_variable("fixed", np.zeros(2), trainable=False)
-    get_variable("count", State(np.zeros(()), "add"))
+    get_variable("count", Buffer(np.zeros(()), "add"))
     assert [variable for _, variable in GradientDescentOptimizer(0.1).compute_gradients(LOSS)] == [w]
 
 

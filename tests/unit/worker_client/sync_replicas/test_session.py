@@ -11,13 +11,13 @@ from ps_protocol.roles.chief import PushOutcome
 from tests.support.facade import FakeCluster, Recording, quadratic
 from worker_client import (
     AdamOptimizer,
+    Buffer,
     GradientDescentOptimizer,
     Graph,
     LossResult,
     MonitoredTrainingSession,
     SessionRunArgs,
     SessionRunHook,
-    State,
     TrainOp,
     default_graph,
     get_or_create_global_step,
@@ -84,7 +84,7 @@ def test_loss_may_take_nothing_as_under_eager_execution(cluster: FakeCluster) ->
 
 
 def test_updates_and_metrics_ride_along(cluster: FakeCluster) -> None:
-    get_variable("mean", State(np.zeros(())))
+    get_variable("mean", Buffer(np.zeros(())))
     op = train_op(lambda _: LossResult(value=1.0, gradients={"w": np.ones(2)}, updates={"mean": 2.0}, metrics={"accuracy": 0.5}))
     with MonitoredTrainingSession(cluster) as session:
         session.run(op)

@@ -11,6 +11,8 @@ from ps_protocol.model.policy import PolicySpec, TokenMode
 from tests.support.facade import FakeCluster, quadratic
 from worker_client import (
     AdamOptimizer,
+    Buffer,
+    EmbeddingTable,
     ExponentialMovingAverage,
     GradientDescentOptimizer,
     Graph,
@@ -18,9 +20,7 @@ from worker_client import (
     ModelVariable,
     MomentumOptimizer,
     MonitoredTrainingSession,
-    State,
     SyncReplicasOptimizer,
-    Table,
     get_or_create_global_step,
     get_variable,
 )
@@ -67,7 +67,7 @@ def test_apply_gradients_refuses_what_the_original_refuses(w: ModelVariable) -> 
 
 
 def test_rows_and_missing_gradients_are_taken(w: ModelVariable) -> None:
-    table = get_variable("table", Table((4, 2)))
+    table = get_variable("table", EmbeddingTable((4, 2)))
     rows = IndexedSlices([1], np.ones((1, 2), np.float32))
     op = sync().apply_gradients([(None, w), (rows, table)], global_step=get_or_create_global_step())
     assert op.name == "sync_replicas"
@@ -214,7 +214,7 @@ def test_number_of_updates_bounds_the_decay(graph: Graph, w: ModelVariable) -> N
 
 def test_what_has_no_average_is_refused(w: ModelVariable) -> None:
     averages = ExponentialMovingAverage(0.9)
-    for wrong in (get_variable("table", Table((4, 2))), get_variable("state", State(np.zeros(())))):
+    for wrong in (get_variable("table", EmbeddingTable((4, 2))), get_variable("state", Buffer(np.zeros(())))):
         with pytest.raises(ValueError, match="no moving average"):
             averages.apply([wrong])
     with pytest.raises(TypeError, match="must be half, float, or double"):
