@@ -24,6 +24,7 @@ from ps_protocol.model.variables import (
     variable_axis_size_partitioner,
 )
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome
+from ps_protocol.security.options import Security
 from worker_client.model.declarations import (
     Buffer,
     EmbeddingTable,
@@ -60,7 +61,7 @@ from worker_client.model.policies import async_policy, moving_average, ssp_polic
 from worker_client.model.wire_format import WireFormat, top_k
 from worker_client.opening import connect, local, observe, observe_local
 from worker_client.session.observer import Observer
-from worker_client.session.outcomes import MetricReport, Push, StepResult, WorkerMetric
+from worker_client.session.outcomes import MetricReport, Push, WorkerMetric
 from worker_client.session.session import Session
 
 # What is built on a session is loaded when it is first asked for: module to its names. The imports below are for type checkers.
@@ -196,6 +197,7 @@ __all__ = [
     "RMSPropOptimizer",
     "Schedule",
     "SecondOrStepTimer",
+    "Security",
     "Session",
     "SessionRunArgs",
     "SessionRunContext",
@@ -203,7 +205,6 @@ __all__ = [
     "SessionRunValues",
     "SparseConditionalAccumulator",
     "StepCounterHook",
-    "StepResult",
     "StopAtStepHook",
     "SummarySaverHook",
     "SyncReplicasOptimizer",

@@ -75,13 +75,13 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
     if isinstance(target, str):
-        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, proof=access_of(os.environ, role=CallerRole.WORKER))
+        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, proof=access_of(None, os.environ, role=CallerRole.WORKER))
     target.membership.check_open()
-    link, addresses = target.membership.link, target.membership.registration.shard_addresses
+    way, addresses = target.membership.link.transport, target.membership.registration.shard_addresses
     index = shard_of(name, num_shards=len(addresses))
-    if link.is_in_process:
-        return _in_process(link.open_shard(index, addresses[index]), index, timeout_s=timeout_s or link.timeout_s)
-    return _remote(addresses[index], index=index, timeout_s=timeout_s or link.timeout_s, proof=link.access)
+    if way.is_in_process:
+        return _in_process(way.open_shard(index, addresses[index]), index, timeout_s=timeout_s or way.timeout_s)
+    return _remote(addresses[index], index=index, timeout_s=timeout_s or way.timeout_s, proof=way.access)
 
 
 def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:

@@ -127,7 +127,8 @@ class DemoObserver:
 
     def _run(self, address: str, cluster: str, token_file: Path | None) -> None:
         try:
-            with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, token_file=token_file) as observer:
+            security = None if token_file is None else worker_client.Security(token_file=token_file)
+            with worker_client.observe(address, cluster=cluster, timeout_s=_CONNECT_TIMEOUT_S, security=security) as observer:
                 self._watch(observer)
         except PsError as error:
             self.error = error

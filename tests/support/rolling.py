@@ -14,7 +14,8 @@ from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, Re
 from ps_protocol.roles.shard import PushHeader, PushId
 from tests.support.faults import Flaky
 from worker_client import Session
-from worker_client.cluster.chief import ClusterLink, register
+from worker_client.cluster.chief import ChiefLink
+from worker_client.cluster.transport import LocalTransport
 
 
 class RollingCluster:
@@ -34,13 +35,13 @@ class RollingCluster:
         self.chief = Flaky(_Chief(self))
         self.shards = [Flaky(_Shard(self, index)) for index in range(2)]
 
-    def link(self) -> ClusterLink:
-        return ClusterLink(chief=self.chief, open_shard=lambda index, _: self.shards[index], is_in_process=False, timeout_s=self._timeout_s)
+    def link(self) -> ChiefLink:
+        return ChiefLink(self.chief, LocalTransport(self.shards.__getitem__, timeout_s=self._timeout_s, is_in_process=False))
 
     def session(self) -> Session:
         """Returns another worker's session, with the model."""
         link = self.link()
-        session = Session(link, register(link, kind=ParticipantKind.WORKER, index=None, takeover=False))
+        session = Session(link, link.register(kind=ParticipantKind.WORKER, index=None, takeover=False))
         self._restore(session)
         return session
 
@@ -48,8 +49,8 @@ class RollingCluster:
         """Brings the cluster back to its first values, in a new epoch."""
         inner = InProcessCluster(num_ps=2, **self._sizes)  # type: ignore[arg-type]
         # Whoever gives the values back has been worker 0 of the new cluster, so the real one is its next incarnation.
-        link = ClusterLink(chief=inner.chief, open_shard=lambda i, _: inner.shards[i], is_in_process=True, timeout_s=5.0)
-        self._restore(Session(link, register(link, kind=ParticipantKind.WORKER, index=0, takeover=False)))
+        link = ChiefLink(inner.chief, LocalTransport(inner.shards.__getitem__, timeout_s=5.0))
+        self._restore(Session(link, link.register(kind=ParticipantKind.WORKER, index=0, takeover=False)))
         self.rise()
         self.inner, self.incarnation_offsets = inner, {0: 1}
         self.num_rollbacks += 1

@@ -153,7 +153,7 @@ def contribute_statistics(session: Session, *, until: int) -> list[Record]:
     return records
 
 
-def _record(push: worker_client.Push | worker_client.StepResult) -> Record:
+def _record(push: worker_client.Push) -> Record:
     return [push.outcome.name, push.step, push.applied_step, push.staleness]
 
 

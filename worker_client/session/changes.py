@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
-from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.waiting import Patience
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
@@ -14,7 +14,7 @@ from worker_client.model.optimizers import Rate, plain_number, rate_of
 _STATUS_S = 1.0
 
 
-def set_policy(link: ClusterLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
+def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
     """Has the cluster coordinated by `policy` and returns the step from which on it is; waits for a step that is being applied.
 
     Raises InvalidSpec; DeadlineExceeded, with what is waited for: the change is made all the same, as soon as it can be.
@@ -26,11 +26,11 @@ def set_policy(link: ClusterLink, policy: PolicySpec, *, who: str, timeout_s: fl
     def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
         return chief.set_policy(policy, request_id=request_id, max_wait_s=max_wait_s)
 
-    return _settle(link, ask, what="set the policy", patience=Patience(f"{who} sets the policy", timeout_s=timeout_s)).step
+    return _change(link, ask, what="set the policy", patience=Patience(f"{who} sets the policy", timeout_s=timeout_s)).step
 
 
 def set_hyperparameters(
-    link: ClusterLink,
+    link: ChiefLink,
     *,
     who: str,
     learning_rate: Rate | None,
@@ -55,10 +55,10 @@ def set_hyperparameters(
         return chief.set_hyperparameters(change, request_id=request_id, max_wait_s=max_wait_s)
 
     patience = Patience(f"{who} sets hyper-parameters", timeout_s=timeout_s)
-    return _settle(link, ask, what="set hyper-parameters", patience=patience).version
+    return _change(link, ask, what="set hyper-parameters", patience=patience).version
 
 
-def _settle(link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, patience: Patience) -> SettingsReply:
+def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, patience: Patience) -> SettingsReply:
     while True:
         max_wait_s = patience.slice_s()
         reply = _asked(link, ask, max_wait_s, what=what, patience=patience)
@@ -67,7 +67,7 @@ def _settle(link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | Non
         patience.explain(f"{_waiting_for(link)}; the change will be made all the same")
 
 
-def _waiting_for(link: ClusterLink) -> str:
+def _waiting_for(link: ChiefLink) -> str:
     try:
         status = link.ask(lambda chief: chief.status(), what="its status", timeout_s=_STATUS_S)
     except (Unavailable, DeadlineExceeded) as error:
@@ -76,7 +76,7 @@ def _waiting_for(link: ClusterLink) -> str:
 
 
 def _asked(
-    link: ClusterLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, patience: Patience
+    link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, patience: Patience
 ) -> SettingsReply | None:
     return link.ask(lambda chief: ask(chief, max_wait_s), what=what, timeout_s=patience.left_s(), expected_s=max_wait_s)
 

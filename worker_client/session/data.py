@@ -16,8 +16,9 @@ from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, Participant, ParticipantKind
 from worker_client.cluster.threads import Lane
 from worker_client.cluster.waiting import Patience
+from worker_client.session.loop import WorkerLoop
 from worker_client.session.membership import LOST, Membership
-from worker_client.session.training import Course, Training
+from worker_client.session.training import Training
 
 log = logging.getLogger("lockstep.worker")
 
@@ -31,15 +32,15 @@ _LOOK_AGAIN_S = 0.1
 class DataBatches:
     """An iterator over a worker's ranges; made by `Session.batches()`. For one thread."""
 
-    def __init__(self, spec: DataSpec, *, member: Membership, course: Course, first_request: int) -> None:
+    def __init__(self, spec: DataSpec, *, member: Membership, loop: WorkerLoop, first_request: int) -> None:
         self.spec = spec
         self.request_id = first_request
         self.timeout_s: float | None = None
         self._member = member
-        self._course = course
+        self._loop = loop
         self._participant = member.participant
         self._ahead: deque[DataRange] = deque()
-        self._lane = None if member.link.is_in_process else Lane(f"lockstep-{member.participant.index}-data")
+        self._lane = None if member.link.transport.is_in_process else Lane(f"lockstep-{member.participant.index}-data")
         self._wish: _Wish | None = None
 
     def __iter__(self) -> Iterator[DataRange]:
@@ -49,13 +50,13 @@ class DataBatches:
         self._member.check_open()
         self._notice_move()
         # What was yielded here since the worker has its present place, for a contribution that was not sent after all.
-        self._ahead.extendleft(reversed(self._course.take_back()))
+        self._ahead.extendleft(reversed(self._loop.take_back()))
         if not self._ahead:
             self._await_ranges()
         if not self._ahead:
             raise StopIteration
         given = self._ahead.popleft()
-        self._course.use(given)
+        self._loop.use(given)
         if self._lane is not None and self._wish is None and len(self._ahead) <= NUM_AHEAD // 2:
             self._wish = _Wish(self, self._lane, participant=self._participant, request_id=self.request_id)
         return given
@@ -78,7 +79,7 @@ class DataBatches:
     def _notice_move(self) -> None:
         """What was leased to a former identity is leased anew."""
         if self._member.participant is not self._participant:
-            self._course.do(Training.check_place)
+            self._loop.do(Training.check_place)
             self._participant, self._wish = self._member.participant, None
             self.request_id += 1
             self._ahead.clear()
@@ -86,7 +87,7 @@ class DataBatches:
     def _await_ranges(self) -> None:
         patience = Patience(f"worker {self._participant.index} wants ranges of {self.spec.name!r}", timeout_s=self.timeout_s)
         has_waited = False
-        while not self._course.progress.is_finished:
+        while not self._loop.state.is_finished:
             reply = self._asked(patience)
             if reply is None:
                 continue
@@ -103,17 +104,17 @@ class DataBatches:
 
     def _keep_up(self, patience: Patience) -> None:
         """Others have gone on while this worker had nothing to do."""
-        progress = self._course.progress
-        if self._course.num_unnamed:
+        state = self._loop.state
+        if self._loop.num_unnamed:
             # It would wait for itself; or two of them for one another.
-            log.warning(_SKIPPED, self._participant.index, self._course.num_unnamed, self.spec.name)
-            self._course.skip(timeout_s=patience.left_s())
+            log.warning(_SKIPPED, self._participant.index, self._loop.num_unnamed, self.spec.name)
+            self._loop.skip(timeout_s=patience.left_s())
             return
-        if not progress.reads_latest:
-            if self._member.status(max_ledger_entries=0).global_step > progress.local_step:
-                self._course.wait(timeout_s=patience.left_s())
+        if not state.reads_latest:
+            if self._member.status(max_ledger_entries=0).global_step > state.local_step:
+                self._loop.wait(timeout_s=patience.left_s())
         elif self._is_waited_for():
-            self._course.step_with_nothing(timeout_s=patience.left_s())
+            self._loop.contribute(None, is_waited_for=True, timeout_s=patience.left_s())
 
     def _asked(self, patience: Patience) -> LeaseReply | None:
         """The chief's answer; None if the worker's place has moved."""
@@ -132,7 +133,7 @@ class DataBatches:
 
     def _slice_s(self, patience: Patience) -> float:
         slice_s = patience.slice_s()
-        return min(slice_s, _LOOK_AGAIN_S) if self._course.progress.reads_latest or self._course.num_unnamed else slice_s
+        return min(slice_s, _LOOK_AGAIN_S) if self._loop.state.reads_latest or self._loop.num_unnamed else slice_s
 
     def _is_waited_for(self) -> bool:
         participants = self._member.status(max_ledger_entries=0).participants
@@ -140,14 +141,14 @@ class DataBatches:
         return any(other.is_waiting and other.index != own for other in participants if other.kind is ParticipantKind.WORKER)
 
 
-def batches_of(spec: DataSpec, last: DataBatches | None, *, member: Membership, course: Course, timeout_s: float | None) -> DataBatches:
+def batches_of(spec: DataSpec, last: DataBatches | None, *, member: Membership, loop: WorkerLoop, timeout_s: float | None) -> DataBatches:
     """Returns the ranges of this data: the last iterator if it is of the same, which goes on, else a new one in its place."""
     if last is None or last.spec != spec:
         first = 1
         if last is not None:
             first = last.request_id + 1
             last.close()
-        last = DataBatches(spec, member=member, course=course, first_request=first)
+        last = DataBatches(spec, member=member, loop=loop, first_request=first)
     last.timeout_s = timeout_s
     return last
 

@@ -11,7 +11,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, Participant
-from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.waiting import Patience
 from worker_client.model.declarations import Declared
 from worker_client.model.memory import ModelMemory
@@ -118,7 +118,7 @@ def _check_not_anew(member: Membership) -> None:
         )
 
 
-def _gives_several(link: ClusterLink) -> bool:
+def _gives_several(link: ChiefLink) -> bool:
     status = link.ask(lambda chief: chief.status(max_ledger_entries=0), what="how many workers there are")
     return 0 < status.total_num_replicas < status.replicas_to_aggregate
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,76 +21,12 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process import waiting
-from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, Participant, PushCommit, PushOutcome, Registration
-from worker_client.cluster.chief import ClusterLink, register_again
+from ps_protocol.roles.chief import Chief, ClusterStatus, Participant, Registration
+from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.waiting import Patience
-from worker_client.shards.shards import CLOSE_WAIT_S, ShardGroup
-
-# The contributions that a chief has been told of and that are in no applied step yet. Knows commits and steps; no chief and no thread.
-
-
-class OpenCommits:
-    """What another chief would have to be told again, of this participant. A few at most. Written by one thread; any may take a copy."""
-
-    def __init__(self, owner: Participant) -> None:
-        self.owner = owner
-        self._commits: dict[int, PushCommit] = {}
-        self._applied_steps: dict[int, int] = {}
-        self._leased: dict[int, None] = {}
-
-    def lease(self, ranges: Iterable[int]) -> None:
-        """These ranges of the training data are the participant's, until a contribution that was made from them is answered."""
-        self._leased.update(dict.fromkeys(ranges))
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """The ranges that it has, also those of a contribution that is not answered."""
-        return tuple(self._leased)
-
-    def sent(self, commit: PushCommit) -> None:
-        """It may have been counted from now on."""
-        self._commits[commit.push_id.sequence] = commit
-
-    def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
-        """Takes note of what became of it, while `global_step` is open."""
-        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
-        sequence = commit.push_id.sequence
-        for identity in commit.ranges:
-            self._leased.pop(identity, None)
-        if outcome is not PushOutcome.ACCEPTED or result.applied_step is None:
-            self._commits.pop(sequence, None)
-        else:
-            self._applied_steps[sequence] = result.applied_step
-        self.advance(global_step)
-
-    def advance(self, global_step: int) -> None:
-        """Takes note that a step is open: what was part of an earlier one is applied."""
-        if not self._commits:
-            return
-        for sequence in [sequence for sequence, step in self._applied_steps.items() if step < global_step]:
-            self._commits.pop(sequence, None)
-            del self._applied_steps[sequence]
-
-    def is_accepted(self, commit: PushCommit) -> bool:
-        """Whether the chief has said that it counts, and it is not known to be applied."""
-        return commit.push_id.sequence in self._applied_steps
-
-    def unanswered(self) -> PushCommit | None:
-        """The latest that the chief has not said anything of: it may not have heard of it."""
-        return next((commit for sequence, commit in reversed(self._commits.items()) if sequence not in self._applied_steps), None)
-
-    def all(self) -> tuple[PushCommit, ...]:
-        """Returns them, oldest first."""
-        return tuple(self._commits.values())
-
-    def begin(self, owner: Participant) -> None:
-        """The epoch or the incarnation that they belong to is over; those to come are of this participant."""
-        self._commits.clear()
-        self._applied_steps.clear()
-        self._leased.clear()
-        self.owner = owner
-
+from worker_client.session.state import OpenCommits
+from worker_client.shards.shards import CLOSE_WAIT_S, Shards
 
 # A participant's place in its cluster, taken again when chief or epoch have changed. Knows the link and a lock; no model and no step.
 
@@ -108,7 +44,7 @@ class Place:
     `moved` is called, by whichever thread, after it has become another participant: in another epoch, or another incarnation.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration, *, moved: Callable[[], None]) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration, *, moved: Callable[[], None]) -> None:
         self.registration = registration
         self.commits = OpenCommits(registration.participant)
         # The model of whoever has joined one: another chief may have to learn it.
@@ -125,7 +61,7 @@ class Place:
         """The identity to call with; the same object for as long as it is the same identity."""
         return self.registration.participant
 
-    def settle(self) -> None:
+    def await_renewal(self) -> None:
         """Waits for another thread that is taking the place again, so that what it tells the chief comes first."""
         if self._is_renewing:
             with self._lock:
@@ -133,7 +69,7 @@ class Place:
 
     def check_superseded(self, participant: Participant, error: Superseded) -> None:
         """Raises the error unless the other thread has taken the place again meanwhile, as the one that supersedes this participant."""
-        self.settle()
+        self.await_renewal()
         if self.participant is participant:
             raise error
 
@@ -174,7 +110,7 @@ class Place:
     def _take(self, cause: PsError, *, is_question: bool = False) -> bool:
         former = self.participant
         try:
-            registration = register_again(self._link, former, held=self.commits.held if self.commits.owner is former else ())
+            registration = self._link.register_again(former, held=self.commits.held if self.commits.owner is former else ())
         except WorkerIndexTaken as error:
             raise Superseded(f"{cause.message}; and meanwhile {error.message}", facts=error.facts) from None
         if registration.participant == former:
@@ -185,12 +121,12 @@ class Place:
             log.info("registered again index=%d epoch=%d chief=%d", former.index, former.epoch, registration.chief_incarnation)
             # The same object, by which everybody sees that nothing else has changed.
             self.registration = replace(registration, participant=former)
-            self._retell(former)
+            self._tell_again(former)
             return False
         self.registration = registration
         return True
 
-    def _retell(self, participant: Participant) -> None:
+    def _tell_again(self, participant: Participant) -> None:
         """Another chief may know neither the model nor what its predecessor had counted and not applied."""
         model, ask = self.model, self._link.ask
         try:
@@ -200,7 +136,7 @@ class Place:
             for commit in self.commits.all() if self.commits.owner is participant else ():
                 what = f"count a push to step {commit.step} again"
                 result = ask(lambda chief, commit=commit: chief.commit_push(participant, commit), what=what)  # type: ignore[misc]
-                log.info("told a new chief of a push step=%d outcome=%s", commit.step, result.outcome.name)
+                log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded) as error:
             # What is asked next ends in the same way, and finds out what to do about it.
             log.info("a new chief was not told of all that was counted: %s", error)
@@ -276,13 +212,13 @@ def failure_text(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {text}"[:MAX_FAILURE_CHARACTERS] if text else type(error).__name__
 
 
-def leave(link: ClusterLink, participant: Participant, *, heartbeat: Heartbeat | None, shards: ShardGroup | None, failure: str) -> None:
+def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | None, shards: Shards | None, failure: str) -> None:
     """Stops the heartbeat, ends the lease, releases all connections. Takes 2 s at most; a silent chief only misses the news."""
 
     def deregister() -> None:
-        _deregister(link.present_chief, participant, failure)
+        _deregister(link.chief, participant, failure)
 
-    if link.is_in_process:
+    if link.transport.is_in_process:
         deregister()  # there is nothing else to release
         return
     try:
@@ -293,9 +229,8 @@ def leave(link: ClusterLink, participant: Participant, *, heartbeat: Heartbeat |
     finally:
         if shards is not None:
             shards.close()
-        if link.watch is not None:
-            link.watch.close()
-        run_bounded([link.present_chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
+        link.transport.close()
+        run_bounded([link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
 
 def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
@@ -320,16 +255,16 @@ class Membership:
     another.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration, *, what: str, renewal: str) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration, *, what: str, renewal: str) -> None:
         self.link = link
         self._place = Place(link, registration, moved=self._give_up_shards)
         self._what = what
         self._renewal = renewal
-        self._shards: ShardGroup | None = None
+        self._shards: Shards | None = None
         self._is_closed = False
         self._process_id = os.getpid()
         self._heartbeat: Heartbeat | None = None
-        if not link.is_in_process:
+        if not link.transport.is_in_process:
             self._heartbeat = Heartbeat(self._beat, index=self.participant.index, lease_s=registration.lease_s)
             self._heartbeat.start()
 
@@ -368,14 +303,10 @@ class Membership:
         """
         place = self._place
 
-        def settled(chief: Chief) -> Result:
-            place.settle()
-            return question(chief)
-
         while True:
             generation = place.generation
             try:
-                return self.link.ask(settled, what=what, timeout_s=timeout_s, expected_s=expected_s)
+                return self.link.ask(question, what=what, timeout_s=timeout_s, expected_s=expected_s, before=place.await_renewal)
             except (EpochMismatch, LeaseExpired) as error:
                 place.renew(generation, error)
                 if place.participant is not participant:
@@ -394,7 +325,7 @@ class Membership:
         What it returns is what the chief says of that, if it says anything. Raises the cause if the chief knows of nothing for as long as
         the link's timeout.
         """
-        patience = Patience(f"{self._what} asks what has become of its servers", timeout_s=self.link.timeout_s)
+        patience = Patience(f"{self._what} asks what has become of its servers", timeout_s=self.link.transport.timeout_s)
         while participant is self.participant:
             try:
                 self.ask(lambda chief: chief.heartbeat(participant), participant=participant, what="the epoch")
@@ -406,13 +337,13 @@ class Membership:
             patience.pause(_LOOK_AGAIN_S)
         return cause
 
-    def shards(self) -> ShardGroup:
+    def shards(self) -> Shards:
         """Returns the connections to all shards, for the holder's present identity; opens them when first asked."""
         if self._shards is not None and self._shards.participant is not self.participant:
             self._shards.close()
             self._shards = None
         if self._shards is None:
-            self._shards = ShardGroup(self.link, self.registration, ask_again=self._place.ask_again)
+            self._shards = Shards(self.link.transport, self.registration, ask_again=self._place.ask_again)
         return self._shards
 
     def hear_of_shards(self, version: int | None = None) -> None:

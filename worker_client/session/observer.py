@@ -11,7 +11,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration
-from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.waiting import Patience
 from worker_client.model.memory import ModelMemory
 from worker_client.session import changes
@@ -32,7 +32,7 @@ class Observer:
     What needs a model blocks until there is one and says so after 2 s; `timeout_s` (None: no limit) bounds that, then DeadlineExceeded.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration) -> None:
         self._member = Membership(link, registration, what="the observer", renewal="observe()")
         self._variables: VariableMemory | None = None
         self._reader: ModelReader | None = None
@@ -172,10 +172,10 @@ class Observer:
             layouts=arrangement,
             shards=shards,
             who="observer",
-            timeout_s=link.timeout_s,
+            timeout_s=link.transport.timeout_s,
             applies_on_arrival=self._member.applies_on_arrival,
         )
-        shards.know(arrangement)
+        shards.tell_layouts(arrangement)
         self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:

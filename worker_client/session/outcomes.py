@@ -16,6 +16,8 @@ class Push:
     STALE: too old, and dropped. LATE: its step takes no more from this worker, because others came first or it has given its share.
     DUPLICATE: it was counted before, and nobody knows any more as what. ROLLED_BACK: the cluster has gone back to a checkpoint without it,
     or had taken this worker for gone before it said that the contribution counts; the session has come back, to its `local_step`.
+
+    `is_finished`: whether training is finished, as far as the session had heard by then.
     """
 
     outcome: PushOutcome
@@ -24,23 +26,7 @@ class Push:
     applied_step: int | None = None
     staleness: int = 0
     weight: float = 1.0
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether the contribution counts."""
-        return self.outcome is PushOutcome.ACCEPTED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What became of a step: that of its push, field by field as in `Push`, and whether training is finished."""
-
-    outcome: PushOutcome
-    step: int
-    is_finished: bool
-    applied_step: int | None = None
-    staleness: int = 0
-    weight: float = 1.0
+    is_finished: bool = False
 
     @property
     def is_accepted(self) -> bool:
@@ -71,7 +57,7 @@ class MetricReport:
     by_worker: Mapping[int, WorkerMetric]
 
 
-def push_of(result: CommitResult, *, step: int) -> Push:
+def push_of(result: CommitResult, *, step: int, is_finished: bool) -> Push:
     """Returns the outcome for the user: a commit that had to be sent twice has the outcome that it had the first time."""
     outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome is not None else result.outcome
     return Push(
@@ -81,18 +67,7 @@ def push_of(result: CommitResult, *, step: int) -> Push:
         applied_step=result.applied_step,
         staleness=result.staleness,
         weight=result.weight,
-    )
-
-
-def step_result_of(push: Push, *, is_finished: bool) -> StepResult:
-    """Returns the outcome of a step for the user."""
-    return StepResult(
-        outcome=push.outcome,
-        step=push.step,
         is_finished=is_finished,
-        applied_step=push.applied_step,
-        staleness=push.staleness,
-        weight=push.weight,
     )
 
 

@@ -16,7 +16,7 @@ from worker_client.model.gradients import checked_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import slot_names
 from worker_client.session.outcomes import MetricReport, metric_reports
-from worker_client.shards.shards import ShardGroup
+from worker_client.shards.shards import Shards
 
 # Rows of one table from all shards that have some, of one step, in the order asked for. Knows slices and rows; no model, no token.
 
@@ -45,7 +45,7 @@ class _Part:
 
 
 def read_rows(
-    shards: ShardGroup,
+    shards: Shards,
     layouts: Sequence[Layout],
     variable: VariableSpec,
     indices: Array | None,
@@ -83,7 +83,7 @@ class _Reading:
 
     def __init__(
         self,
-        shards: ShardGroup,
+        shards: Shards,
         layouts: Sequence[Layout],
         values: Array,
         parts: "Sequence[Sequence[_Part]]",
@@ -188,7 +188,7 @@ class ModelReader:
         model: ModelSpec,
         *,
         layouts: tuple[Layout, ...],
-        shards: ShardGroup,
+        shards: Shards,
         who: str,
         timeout_s: float,
         applies_on_arrival: Callable[[], bool],
@@ -306,7 +306,7 @@ _MAX_KEPT = 8
 class VariableMemory:
     """What was read last. Memories on shards' arenas are made once for each combination of them. For one thread."""
 
-    def __init__(self, model: ModelSpec, own: ModelMemory, shards: ShardGroup) -> None:
+    def __init__(self, model: ModelSpec, own: ModelMemory, shards: Shards) -> None:
         self._model = model
         self._own = own
         self._shards = shards

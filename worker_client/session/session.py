@@ -11,14 +11,15 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterStatus, Registration
-from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.chief import ChiefLink
 from worker_client.model.declarations import Placement, declare, placement_of
-from worker_client.model.gradients import Gradients, Metrics, Updates
+from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
 from worker_client.session import changes
 from worker_client.session.data import DataBatches, batches_of
+from worker_client.session.loop import WorkerLoop
 from worker_client.session.membership import Membership, failure_text
-from worker_client.session.outcomes import MetricReport, Push, StepResult, step_result_of
-from worker_client.session.training import Course, Training
+from worker_client.session.outcomes import MetricReport, Push
+from worker_client.session.training import Training
 
 
 class Session:
@@ -34,10 +35,10 @@ class Session:
     index) and TrainingFailed; all of them are PsError.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration) -> None:
         self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
-        self._course = Course(self._member)
+        self._loop = WorkerLoop(self._member)
         self._batches: DataBatches | None = None
 
     def __enter__(self) -> Self:
@@ -59,27 +60,27 @@ class Session:
     @property
     def local_step(self) -> int:
         """The step of the variables that `read()` gives and that the next gradients are for; with fifo tokens, that of the token."""
-        return self._course.progress.local_step
+        return self._loop.state.local_step
 
     @property
     def epoch(self) -> int:
         """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
-        return self._course.progress.participant.epoch
+        return self._loop.state.participant.epoch
 
     @property
     def num_rollbacks(self) -> int:
         """How often this session has been taken back to an earlier step with the cluster."""
-        return self._course.num_rollbacks
+        return self._loop.num_rollbacks
 
     @property
     def global_step(self) -> int:
         """The newest step that this session has heard of; asks nobody."""
-        return max(self._course.progress.global_step, self._course.progress.local_step)
+        return max(self._loop.state.global_step, self._loop.state.local_step)
 
     @property
     def is_finished(self) -> bool:
         """Whether training is finished, as far as this session has heard; asks nobody."""
-        return self._course.progress.is_finished or self._member.is_finished
+        return self._loop.state.is_finished or self._member.is_finished
 
     @property
     def transport(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ class Session:
     @property
     def policy(self) -> PolicySpec:
         """How the workers are coordinated, as far as this session has heard: when it joined, or since; asks nobody."""
-        return self._course.progress.policy
+        return self._loop.state.policy
 
     def create_or_join(
         self,
@@ -122,12 +123,12 @@ class Session:
         InvalidSpec, DeadlineExceeded.
         """
         self._member.check_open()
-        if self._course.training is not None:
+        if self._loop.training is not None:
             raise RuntimeError("this session has its model already; open another session for another model")
         clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
         where = placement_of(placement, split_bytes=split_bytes)
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
-        return self._course.join(declared, create=create, timeout_s=timeout_s)
+        return self._loop.join(declared, create=create, timeout_s=timeout_s)
 
     def read(self, *, copy: bool = False) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
@@ -174,7 +175,10 @@ class Session:
         repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
         IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
-        return self._at_work().push(gradients, updates=updates, metrics=metrics)
+        loop = self._at_work()
+        if gradients is None:
+            raise no_gradients()
+        return loop.contribute(gradients, updates=updates, metrics=metrics, is_waited_for=False)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
@@ -184,17 +188,19 @@ class Session:
         after `timeout_s` seconds (None: never); waiting can then be taken up again.
         """
         self._at_work().wait(timeout_s=timeout_s)
-        return not self._course.progress.is_finished
+        return not self._loop.state.is_finished
 
     def step(
         self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
-    ) -> StepResult:
+    ) -> Push:
         """Does `push()`, `wait()` and `read()` in the fewest calls, and returns what became of the contribution.
 
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
         """
-        push = self._at_work().step(gradients, updates=updates, metrics=metrics, timeout_s=timeout_s)
-        return step_result_of(push, is_finished=self._course.progress.is_finished)
+        loop = self._at_work()
+        if gradients is None:
+            raise no_gradients()
+        return loop.contribute(gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
 
     def batches(
         self,
@@ -216,7 +222,7 @@ class Session:
         it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/how-to/data.md.
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
-        self._batches = found = batches_of(spec, self._batches, member=self._member, course=self._at_work(), timeout_s=timeout_s)
+        self._batches = found = batches_of(spec, self._batches, member=self._member, loop=self._at_work(), timeout_s=timeout_s)
         return found
 
     def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
@@ -251,7 +257,7 @@ class Session:
         """
         self._member.check_open()
         step = changes.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
-        self._course.progress.policy = policy
+        self._loop.state.policy = policy
         return step
 
     def set_hyperparameters(
@@ -280,7 +286,9 @@ class Session:
     def finish(self, reason: str = "") -> int:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
         self._member.check_open()
-        return self._course.progress.finish(reason or f"{self._who} finished it")
+        last_step = self._member.link.ask(lambda chief: chief.finish(reason=reason or f"{self._who} finished it"), what="finish")
+        self._loop.state.finish(last_step)
+        return last_step
 
     def close(self) -> None:
         """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
@@ -291,8 +299,8 @@ class Session:
             self._batches.close()
         self._member.leave(failure)
 
-    def _at_work(self) -> Course:
+    def _at_work(self) -> WorkerLoop:
         self._member.check_open()
-        if self._course.training is None:
+        if self._loop.training is None:
             raise NotInitialized("this session has no model yet; call create_or_join() first")
-        return self._course
+        return self._loop

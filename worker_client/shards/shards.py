@@ -14,106 +14,28 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
+from ps_protocol.process.history import note_contribution
 from ps_protocol.roles.chief import ModelReply, Participant, Registration
 from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
-from worker_client.cluster.chief import ClusterLink, MemorySharing, SharingShard
 from worker_client.cluster.threads import FanOut, run_bounded
+from worker_client.cluster.transport import SharingShard, Transport
 from worker_client.model.gradients import ShardPart
 from worker_client.model.memory import ModelMemory, with_tables
-from worker_client.shards.standbys import ReplicatedShard, ShardPlaces, know_layouts
+from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
-# How calls reach a model's shards: all at once, repeated while a server does not answer. Knows connections; no memory and no model.
-
+log = logging.getLogger("lockstep.worker")
 
 Result = TypeVar("Result")
 
 # A transfer gets this much longer than a call without a payload, so that a large model needs no larger timeout.
 SLOWEST_BYTES_PER_S = 10e6
 CLOSE_WAIT_S = 0.25
-
-
-class ShardCalls:
-    """Connections to all shards, by index, opened when it is made. The errors of several shards end as that of the first of them.
-
-    `shards`: what each is called by, its owner's to replace. `ask_again` tells where shards are that have standbys. For one thread.
-    """
-
-    def __init__(self, link: ClusterLink, registration: Registration, *, ask_again: Callable[[int], Registration] | None) -> None:
-        self._link = link
-        # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
-        self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
-        self._timeout_s = link.timeout_s
-        self.addresses = registration.shard_addresses
-        name = f"lockstep-{registration.participant.index}-ps"
-        self._fan_out = FanOut(len(self.addresses), name=name, is_parallel=not link.is_in_process)
-        self._closed = threading.Event()
-        self.shards: list[Shard] = []
-        try:
-            self._open(link)
-        except BaseException:
-            self._fan_out.close()
-            raise
-
-    def _open(self, link: ClusterLink) -> None:
-        def opening(index: int, address: str) -> Callable[[], Shard]:
-            if (places := self._places) is not None:
-                return lambda: ReplicatedShard(index, places, open_replica=link.open_replica or link.open_shard)
-            return lambda: link.open_shard(index, address)
-
-        opened = self._fan_out.run([opening(index, address) for index, address in enumerate(self.addresses)])
-        self.shards = [shard for shard in opened if shard is not None]
-
-    def hear(self) -> None:
-        """Asks the chief where the shards are now, if they have standbys."""
-        if self._places is not None:
-            self._places.hear(self._places.version, is_urgent=True)
-
-    def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
-        """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
-        results = self.some(what, call, range(len(self.addresses)), num_bytes=num_bytes)
-        return [results[index] for index in range(len(self.addresses))]
-
-    def some(
-        self, what: str, call: Callable[[int, Shard, float], Result], indices: Collection[int], *, num_bytes: Sequence[int] | None = None
-    ) -> dict[int, Result]:
-        """Does the same for some of them; returns the results by index."""
-        if len(self.addresses) == 1:
-            return {0: self._at(0, what, call, num_bytes)} if indices else {}
-        calls = [partial(self._at, index, what, call, num_bytes) if index in indices else None for index in range(len(self.addresses))]
-        results = self._fan_out.run(calls)
-        return {index: results[index] for index in indices}  # type: ignore[misc]  # those have a call
-
-    def one(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
-        """Returns `call(timeout_s)`, a call of one shard; `transfer_s`: how much longer it may take for what it transfers."""
-        address = self.addresses[index] if self._places is None else self._places.addresses(index)[0]
-        subject = f"ps {index} at {address}: {what}"
-        with self._link.watching(subject, expected_s=transfer_s):
-            return waiting.call(call, what=subject, timeout_s=self._timeout_s + transfer_s, stop=self._closed)
-
-    def _at(self, index: int, what: str, call: Callable[[int, Shard, float], Result], num_bytes: Sequence[int] | None) -> Result:
-        transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
-        return self.one(index, what, partial(call, index, self.shards[index]), transfer_s=transfer_s)
-
-    def give_up(self) -> None:
-        """Has all calls end as Cancelled, also one that hangs at a server that is gone. May come from any thread."""
-        self._closed.set()
-        run_bounded([shard.close for shard in self.shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
-
-    def close(self) -> None:
-        """Releases the connections, which ends calls under way. Takes a quarter of a second at most."""
-        self._closed.set()
-        self._fan_out.close()
-        if self._places is not None:
-            self._places.close()
-        # A channel closes only when its last write has left, and a server that is stopped does not take it.
-        run_bounded([shard.close for shard in self.shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
-
-
-# Those of a model's shards that share memory with the worker: their arenas, with no call to anybody. Knows shards and arenas; no steps.
-
-
-log = logging.getLogger("lockstep.worker")
-
+# How often shards that have moved on are read again, to get one step from all of them.
+MAX_ALIGNMENTS = 8
+# Readings of the newest variables before it is said that steps pass faster than they can be read.
+MAX_NEWEST_ATTEMPTS = 20
+# What is copied from shared memory in the caller's own thread.
+MAX_NEAR_BYTES = 1 << 20
 # How long a shard may take to share its memory again, while its worker waits.
 _SHARE_AGAIN_S = 1.0
 # A shard that does not want to share is not asked with every step.
@@ -135,7 +57,7 @@ class SharedMemories:
         return all(shard.is_shared for shard in self.shards.values())
 
     def share_again(
-        self, sharing: MemorySharing, layouts: Sequence[Layout], *, participant: Participant, now: float
+        self, transport: Transport, layouts: Sequence[Layout], *, participant: Participant, now: float
     ) -> Mapping[int, SharingShard]:
         """Asks those that do not share any more, as when they have stood still, and returns those that do again; asks only now and then."""
         found: dict[int, SharingShard] = {}
@@ -145,8 +67,13 @@ class SharedMemories:
         for index, lost in self.shards.items():
             if not lost.is_shared:
                 with suppress(PsError):
-                    shard = sharing(
-                        lost.unshared, where=f"ps {index}", participant=participant, layout=layouts[index], timeout_s=_SHARE_AGAIN_S
+                    shard = transport.share(
+                        lost.unshared,
+                        where=f"ps {index}",
+                        participant=participant,
+                        layout=layouts[index],
+                        has_standby=False,
+                        timeout_s=_SHARE_AGAIN_S,
                     )
                     if shard is not None:
                         found[index] = shard
@@ -186,75 +113,80 @@ class SharedMemories:
         return [found.get(index) for index in range(self._num_shards)] if found else ()
 
 
-# The model's shards, spoken to all at once. Knows shards and the memory that is sent and filled; no chief and no tokens.
+class Shards:
+    """All shards, by index, to which it opens connections when it is made. Every call goes to all of them at once and repeats what ends as
+    Unavailable, within the transport's `timeout_s`.
 
-
-# How often shards that have moved on are read again, to get one step from all of them.
-MAX_ALIGNMENTS = 8
-# Readings of the newest variables before it is said that steps pass faster than they can be read.
-MAX_NEWEST_ATTEMPTS = 20
-# What is copied from shared memory in the caller's own thread.
-MAX_NEAR_BYTES = 1 << 20
-
-
-class ShardGroup:
-    """All shards, by index. Every call goes to all of them in parallel and repeats what ends as Unavailable, within the link's timeout.
-
-    The errors of several shards end as the error of the first of them, after all calls have ended. For one thread.
+    The errors of several shards end as the error of the first of them, after all calls have ended. `ask_again` tells where shards are that
+    have standbys. For one thread.
     """
 
-    def __init__(self, link: ClusterLink, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
-        self._link = link
-        self._calls = ShardCalls(link, registration, ask_again=ask_again)
-        # What each is called by; one that shares memory takes the place of the one before.
-        self._shards = self._calls.shards
-        self._timeout_s = link.timeout_s
-        self.epoch = registration.participant.epoch
+    def __init__(self, transport: Transport, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
         self.participant = registration.participant
+        self.epoch = registration.participant.epoch
+        self._transport = transport
+        # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
+        self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
+        self._addresses = registration.shard_addresses
+        name = f"lockstep-{registration.participant.index}-ps"
+        self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not transport.is_in_process)
+        self._closed = threading.Event()
+        # What each is called by; one that shares memory takes the place of the one before.
+        self._shards: list[Shard] = []
         self._transports_at_end: tuple[str, ...] = ()
-        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self))
+        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
+        try:
+            opened = self._fan_out.run([partial(self._open, index, address) for index, address in enumerate(self._addresses)])
+        except BaseException:
+            self._fan_out.close()
+            raise
+        self._shards = [shard for shard in opened if shard is not None]
 
     def __len__(self) -> int:
-        return len(self._calls.addresses)
+        return len(self._addresses)
 
     @property
     def transports(self) -> tuple[str, ...]:
         """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "grpc", or "local"."""
-        plain = "local" if self._link.is_in_process else "grpc"
+        plain = "local" if self._transport.is_in_process else "grpc"
         found = tuple(plain if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
         return self._transports_at_end or found
 
-    def know(self, layouts: Sequence[Layout]) -> None:
-        """Tells the clients of the shards how the variables lie; only then these can travel encoded."""
-        know_layouts(self._shards, layouts, self._link.know_layout)
+    def tell_layouts(self, layouts: Sequence[Layout]) -> None:
+        """Tells the clients of the shards, also of replicas that come later, how the variables lie; only then these can travel encoded."""
+        for shard, layout in zip(self._shards, layouts, strict=True):
+            tell = partial(self._transport.tell_layout, layout=layout)
+            if isinstance(shard, ReplicatedShard):
+                shard.prepare(tell)
+            else:
+                tell(shard)
 
     def hear(self) -> None:
         """Asks the chief where the shards are now, if they have standbys."""
-        self._calls.hear()
+        if self._places is not None:
+            self._places.hear(self._places.version, is_urgent=True)
 
     def share(self, layouts: Sequence[Layout]) -> None:
-        """Shares memory with those shards that it can be shared with, once the variables stand. See `MemorySharing` for errors."""
-        self.know(layouts)
-        sharing = self._link.sharing
-        if sharing is None:
+        """Shares memory with those shards that it can be shared with, once the variables stand. See `Transport.share` for errors."""
+        self.tell_layouts(layouts)
+        if self._transport.is_in_process:
             return
 
-        def shared(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
-            where = f"ps {index} at {self._calls.addresses[index]}"
-            return sharing(shard, where=where, participant=self.participant, layout=layouts[index], timeout_s=timeout_s)
+        def share(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
+            return self._transport.share(
+                shard,
+                where=f"ps {index} at {self._addresses[index]}",
+                participant=self.participant,
+                layout=layouts[index],
+                has_standby=self._places is not None,
+                timeout_s=timeout_s,
+            )
 
-        wanted = [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables]
-        found = self._calls.some("share memory", shared, wanted)
-        sharing_shards = {index: shard for index, shard in found.items() if shard is not None}
-        for index, shard in sharing_shards.items():
+        found = self._call("share memory", share, [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables])
+        sharing = {index: shard for index, shard in found.items() if shard is not None}
+        for index, shard in sharing.items():
             self._shards[index] = shard
-        self.memories = SharedMemories(sharing_shards, epoch=self.epoch, num_shards=len(self))
-
-    def _share_again(self, layouts: Sequence[Layout]) -> None:
-        if not self.memories.is_whole and self._link.sharing is not None:
-            found = self.memories.share_again(self._link.sharing, layouts, participant=self.participant, now=time.monotonic())
-            for index, shard in found.items():
-                self._shards[index] = shard
+        self.memories = SharedMemories(sharing, epoch=self.epoch, num_shards=len(self))
 
     def expect(self, layouts: Sequence[Layout], *, step: int) -> None:
         """Tells the shards that variables travel from that this step will be read."""
@@ -284,7 +216,7 @@ class ShardGroup:
             )
             return shard.create_variables(spec, contents[index], timeout_s=timeout_s)
 
-        self._calls.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
+        self.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
 
     def read(self, into: ModelMemory, *, step: int) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
@@ -344,9 +276,9 @@ class ShardGroup:
                 encoded_bytes=part.encoded_bytes,
             )
 
-        if self._link.history is not None:
+        if (history := self._transport.history) is not None:
             for index, part in enumerate(parts):
-                self._link.note_contribution(header(index), part.segments, shard=index)
+                note_contribution(history, header(index), part.segments, shard=index)
 
         def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
             if index:
@@ -363,7 +295,7 @@ class ShardGroup:
                 results[index] = reply.result
         missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
         if missing:
-            results |= self._calls.some(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
+            results |= self._call(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
         return [results[index] for index in range(len(self))]
 
     def read_slot(self, slot: str, into: ModelMemory, *, names: frozenset[str]) -> set[int]:
@@ -375,37 +307,76 @@ class ShardGroup:
                 return None
             return shard.read_slot(slot, into.segments[index], epoch=self.epoch, layout_hash=layout.hash, timeout_s=timeout_s)
 
-        steps = self._calls.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
+        steps = self.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
         into.unpack()
         return {step for step in steps if step is not None}
 
     def while_holding(self, index: int, request: RowsRequest, row: Array, into: Segments, do: Callable[[int], None]) -> None:
         """Reads one row from a shard and calls `do(its step)` meanwhile: where steps wait for readers, that step is kept so long."""
-        self._calls.one(
-            index, "read a row", lambda left_s: self._shards[index].read_rows(request, row, into, timeout_s=left_s, meanwhile=do)
-        )
+        self._one(index, "read a row", lambda left_s: self._shards[index].read_rows(request, row, into, timeout_s=left_s, meanwhile=do))
 
     def slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers, sorted."""
-        names = self._calls.each("list the slots", lambda _, shard, __: shard.list_slots(epoch=self.epoch))
+        names = self.each("list the slots", lambda _, shard, __: shard.list_slots(epoch=self.epoch))
         return sorted({name for shard_names in names for name in shard_names})
 
     def metrics(self) -> Sequence[MetricCell]:
         """Returns what workers have reported."""
-        return self._calls.one(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
+        return self._one(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
+
+    def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
+        """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
+        results = self._call(what, call, range(len(self)), num_bytes=num_bytes)
+        return [results[index] for index in range(len(self))]
 
     def give_up(self) -> None:
         """Has all calls end as Cancelled, also one that hangs at a server that is gone. May come from any thread."""
-        self._calls.give_up()
+        self._closed.set()
+        run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
     def close(self) -> None:
         """Releases the connections, which ends calls under way. Takes a quarter of a second at most."""
         self._transports_at_end = self.transports
-        self._calls.close()
+        self._closed.set()
+        self._fan_out.close()
+        if self._places is not None:
+            self._places.close()
+        # A channel closes only when its last write has left, and a server that is stopped does not take it.
+        run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
-    def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
-        """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
-        return self._calls.each(what, call, num_bytes=num_bytes)
+    # -- one call, to one or several
+
+    def _open(self, index: int, address: str) -> Shard:
+        if self._places is None:
+            return self._transport.open_shard(index, address)
+        return ReplicatedShard(index, self._places, open_replica=self._transport.open_replica)
+
+    def _call(
+        self, what: str, call: Callable[[int, Shard, float], Result], indices: Collection[int], *, num_bytes: Sequence[int] | None = None
+    ) -> dict[int, Result]:
+        """Returns the results of `call(index, shard, timeout_s)` for some shards at once, by index."""
+        if len(self._addresses) == 1:
+            return {0: self._at(0, what, call, num_bytes)} if indices else {}
+        calls = [partial(self._at, index, what, call, num_bytes) if index in indices else None for index in range(len(self._addresses))]
+        results = self._fan_out.run(calls)
+        return {index: results[index] for index in indices}  # type: ignore[misc]  # those have a call
+
+    def _at(self, index: int, what: str, call: Callable[[int, Shard, float], Result], num_bytes: Sequence[int] | None) -> Result:
+        transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
+        return self._one(index, what, partial(call, index, self._shards[index]), transfer_s=transfer_s)
+
+    def _one(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
+        """Returns `call(timeout_s)`, a call of one shard; `transfer_s`: how much longer it may take for what it transfers."""
+        address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
+        subject = f"ps {index} at {address}: {what}"
+        with self._transport.watching(subject, expected_s=transfer_s):
+            return waiting.call(call, what=subject, timeout_s=self._transport.timeout_s + transfer_s, stop=self._closed)
+
+    def _share_again(self, layouts: Sequence[Layout]) -> None:
+        if not self.memories.is_whole:
+            found = self.memories.share_again(self._transport, layouts, participant=self.participant, now=time.monotonic())
+            for index, shard in found.items():
+                self._shards[index] = shard
 
     def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
         if not indices:
@@ -428,10 +399,10 @@ class ShardGroup:
         for index in self.memories.shards:
             if index in indices and into.segments[index].nbytes <= MAX_NEAR_BYTES and not self.memories.travels(index):
                 with suppress(Unavailable):  # then tried again and again below
-                    found[index] = read(index, self._shards[index], self._timeout_s)
+                    found[index] = read(index, self._shards[index], self._transport.timeout_s)
         far = [index for index in indices if index not in found] if found else indices
         what = "read the newest variables" if step is None else f"read step {step}"
-        return found | self._calls.some(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
+        return found | self._call(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
 
 
 def _until_it_stands(read: Callable[[int, Shard, float], int]) -> Callable[[int, Shard, float], int]:

@@ -5,11 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
-from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
 from ps_protocol.roles.shard import (
@@ -321,19 +320,3 @@ class ReplicatedShard(ForwardingShard):
         self._places.hear(version, is_urgent=is_empty)
         if self.replicas[: len(shards)] == tuple(shards):
             raise Unavailable(error.message, facts=error.facts) if is_empty else error
-
-
-def know_layouts(shards: Sequence[Shard], layouts: Sequence[Layout], know: Callable[[Shard, Layout], None] | None) -> None:
-    """Tells the clients of all shards, also those of replicas that come later, how the variables lie; `know` tells one."""
-    if know is None:
-        return
-    for shard, layout in zip(shards, layouts, strict=True):
-        tell = partial(_know, know, layout)
-        if isinstance(shard, ReplicatedShard):
-            shard.prepare(tell)
-        else:
-            tell(shard)
-
-
-def _know(know: Callable[[Shard, Layout], None], layout: Layout, shard: Shard) -> None:
-    know(shard, layout)

@@ -18,8 +18,9 @@ from ps_protocol.roles.shard import PushReply, PushResult
 from tests.support.faults import Flaky
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
-from worker_client.cluster.chief import ClusterLink, register
+from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import FanOut
+from worker_client.cluster.transport import LocalTransport
 from worker_client.session.membership import Heartbeat
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
@@ -33,8 +34,8 @@ class FaultyCluster:
         self.cluster = InProcessCluster(num_ps=2, policy=policy, **sizes)  # type: ignore[arg-type]
         self.chief = Flaky(self.cluster.chief)
         self.shards = [Flaky(shard) for shard in self.cluster.shards]
-        self.link = ClusterLink(chief=self.chief, open_shard=lambda index, _: self.shards[index], is_in_process=False, timeout_s=timeout_s)
-        self.session = Session(self.link, register(self.link, kind=ParticipantKind.WORKER, index=None, takeover=False))
+        self.link = ChiefLink(self.chief, LocalTransport(self.shards.__getitem__, timeout_s=timeout_s, is_in_process=False))
+        self.session = Session(self.link, self.link.register(kind=ParticipantKind.WORKER, index=None, takeover=False))
         self.session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
 
     def assert_applied(self, *, num_steps: int) -> None:

@@ -22,7 +22,8 @@ from ps_server.serving.local import InProcessShard
 from tests.support.clusters import Shape, announced, start_chief, start_ps
 from tests.support.faults import REPEATS, WORST, Nemesis
 from worker_client import PushOutcome, Session
-from worker_client.cluster.chief import ClusterLink, register
+from worker_client.cluster.chief import ChiefLink
+from worker_client.cluster.transport import LocalTransport
 
 NUM_WORKERS, NUM_STEPS = 3, 8
 VALUES = {"a": np.linspace(0, 1, 40), "b": np.linspace(-1, 0, 17, dtype=np.float32).astype(np.float64)}
@@ -50,14 +51,15 @@ class _NobodyBetween:
             [self._behind(shard, index, REPEATS) for index, shard in enumerate(shards)], config=config, clock=lambda: 0.0
         )
 
-    def link(self, worker: int) -> ClusterLink:
-        def open_shard(index: int, address: str) -> Shard:
+    def link(self, worker: int) -> ChiefLink:
+        def open_shard(index: int) -> Shard:
             shard = GrpcShard(self._addresses[index], index=index) if self._kind == "grpc" else self._shards[index]
             return self._behind(shard, 10 * worker + index)  # type: ignore[no-any-return]
 
         chief = GrpcChief(self._chief_address) if self._kind == "grpc" else self._chief
         self._stack.callback(chief.close)
-        return ClusterLink(chief=self._behind(chief, 10 * worker + 9), open_shard=open_shard, is_in_process=False, timeout_s=40.0)
+        way = LocalTransport(open_shard, timeout_s=40.0, is_in_process=False)
+        return ChiefLink(self._behind(chief, 10 * worker + 9), way)
 
     def _behind(self, target: Any, number: int, evils: tuple[str, ...] = WORST) -> Any:
         if self._seed is None:
@@ -83,7 +85,7 @@ def _trained(kind: str, directory: Path, *, seed: int | None) -> Iterator[tuple[
         network = _NobodyBetween(kind, stack, directory, seed=seed)
         links = [network.link(index) for index in range(NUM_WORKERS)]
         sessions = [
-            Session(link, register(link, kind=ParticipantKind.WORKER, index=index, takeover=False)) for index, link in enumerate(links)
+            Session(link, link.register(kind=ParticipantKind.WORKER, index=index, takeover=False)) for index, link in enumerate(links)
         ]
         for session in sessions:
             stack.callback(session.close)

@@ -16,7 +16,6 @@ from ps_protocol.roles.chief import ParticipantKind
 from tests.support.rolling import RollingCluster
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
-from worker_client.cluster.chief import register
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}
@@ -73,7 +72,7 @@ def test_nothing_of_the_epoch_before_stays_in_memory(act: Callable[[Session], An
     cluster = RollingCluster(join)
     with cluster.session() as session:
         session.step(ONES, timeout_s=20)
-        before = weakref.ref(session._course.training)
+        before = weakref.ref(session._loop.training)
         gc.disable()
         try:
             cluster.roll_back()
@@ -241,7 +240,7 @@ def test_observer_reads_on_after_a_rollback() -> None:
     link = cluster.link()
     with (
         cluster.session() as session,
-        worker_client.Observer(link, register(link, kind=ParticipantKind.OBSERVER, index=None, takeover=False)) as observer,
+        worker_client.Observer(link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)) as observer,
     ):
         session.step(ONES, timeout_s=20)
         np.testing.assert_array_equal(observer.read()["a"], np.full(40, -1.0))
@@ -255,7 +254,7 @@ def test_monitored_session_goes_on_after_a_rollback() -> None:
 
     def opened(index: int | None, takeover: bool) -> Session:
         link = cluster.link()
-        return Session(link, register(link, kind=ParticipantKind.WORKER, index=index, takeover=takeover))
+        return Session(link, link.register(kind=ParticipantKind.WORKER, index=index, takeover=takeover))
 
     with worker_client.Graph().as_default():
         worker_client.get_variable("w", np.zeros(4))

@@ -14,7 +14,8 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard
 from tests.support.clusters import GrpcTestCluster, Shape
-from worker_client import Session, opening
+from worker_client import Session
+from worker_client.cluster import transport
 
 Opening = Callable[..., Session]
 
@@ -268,7 +269,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
     def refuse(*_: object, **__: object) -> object:
         raise MemoryNotShared("another user's process", is_same_host=True)
 
-    monkeypatch.setattr(opening, "share_memory", refuse)
+    monkeypatch.setattr(transport, "share_memory", refuse)
     with ExitStack() as stack:
         asking = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir, transport="shared_memory")
         with pytest.raises(MemoryNotShared, match=r"ps 0 at .*transport='shared_memory' cannot be had: another user.*transport='auto'"):

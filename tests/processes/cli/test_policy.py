@@ -26,7 +26,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster
         yield started
 
 
-def contribute(session: worker_client.Session) -> worker_client.StepResult:
+def contribute(session: worker_client.Session) -> worker_client.Push:
     gradients: dict[str, Array] = {"w": np.ones(4), "head": np.ones((2, 3), np.float32)}
     return session.step(gradients, timeout_s=20)
 

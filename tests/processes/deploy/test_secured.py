@@ -108,9 +108,9 @@ def test_command_without_its_proofs_says_what_to_pass(cluster: Cluster, flags: l
 def test_worker_without_its_proofs_is_refused_at_once(cluster: Cluster) -> None:
     files = {**cluster.proofs(), "token_file": None}
     with pytest.raises(Unauthenticated, match=r"^missing token"):
-        worker_client.connect(cluster.chief, timeout_s=20, **files)
+        worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(**files))
     with pytest.raises(Unauthenticated, match=r"^invalid token$"):
-        worker_client.connect(cluster.chief, timeout_s=20, token="0" * 64, **files)
+        worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(token="0" * 64, **files))
 
 
 @pytest.mark.parametrize("network", [[], ["--tcp"]], ids=["unix", "tcp"])

@@ -129,7 +129,7 @@ def test_training_goes_on_while_all_tokens_are_replaced(tokens: Tokens, addresse
     """Every token of every role, three times over, with the old ones removed in between: no step is lost or counted twice."""
     own = tmp_path / "worker.token"
     credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")
-    session = worker_client.connect(addresses[CHIEF], cluster="job", token_file=own, timeout_s=30)
+    session = worker_client.connect(addresses[CHIEF], cluster="job", security=Security(token_file=own), timeout_s=30)
     with session:
         session.create_or_join({"w": np.zeros(4, np.float32)}, optimizer=worker_client.sgd(1.0))
         steps = 0
@@ -160,7 +160,9 @@ def test_worker_that_does_not_hear_that_its_shared_memory_is_taken_away_loses_no
     monkeypatch.setattr(MemoryLink, "_end", lambda link: None)
     own = tmp_path / "worker.token"
     credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")
-    with worker_client.connect(addresses[CHIEF], cluster="job", token_file=own, transport="shared_memory", timeout_s=30) as session:
+    with worker_client.connect(
+        addresses[CHIEF], cluster="job", security=Security(token_file=own), transport="shared_memory", timeout_s=30
+    ) as session:
         session.create_or_join({"w": np.zeros(4, np.float32)}, optimizer=worker_client.sgd(1.0))
 
         def train(count: int) -> None:

@@ -1,5 +1,6 @@
 """A chief that has moved is found at the parameter servers, and only one that answers is moved to."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from ps_protocol.roles.shard import ShardStatus
 from tests.support.waiting import wait_until
-from worker_client.cluster.chief import ChiefSearch
+from worker_client.cluster.chief import ChiefLink
 
 
 class FakeChief:
@@ -40,15 +41,24 @@ class Town:
 
     def __init__(self, old: FakeChief, statuses: dict[str, ShardStatus | None], **chiefs: FakeChief) -> None:
         self.old, self.chiefs, self.statuses, self.num_looks = old, chiefs, statuses, 0
-        self.search = ChiefSearch(old, address="old", open_chief=self.open, look=self.look, patience_s=0.0)  # type: ignore[arg-type]
-        self.search.begin(list(statuses))
+        self.limits: list[float] = []
+        seam: Any = self
+        self.link = ChiefLink(old, seam, address="old", patience_s=0.0)  # type: ignore[arg-type]
+        self.link.know_servers(list(statuses))
 
-    def open(self, address: str) -> Any:
+    def watching(self, what: str, **_: Any) -> Any:
+        return nullcontext()
+
+    def within(self, chief: FakeChief, timeout_s: float) -> FakeChief:
+        self.limits.append(timeout_s)
+        return chief
+
+    def open_chief(self, address: str) -> Any:
         chief = self.chiefs[address]
         chief.heartbeat(None)
         return chief
 
-    def look(self, address: str) -> ShardStatus:
+    def status_of(self, address: str) -> ShardStatus:
         self.num_looks += 1
         found = self.statuses[address]
         if found is None:
@@ -56,7 +66,7 @@ class Town:
         return found
 
     def ask(self) -> Any:
-        return self.search.ask(lambda chief: chief.heartbeat(None))  # type: ignore[arg-type]
+        return self.link.ask_once(lambda chief: chief.heartbeat(None))  # type: ignore[arg-type]
 
     def fail(self, times: int = 2) -> None:
         for _ in range(times):
@@ -68,30 +78,22 @@ def test_newest_chief_that_the_servers_know_is_moved_to() -> None:
     old, new = FakeChief("old", Unavailable("nobody there")), FakeChief("new")
     town = Town(old, {"a": status("older", 2), "b": status("new", 3), "c": None}, new=new)
     town.fail(1)
-    assert (town.ask(), town.search.address, old.is_closed) == ("new", "new", True)
+    assert (town.ask(), town.link.address, old.is_closed) == ("new", "new", True)
 
 
 def test_chief_that_hangs_is_searched_for_meanwhile() -> None:
     old, new = FakeChief("old"), FakeChief("new")
     town = Town(old, {"a": status("new", 3)}, new=new)
-    town.search.look_around()
+    town.link.look_around()
     wait_until(lambda: old.is_closed, what="the old connection is closed, which ends what hangs there")
-    assert (town.ask(), town.search.address) == ("new", "new")
+    assert (town.ask(), town.link.address) == ("new", "new")
 
 
 def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
-    limits: list[float] = []
-
-    def bounded(chief: Any, timeout_s: float) -> Any:
-        limits.append(timeout_s)
-        return chief
-
-    unused: Any = None
-    old: Any = FakeChief("old")
-    search = ChiefSearch(old, address="old", open_chief=unused, look=unused, bounded=bounded)
-    for within_s in (None, 60.0, 0.5):
-        assert search.ask(lambda chief: chief.heartbeat(unused), within_s=within_s) == "old"  # type: ignore[comparison-overlap]
-    assert limits == [0.5]
+    town, unused = Town(FakeChief("old"), {}), None
+    for left_s in (None, 60.0, 0.5):
+        assert town.link.ask_once(lambda chief: chief.heartbeat(unused), left_s) == "old"  # type: ignore[arg-type, comparison-overlap]
+    assert town.limits == [1.5]  # a chief that is there may still say what is waited for
 
 
 def test_chief_that_answers_is_not_searched_for() -> None:
@@ -109,7 +111,7 @@ def test_chief_that_is_where_it_was_is_waited_for() -> None:
 def test_chief_that_does_not_answer_at_its_new_place_is_not_moved_to() -> None:
     town = Town(FakeChief("old", Unavailable("x")), {"a": status("new", 3)}, new=FakeChief("new", Unavailable("not yet")))
     town.fail(3)
-    assert town.search.address == "old"
+    assert town.link.address == "old"
     town.chiefs["new"].error = None
     assert town.ask() == "new"
 
@@ -126,4 +128,4 @@ def test_call_that_hung_at_the_old_place_is_made_again_at_the_new_one(error: Exc
             raise error
         return chief.heartbeat(None)
 
-    assert town.search.ask(hang) == "new"
+    assert town.link.ask_once(hang) == "new"

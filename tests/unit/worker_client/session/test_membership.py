@@ -8,7 +8,8 @@ import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
 from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest, Registration
-from worker_client.cluster.chief import ClusterLink
+from worker_client.cluster.chief import ChiefLink
+from worker_client.cluster.transport import LocalTransport
 from worker_client.session.membership import Membership
 
 FIRST = Registration(
@@ -53,7 +54,7 @@ def chief() -> StrictChief:
 @pytest.fixture
 def member(chief: StrictChief) -> Iterator[Membership]:
     seam: Any = chief
-    link = ClusterLink(chief=seam, open_shard=lambda index, _: seam, is_in_process=False, timeout_s=5.0)
+    link = ChiefLink(seam, LocalTransport(lambda index: seam, timeout_s=5.0, is_in_process=False))
     member = Membership(link, FIRST, what="the session of worker 0", renewal="connect()")
     yield member
     member.leave("")

@@ -1,0 +1,280 @@
+"""How calls travel between a participant and its cluster: over gRPC, or within this process. Knows clients; no model, no step."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from ps_protocol.errors import InternalError, InvalidSpec, PsError
+from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.variables import Array
+from ps_protocol.process import waiting
+from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.roles.chief import Chief, Participant
+from ps_protocol.roles.identity import HandshakeReply
+from ps_protocol.roles.shard import PushHeader, PushReply, Shard, ShardStatus
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
+from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.shared_memory.worker import MemoryNotShared, share_memory
+from worker_client.model.wire_format import WireFormat
+
+log = logging.getLogger("lockstep.worker")
+
+TRANSPORTS = ("auto", "shared_memory", "grpc")
+AS_IS = WireFormat()
+_UNWATCHED = nullcontext()
+_SEARCH_TIMEOUT_S = 2.0
+
+
+class SharingShard(Shard, Protocol):
+    """A shard that shares memory with the caller, until that ends."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it still does."""
+
+    @property
+    def unshared(self) -> Shard:
+        """The same shard without shared memory."""
+
+    def kept_memory(self) -> Array | None:
+        """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
+
+    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+
+
+class Transport(Protocol):
+    """Opens chiefs and shards, and says how calls to them behave. `timeout_s`: how long a server that does not answer is waited for.
+
+    `is_in_process`: nothing can be cut off or die alone, so no lease need be kept. `wire`: how gradients travel. `access`: what callers
+    prove with who they are. `history`: where contributions are noted, for `lockstep audit`; None: nowhere.
+    """
+
+    is_in_process: bool
+    timeout_s: float
+    wire: WireFormat
+    access: Access
+    history: HistoryWriter | None
+
+    def open_chief(self, address: str) -> Chief:
+        """Returns the chief at an address once it has answered one attempt, which takes some seconds at most."""
+
+    def within(self, chief: Chief, timeout_s: float) -> Chief:
+        """Returns the same chief, whose calls take so many seconds at most."""
+
+    def status_of(self, address: str) -> ShardStatus:
+        """Returns the status of the parameter server at an address, in one attempt."""
+
+    def open_shard(self, index: int, address: str) -> Shard:
+        """Returns a shard once it has answered."""
+
+    def open_replica(self, index: int, address: str) -> Shard:
+        """Returns one of several processes that hold a shard; makes no call."""
+
+    def tell_layout(self, shard: Shard, layout: Layout) -> None:
+        """Tells a shard's client how the variables lie; only then these can travel encoded."""
+
+    def share(
+        self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
+    ) -> SharingShard | None:
+        """Returns a shard that takes the place of `shard` and shares memory; None if that cannot be. `where` names it in messages."""
+
+    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it."""
+
+    def close(self) -> None:
+        """Watches calls no more."""
+
+
+class LocalTransport:
+    """Implements Transport for a cluster inside this process: calls are function calls, and memory is everybody's.
+
+    `is_in_process` False: the same calls as over a network, with threads, heartbeats and retries.
+    """
+
+    wire = AS_IS
+    access = DEFAULT_ACCESS
+    history: HistoryWriter | None = None
+
+    def __init__(self, shard_at: Callable[[int], Shard], *, timeout_s: float, is_in_process: bool = True) -> None:
+        self._shard_at = shard_at
+        self.timeout_s = timeout_s
+        self.is_in_process = is_in_process
+
+    def open_chief(self, address: str) -> Chief:
+        """There is one chief, and it does not move."""
+        raise InternalError(f"a cluster inside this process has no chief at {address!r}")
+
+    def within(self, chief: Chief, timeout_s: float) -> Chief:
+        """Returns the chief: no call to it hangs."""
+        return chief
+
+    def status_of(self, address: str) -> ShardStatus:
+        """Nobody looks for a chief here."""
+        raise InternalError(f"a cluster inside this process has no parameter server at {address!r}")
+
+    def open_shard(self, index: int, address: str) -> Shard:
+        """Returns the shard."""
+        return self._shard_at(index)
+
+    open_replica = open_shard
+
+    def tell_layout(self, shard: Shard, layout: Layout) -> None:
+        """Nothing travels, so nothing travels encoded."""
+
+    def share(
+        self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
+    ) -> SharingShard | None:
+        """Returns None: there is one memory."""
+        return None
+
+    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """No call hangs."""
+        return _UNWATCHED
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class GrpcTransport:
+    """Implements Transport over gRPC, for one participant. `transport` is "auto", "shared_memory" or "grpc"; see `connect()`.
+
+    `cluster` is what every server must be of; empty until the first chief has said it. Thread-safe.
+    """
+
+    is_in_process = False
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        timeout_s: float,
+        transport: str | None,
+        wire: WireFormat,
+        access: Access,
+        history: HistoryWriter | None,
+    ) -> None:
+        chosen = transport or "auto"
+        if chosen not in TRANSPORTS:
+            raise InvalidSpec(f"transport: got {transport!r}, want one of {', '.join(map(repr, TRANSPORTS))}")
+        self.timeout_s, self.wire, self.access, self.history = timeout_s, wire, access, history
+        self._cluster = cluster
+        self._shares = chosen != "grpc"
+        self._must_share = chosen == "shared_memory"
+        self._has_spoken = False
+        self._watch = SilenceWatch()
+
+    def enter(self, address: str) -> Chief:
+        """Returns the first chief, whose cluster it is from then on; blocks until it answers, and says so after 2 s."""
+        chief, what = GrpcChief(address, cluster=self._cluster, access=self.access), f"the chief at {address}"
+        try:
+            with self._watch.expecting(what):
+                reply = waiting.call(chief.handshake, what=what, timeout_s=self.timeout_s)
+        except BaseException:
+            chief.close()
+            raise
+        _warn(address, reply)
+        self._cluster = reply.identity.cluster
+        return chief
+
+    def open_chief(self, address: str) -> Chief:
+        """Returns the chief at an address once it has answered."""
+        found = GrpcChief(address, cluster=self._cluster, access=self.access)
+        try:
+            found.handshake(_SEARCH_TIMEOUT_S)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def within(self, chief: Chief, timeout_s: float) -> Chief:
+        """Returns the same chief, whose calls take so many seconds at most."""
+        return chief.within(timeout_s) if isinstance(chief, GrpcChief) else chief
+
+    def status_of(self, address: str) -> ShardStatus:
+        """Returns the status of the parameter server at an address."""
+        shard = GrpcShard(address, cluster=self._cluster, access=self.access)
+        try:
+            return shard.status()
+        finally:
+            shard.close()
+
+    def open_shard(self, index: int, address: str) -> Shard:
+        """Returns a shard once it has answered."""
+        shard, what = self._client(index, address), f"ps {index} at {address}"
+        try:
+            with self._watch.expecting(what):
+                _warn(address, waiting.call(shard.handshake, what=what, timeout_s=self.timeout_s))
+        except BaseException:
+            shard.close()
+            raise
+        return shard
+
+    def open_replica(self, index: int, address: str) -> Shard:
+        """Returns one of several processes that hold a shard; makes no call."""
+        return self._client(index, address)
+
+    def tell_layout(self, shard: Shard, layout: Layout) -> None:
+        """Tells a shard's client how the variables lie."""
+        if isinstance(shard, GrpcShard):
+            shard.know_layout(layout)
+
+    def share(
+        self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
+    ) -> SharingShard | None:
+        """Returns a shard that shares memory, or None. Raises MemoryNotShared if it is required, and what the server's call raises."""
+        if not self._shares:
+            return None
+        is_required = self._must_share and layout.nbytes > 0
+        if has_standby and is_required:
+            raise MemoryNotShared(f"{where}: it has a standby, and memory is shared with single servers only", is_same_host=True)
+        if not isinstance(shard, GrpcShard):
+            return None
+        try:
+            return share_memory(
+                shard,
+                epoch=participant.epoch,
+                worker=participant.index,
+                incarnation=participant.incarnation,
+                layout=layout,
+                timeout_s=timeout_s,
+            )
+        except (MemoryNotShared, InternalError) as error:
+            is_same_host = isinstance(error, InternalError) or error.facts.get("same_host") == "true"
+            if is_required:
+                raise MemoryNotShared(
+                    f"{where}: transport='shared_memory' cannot be had: {error.message}; run the worker where its parameter servers are,"
+                    " or connect with transport='auto'",
+                    is_same_host=is_same_host,
+                ) from None
+            self._say(error, where, is_odd=is_same_host and layout.nbytes > 0)
+            return None
+
+    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """Has the enclosed call spoken for while it hangs."""
+        return self._watch.expecting(what, expected_s=expected_s, alarm=alarm)
+
+    def close(self) -> None:
+        """Watches calls no more."""
+        self._watch.close()
+
+    def _client(self, index: int, address: str) -> GrpcShard:
+        return GrpcShard(address, index=index, cluster=self._cluster, variables_encoding=self.wire.variable_encoding, access=self.access)
+
+    def _say(self, error: PsError, where: str, *, is_odd: bool) -> None:
+        # Shards are asked at the same time; that two of them speak is no harm.
+        if is_odd and not self._has_spoken:
+            self._has_spoken = True
+            log.warning(
+                "memory is not shared with %s, though it is on this host: %s; variables and gradients go over gRPC", where, error.message
+            )
+        else:
+            log.debug("memory is not shared with %s: %s", where, error.message)
+
+
+def _warn(address: str, reply: HandshakeReply) -> None:
+    if reply.warning:
+        log.warning("%s: %s", address, reply.warning)

@@ -1,0 +1,248 @@
+"""What one worker knows of its training, and what follows from each answer that it gets. Pure: no call, no thread, no clock and no log.
+
+A session's loop makes the calls and hands over what came back; a simulated worker does the same with calls of its own.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.chief import (
+    DEFAULT_POLICY,
+    CommitResult,
+    Participant,
+    PushCommit,
+    PushOutcome,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import PushId, PushResult
+from worker_client.session.outcomes import Push, push_of
+
+_STAGED = frozenset({PushResult.STAGED})
+
+
+class OpenCommits:
+    """What another chief would have to be told again, of this participant. A few at most. Written by one thread; any may take a copy."""
+
+    def __init__(self, owner: Participant) -> None:
+        self.owner = owner
+        self._commits: dict[int, PushCommit] = {}
+        self._applied_steps: dict[int, int] = {}
+        self._leased: dict[int, None] = {}
+
+    def lease(self, ranges: Iterable[int]) -> None:
+        """These ranges of the training data are the participant's, until a contribution that was made from them is answered."""
+        self._leased.update(dict.fromkeys(ranges))
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The ranges that it has, also those of a contribution that is not answered."""
+        return tuple(self._leased)
+
+    def sent(self, commit: PushCommit) -> None:
+        """It may have been counted from now on."""
+        self._commits[commit.push_id.sequence] = commit
+
+    def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
+        """Takes note of what became of it, while `global_step` is open."""
+        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
+        sequence = commit.push_id.sequence
+        for identity in commit.ranges:
+            self._leased.pop(identity, None)
+        if outcome is not PushOutcome.ACCEPTED or result.applied_step is None:
+            self._commits.pop(sequence, None)
+        else:
+            self._applied_steps[sequence] = result.applied_step
+        self.advance(global_step)
+
+    def advance(self, global_step: int) -> None:
+        """Takes note that a step is open: what was part of an earlier one is applied."""
+        if not self._commits:
+            return
+        for sequence in [sequence for sequence, step in self._applied_steps.items() if step < global_step]:
+            self._commits.pop(sequence, None)
+            del self._applied_steps[sequence]
+
+    def is_accepted(self, commit: PushCommit) -> bool:
+        """Whether the chief has said that it counts, and it is not known to be applied."""
+        return commit.push_id.sequence in self._applied_steps
+
+    def unanswered(self) -> PushCommit | None:
+        """The latest that the chief has not said anything of: it may not have heard of it."""
+        return next((commit for sequence, commit in reversed(self._commits.items()) if sequence not in self._applied_steps), None)
+
+    def all(self) -> tuple[PushCommit, ...]:
+        """Returns them, oldest first."""
+        return tuple(self._commits.values())
+
+    def begin(self, owner: Participant) -> None:
+        """The epoch or the incarnation that they belong to is over; those to come are of this participant."""
+        self._commits.clear()
+        self._applied_steps.clear()
+        self._leased.clear()
+        self.owner = owner
+
+
+class WorkerState:
+    """Where one participant stands, until it becomes another one: then the next is made of it. For one thread.
+
+    `local_step`: the step of its variables and of its next contribution. `global_step`: the newest step that it has heard of.
+    `has_newest`: of the variables that were read as the newest, nothing has happened since. `refused`: sequences of contributions that may
+    lie on shards and that nobody will apply; the next push tells the shards.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        *,
+        step: int,
+        global_step: int | None = None,
+        commits: OpenCommits,
+        former: "WorkerState | None" = None,
+    ) -> None:
+        self.participant = participant
+        self.commits = commits
+        self.local_step = step
+        self.global_step = step if global_step is None else global_step
+        self.policy = DEFAULT_POLICY if former is None else former.policy
+        self.is_finished = False
+        self.has_newest = False
+        self.refused: list[int] = []
+        # Numbers that have been used are not used again, whatever has become of what had them.
+        self.num_pushes: int = 0 if former is None else former.num_pushes
+        self.request_id: int = 1 if former is None else former.request_id + 1
+        self._settings_version = 0
+
+    @property
+    def policy(self) -> PolicySpec:
+        """How the workers are coordinated, as far as this one has heard."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: PolicySpec) -> None:
+        # Asked for several times a step.
+        self._policy, self.reads_latest = policy, policy.reads_latest
+
+    @property
+    def follows_reads(self) -> bool:
+        """Whether gradients belong to the step that was read, whatever the token: where each contribution is a step by itself."""
+        return self.policy.accepts_stale and not self.policy.applies_on_arrival
+
+    def join(self, *, policy: PolicySpec, global_step: int, may_contribute: bool) -> bool:
+        """Takes note of the agreed model; returns whether a token must come first: the open step takes nothing from this worker."""
+        self.policy = policy
+        if self.reads_latest:
+            self.local_step = max(self.local_step, global_step)
+            return False
+        return not may_contribute or global_step > self.local_step
+
+    def hear_policy(self, policy: PolicySpec, *, global_step: int) -> None:
+        """Takes note of a policy that somebody else may have set."""
+        had_steps = not self.reads_latest
+        self.policy, self.global_step = policy, max(self.global_step, global_step)
+        if self.reads_latest and had_steps:
+            self.local_step = max(self.local_step, global_step)
+
+    def finish(self, last_step: int) -> None:
+        """Training has been ended at this worker's wish."""
+        self.has_newest = False
+        if not self.is_finished:
+            self.local_step, self.is_finished = last_step, True
+
+    # -- contributions
+
+    def number_push(self) -> PushId:
+        """Returns the next contribution's number: a new one even if the last push failed, since what that one left counts in no step."""
+        self.num_pushes += 1
+        return PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.num_pushes)
+
+    def pushed(self, push_id: PushId, results: Collection[PushResult], *, step: int, ranges: tuple[int, ...]) -> PushCommit:
+        """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
+        is_whole, is_applied = _is_counted(results, applies_on_arrival=self.policy.applies_on_arrival)
+        return PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges)
+
+    def contradicts(self, results: Collection[PushResult]) -> bool:
+        """Whether shards have done what they do under another policy than is known here."""
+        return (PushResult.STAGED if self.policy.applies_on_arrival else PushResult.APPLIED) in results
+
+    def counted(self, commit: PushCommit, result: CommitResult) -> None:
+        """The chief has said what became of a contribution."""
+        self.commits.answered(commit, result, global_step=result.global_step)
+        self.global_step = max(self.global_step, result.global_step)
+        self.note_refusal(commit, result)
+
+    def note_refusal(self, commit: PushCommit, result: CommitResult) -> None:
+        """Remembers a contribution that no step takes, for the shards."""
+        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
+        if outcome in (PushOutcome.STALE, PushOutcome.LATE):
+            self.refused.append(commit.push_id.sequence)
+
+    # -- tokens
+
+    def granted(self, reply: TokenReply) -> bool:
+        """A wish is over: by a token, or the end. Returns whether the policy is another one, which is to be asked for before `move_on`."""
+        self.request_id += 1  # one that timed out keeps its number, so that none is granted twice
+        self.is_finished = reply.result is TokenResult.FINISHED
+        self.global_step = max(self.global_step, reply.step, reply.global_step)
+        self.commits.advance(max(reply.step, reply.global_step))
+        return not self.is_finished and (reply.settings_version, reply.reads_latest) != (self._settings_version, self.reads_latest)
+
+    def move_on(self, reply: TokenReply) -> None:
+        """Moves on to the token's step, or to the last one."""
+        if not self.is_finished:
+            self._settings_version = reply.settings_version
+        if self.is_finished or not self.follows_reads:
+            self.local_step = reply.step
+
+    # -- what was read
+
+    def read_newest(self, step: int | None) -> None:
+        """The newest variables were read, of this step on all shards; None: no shard has any."""
+        self.has_newest = True
+        if self.is_finished:
+            return
+        if self.policy.applies_on_arrival or step is None:
+            # Shards count arrivals, each its own; the chief's count is the step.
+            self.local_step = max(self.local_step, self.global_step)
+        elif self.follows_reads:
+            self.local_step = step
+
+    # -- after the participant has become another one
+
+    def outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, is_accepted: bool) -> Push | PushCommit:
+        """What became of a contribution whose giver is no more; else the question whose answer tells, for `outcome_of`.
+
+        `is_accepted`: the chief had said that it counts.
+        """
+        if commit is not None and commit.staged:
+            if giver.era == self.participant.era and is_accepted:
+                # No epoch has risen since, nor has the cluster begun anew.
+                result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=self.global_step, applied_step=commit.step)
+                return push_of(result, step=step, is_finished=self.is_finished)
+            is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
+            if is_mine and step < self.local_step and not self.reads_latest:
+                # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.
+                return replace(commit, staged=False, is_applied=False, ranges=())
+        return self.rolled_back(step)
+
+    def outcome_of(self, result: CommitResult, *, step: int) -> Push:
+        """Returns the outcome by the chief's answer to that question."""
+        push = push_of(result, step=step, is_finished=self.is_finished)
+        return push if push.is_accepted else self.rolled_back(step)
+
+    def rolled_back(self, step: int) -> Push:
+        """Returns the outcome of a contribution that is in no step any more."""
+        return Push(outcome=PushOutcome.ROLLED_BACK, step=step, global_step=self.global_step, is_finished=self.is_finished)
+
+
+def _is_counted(results: Collection[PushResult], *, applies_on_arrival: bool) -> tuple[bool, bool]:
+    """Whether a contribution can count, and whether it is applied: shards that are told of another policy meanwhile may disagree."""
+    found = frozenset(results)
+    if found == _STAGED:
+        return True, False
+    found -= {PushResult.DUPLICATE}
+    if len(found) > 1 or PushResult.STALE in found:
+        return False, False
+    # All of them had it before, and the answers were lost: what became of it then follows from the policy.
+    return True, PushResult.APPLIED in found or (not found and applies_on_arrival)
