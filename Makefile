@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
+.PHONY: help install demo test-fast test simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
@@ -33,8 +33,11 @@ install: $(DEV)  ## the environment .venv, with the package as editable
 demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritten digits; ARGS="…" are passed on
 	@$(BIN)/lockstep demo $(ARGS)
 
+test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
+	@$(PYTEST) tests/unit tests/repo -n 2 $(ARGS)
+
 # Three at once on two processors: tests of real processes wait for a third of their time.
-test: $(DEV)  ## all tests; ARGS="-k framing" are passed to pytest
+test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
 # The second line is the soak, which needs the machine for itself. SOAK=0 leaves it out.

@@ -1,7 +1,7 @@
 """Times calls of other people's classes from outside, in this process: which part, when, how long, and the CPU of its thread.
 
-Knows seams by name, and leaves out those that are not there: what is looked at need not know that it is. All times are those of the
-machine's one monotonic clock, so that those of several processes go together.
+Knows seams by name: what is looked at need not know that it is, and a seam that is gone is an error, or its time would be missed in
+silence. All times are those of the machine's one monotonic clock, so that those of several processes go together.
 """
 
 import importlib
@@ -25,7 +25,6 @@ class Interval(NamedTuple):
 # What a worker asks of shards and chief, whatever carries it.
 _OF_SHARDS = (
     ("push_gradients", "push"),
-    ("push_locally", "push"),
     ("gradient_memory", "gradient memory"),
     ("expect_variables", "expect"),
     ("read_variables", "read"),
@@ -34,6 +33,7 @@ _OF_SHARDS = (
 WORKER_SEAMS = (
     *((f"ps_protocol.rpc.shard:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
     *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
+    ("ps_protocol.shared_memory.worker:SharedMemoryShard.push_locally", "push"),
     ("ps_protocol.rpc.chief:GrpcChief.dequeue_token", "commit and token"),
     ("ps_protocol.rpc.chief:GrpcChief.commit_push", "commit and token"),
 )
@@ -41,13 +41,19 @@ SERVER_SEAMS = (
     ("ps_server.shard.shard:ParameterStore.apply_step", "apply"),
     ("ps_server.shard.shard:ParameterStore.prepare_step", "norms"),
 )
-# Generators of the messages with variables.
+# Generators of the messages with variables, in each module that calls them.
 SERVER_STREAMS = (
     ("ps_server.serving.streams:content_messages", "send"),
-    ("ps_server.serving.streams:content_messages", "send"),
     ("ps_server.serving.calls:content_messages", "send"),
-    ("ps_server.serving.calls:_content", "send"),
 )
+# Where a contribution begins at a parameter server, and what it then goes through.
+RECEIVING_BEGIN = "ps_server.shard.shard:ParameterStore.open_push"
+RECEIVING_CALLS = tuple(f"ps_server.shard.handles:Push.{method}" for method in ("write", "finish", "finish_with"))
+SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), RECEIVING_BEGIN, *RECEIVING_CALLS)
+
+
+class SeamGone(Exception):
+    """There is no such class or function; the text says which."""
 
 
 class Recorder:
@@ -72,39 +78,39 @@ class Recorder:
 
     def wrap(self, seam: str, part: str) -> None:
         """Times every call of "module:Class.method" or "module:function" from now on."""
-        for owner, name, function in _find(seam):
-            setattr(owner, name, self._timed(function, part))
+        owner, name, function = find(seam)
+        setattr(owner, name, self._timed(function, part))
 
     def wrap_stream(self, seam: str, part: str) -> None:
         """Times a generator from its first item until it ends; CPU: of what it does for its items."""
-        for owner, name, function in _find(seam):
-            setattr(owner, name, self._timed_stream(function, part))
+        owner, name, function = find(seam)
+        setattr(owner, name, self._timed_stream(function, part))
 
     def wrap_receiving(self, part: str) -> None:
         """Times a contribution at a parameter server from its first message until it is staged; CPU: of its copies and its end."""
         begins: dict[int, list[float]] = {}  # when, and the CPU seconds so far, of whichever threads
-        for owner, name, function in _find("ps_server.shard.shard:ParameterStore.open_push"):
+        owner, name, open_push = find(RECEIVING_BEGIN)
 
-            def opened(*arguments: Any, _open: Any = function, **options: Any) -> Any:
-                begin = time.perf_counter()
-                push = _open(*arguments, **options)
-                begins[id(push)] = [begin, 0.0]
-                return push
+        def opened(*arguments: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            push = open_push(*arguments, **options)
+            begins[id(push)] = [begin, 0.0]
+            return push
 
-            setattr(owner, name, opened)
-        for seam in ("write", "finish", "finish_with"):
-            for owner, name, function in _find(f"ps_server.shard.handles:Push.{seam}"):
+        setattr(owner, name, opened)
+        for seam in RECEIVING_CALLS:
+            owner, name, function = find(seam)
 
-                def timed(push: Any, *arguments: Any, _call: Any = function, _is_end: bool = seam != "write") -> Any:
-                    before = time.thread_time()
-                    result, seen = _call(push, *arguments), begins[id(push)]
-                    seen[1] += time.thread_time() - before
-                    if _is_end:
-                        self.intervals.append(Interval(part, seen[0], time.perf_counter(), seen[1]))
-                        del begins[id(push)]
-                    return result
+            def timed(push: Any, *arguments: Any, _call: Any = function, _is_end: bool = name != "write") -> Any:
+                before = time.thread_time()
+                result, seen = _call(push, *arguments), begins[id(push)]
+                seen[1] += time.thread_time() - before
+                if _is_end:
+                    self.intervals.append(Interval(part, seen[0], time.perf_counter(), seen[1]))
+                    del begins[id(push)]
+                return result
 
-                setattr(owner, name, timed)
+            setattr(owner, name, timed)
 
     def write(self, path: Path) -> None:
         """Keeps all intervals as JSON."""
@@ -141,16 +147,14 @@ def read_intervals(path: Path) -> list[Interval]:
     return [Interval(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _find(seam: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yields the owner, the name and the function, or nothing."""
+def find(seam: str) -> tuple[Any, str, Any]:
+    """Returns the owner, the name and the function of "module:Class.method" or "module:function". Raises SeamGone."""
     module_name, _, path = seam.partition(":")
     try:
         owner: Any = importlib.import_module(module_name)
-    except ImportError:
-        return
-    *outer, name = path.split(".")
-    for each in outer:
-        owner = getattr(owner, each, None)
-    function = vars(owner).get(name) if owner is not None else None
-    if function is not None:
-        yield owner, name, function
+        *outer, name = path.split(".")
+        for each in outer:
+            owner = getattr(owner, each)
+        return owner, name, vars(owner)[name]
+    except (ImportError, AttributeError, KeyError):
+        raise SeamGone(f"{seam} is gone; say in benchmarks/harness/seams.py what is there in its place") from None

@@ -43,14 +43,19 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
 def imports(path: Path) -> list[Import]:
     """Everything that a file imports, at its top or inside functions. `from a import b` counts as a.b where that is a module of ours."""
     return list(_imports(tree(path), ""))
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods of a file."""
-    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` for a chain of names, "" for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _imports(node: ast.AST, function: str) -> Iterator[Import]:
@@ -68,6 +73,7 @@ def _imports(node: ast.AST, function: str) -> Iterator[Import]:
             yield from _imports(child, function)
 
 
+@cache
 def _is_module(name: str) -> bool:
     base = ROOT.joinpath(*name.split("."))
     return base.with_suffix(".py").is_file() or base.is_dir()

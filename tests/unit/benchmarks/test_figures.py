@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
-from benchmarks.harness.seams import Interval, Recorder, read_intervals
+from benchmarks.harness.seams import SEAMS, Interval, Recorder, SeamGone, find, read_intervals
 from benchmarks.harness.setting import Setting, WrongTransport
 from benchmarks.report.figures import RunFigures, summary
 from benchmarks.report.page import fill
@@ -85,7 +85,6 @@ def test_a_recorder_counts_a_part_within_itself_once_and_keeps_what_it_has_seen(
     assert recorder.note("push", lambda: recorder.note("push", lambda: recorder.note("read", lambda: 7))) == 7
     recorder.write(tmp_path / "seen.json")
     assert [interval.part for interval in read_intervals(tmp_path / "seen.json")] == ["read", "push"]
-    recorder.wrap("no.such.module:Class.method", "nothing")  # left out
 
 
 def test_table_fits_its_columns_and_its_plot_has_a_bar_for_each_transport() -> None:
@@ -115,3 +114,13 @@ def test_a_page_is_filled_between_its_marks_and_again() -> None:
     once = fill(page, {"peers": "new"})
     assert once == "before\n<!-- figures: peers -->\nnew\n<!-- end of figures -->\nafter\n"
     assert fill(once, {"peers": "new", "table": "not on this page"}) == once
+
+
+def test_every_seam_of_the_profile_is_there() -> None:
+    assert all(callable(function) for _, _, function in map(find, SEAMS))
+
+
+@pytest.mark.parametrize("seam", ["ps_server.absent:Store.apply", "ps_server.config:Absent.apply", "ps_server.config:absent"])
+def test_a_seam_that_is_gone_is_an_error_not_a_part_of_no_time(seam: str) -> None:
+    with pytest.raises(SeamGone, match=seam):
+        Recorder().wrap(seam, "part")
