@@ -1,7 +1,7 @@
 """The chief's decisions, pure: `Coordinator.handle(event, now)` returns instructions. No thread, lock, clock, log or wire.
 
-`coordinator` is the entry, `messages` has the events and instructions. Of an epoch: `recovery` says how it begins, `training`
-what happens in it, `ending` how it ends, `checkpoints` what is saved of it, `settings` what is changed in it.
-What they rest on: `members`, `model`, `data`, `parameter_servers`, `ledger`, `waiting` (blocked calls and deadlines).
+`coordinator` is the entry (who comes and goes, how training ends), `messages` has the events and instructions. What belongs to one epoch is
+`training`; `recovery` makes it anew when another begins. `waiting` is the one place where calls block, timers run and instructions collect.
+What outlives an epoch: `members`, `model`, `data`, `parameter_servers`, `ledger`, `settings`, `checkpoints`; `answers` is what may be told.
 `explain` says in words what the cluster waits for. Must not import `shards` or `serving`.
 """

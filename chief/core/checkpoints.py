@@ -1,41 +1,66 @@
-"""The checkpoint that is being made, the newest whole one, and what waits for either. Knows no storage, clock or wire."""
+"""Checkpoints: when a step is saved, the one that is being made, the newest whole one, and who wants one. Knows no storage, clock or wire.
+
+One checkpoint is made at a time: all shards copy the same step (no other is applied meanwhile), then write; then the manifest is written.
+A step may be held back behind a gate: nobody hears of it before it is saved, so that it cannot be lost.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from chief.core.cluster import Cluster, UnderWay
-from chief.core.messages import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    Instruction,
-    Note,
-    Reply,
-    SaveCheckpoint,
-    SaveFailed,
-    SaveStep,
-    StepCopied,
-    StepSaved,
-)
-from chief.core.waiting import CheckpointRequests, Key, slice_s
+from chief.core.messages import CheckpointCommitted, CommitCheckpoint, SaveFailed, SaveStep, StepCopied, StepSaved
+from chief.core.waiting import Blocked, Outbox, Timers, Waiting
 from chief.core.wording import printable, seconds
-from ps_protocol.errors import CheckpointStorageMissing, InternalError, NotInitialized, PsError, StorageFull, TrainingFailed
+from chief.options import CheckpointConfig
+from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
-from ps_protocol.roles.chief import CheckpointStatus, ClusterState, SavedCheckpoint
+from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
 from ps_protocol.roles.shard import PushId
 
-# What is done to make a checkpoint, and where that stands. Methods of the coordinator, whose decisions are in `checkpointing`.
-
-
-CHECKPOINT_KEY: Key = ("checkpoint", 0)
-LAST_KEY: Key = ("last checkpoint", 0)
 # A step that is held back is saved again after this time if that failed; the last checkpoint is given up after that one.
 RETRY_S = 1.0
 LAST_CHECKPOINT_S = 30.0
 _SAY_EVERY_S = 10.0
+# Wishes that are fulfilled and remembered, so that a repeated one has its effect once; and those that wait.
+_MAX_REMEMBERED = 64
+_MAX_WAITING = 1024
+
+
+class Saver(Protocol):
+    """The training that is saved, as it is now."""
+
+    @property
+    def step(self) -> int:
+        """The open step."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it is in."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shards hold values, and training goes on from them or has ended with them."""
+
+    @property
+    def tag_suffix(self) -> str:
+        """Tells its checkpoints from those that another chief has made in the same epoch."""
+
+    def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
+        """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A step that nobody is told of before it is saved: what it was made of, unless that is known already, and what follows."""
+
+    step: int
+    contributors: tuple[PushId, ...]
+    then: Callable[[str, float], None]  # is given the checkpoint's name
 
 
 @dataclass(slots=True, kw_only=True)
-class Save:
+class _Save:
     """A checkpoint under way, as its manifest will have it but for the files. `is_held`: its step is told once it is whole."""
 
     draft: Checkpoint
@@ -48,324 +73,352 @@ class Save:
         return self.draft.tag
 
 
-class CheckpointMoves:
-    """The checkpoint that is being made, the latest whole one, and who wants one."""
+@dataclass(slots=True, eq=False)
+class _Wish:
+    """A wish for a checkpoint, and which one fulfils it (empty: the next)."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._save: Save | None = None
+    tag: str = ""
+
+
+class Checkpoints:
+    """Makes checkpoints when they are due or wanted. Does nothing in a cluster that has no place for them (`config` None).
+
+    `saver` returns the training that there is now; `proceed` begins what is due at the shards; `explain` says what the cluster waits for.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig | None,
+        *,
+        out: Outbox,
+        waiting: Waiting,
+        timers: Timers,
+        saver: Callable[[], Saver],
+        proceed: Callable[[float], None],
+        end_if_deserted: Callable[[], None],
+        is_training: Callable[[], bool],
+        explain: Callable[[float], str],
+    ) -> None:
+        self._config, self._out, self._saver, self._proceed = config, out, saver, proceed
+        self._end_if_deserted, self._is_training, self._explain = end_if_deserted, is_training, explain
+        self._timer, self._last_timer = timers.timer(self._fire), timers.timer(self._give_up_in_time)
+        self._save: _Save | None = None
+        self._gate: Gate | None = None
+        self._saving = ""
+        self._is_due = self._is_saving_last = False
         self._whole: SavedCheckpoint | None = None  # the latest
         self._whole_epoch, self._whole_at = 0, 0.0
         self._said_at = -math.inf
         self._due_step: int | None = None
         self._failure = ""
         self._num_attempts: dict[tuple[int, int], int] = {}  # by epoch and step
-        self._requests = CheckpointRequests(cluster.deadlines)
-        # Contributors of a step that is held back: it is to be saved as soon as the shards can.
-        self._held: tuple[PushId, ...] | None = None
-        # Whether the open step is to be saved before it is told, since an earlier chief may not have done so.
-        self._is_securing = False
+        # By the number that their callers have given them; each may come again, in several calls.
+        self._wishes: dict[int, _Wish] = {}
+        self._fulfilled: dict[int, SavedCheckpoint] = {}
+        self._calls = waiting.line(self._expire)
 
-    def _begin(self, now: float) -> list[Instruction]:
-        cluster, held = self._cluster, self._held
-        step = cluster.policy.step + (held is not None)
-        attempt = self._num_attempts[cluster.epoch, step] = self._num_attempts.get((cluster.epoch, step), 0) + 1
-        tag = tag_of(step=step, epoch=cluster.epoch)
-        if cluster.has_taken_over:
-            tag += f"-chief-{cluster.chief_incarnation}"  # its predecessor may have saved the same step
-        tag += f"-retry-{attempt - 1}" if attempt > 1 else ""
-        draft = Checkpoint(
-            tag=tag,
-            cluster=cluster.config.cluster,
-            epoch=cluster.epoch,
-            step=step,
-            chief_incarnation=cluster.chief_incarnation,
-            life=cluster.membership.life,
-            num_shards=len(cluster.shards),
-            record=cluster.record(),
-            placement=cluster.registry.placement,
-            files=(),
-            pushes=cluster.applied_pushes(extra=held or ()),
-            data=cluster.data.progress(),
-        )
-        self._save = Save(draft=draft, is_held=held is not None)
-        self._requests.bind(tag)
-        cluster.under_way = UnderWay.SAVE
-        if held is None:
-            cluster.saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
-        else:
-            self._explain_hold()
-        return [SaveStep(epoch=cluster.epoch, step=step, tag=tag)]
+    # -- what others ask
 
-    def _explain_hold(self) -> None:
-        words = f"step {self._cluster.policy.step} is applied; it counts once it is saved"
-        self._cluster.saving = words + (f" (failed: {self._failure}; trying again)" if self._failure else "")
+    @property
+    def holds_steps(self) -> bool:
+        """Whether a step is to be told only once it is saved."""
+        return self._config is not None and self._config.durability is Durability.STEP
 
-    def _arm(self, now: float) -> None:
-        config = self._cluster.config.checkpoints
-        if config is None or config.durability is not Durability.INTERVAL:
-            return
-        self._cluster.deadlines.set(CHECKPOINT_KEY, now + config.interval_s)
-        self._due_step = self._cluster.policy.step + config.every_steps if config.every_steps is not None else None
+    @property
+    def is_due(self) -> bool:
+        """Whether one is to be begun as soon as nothing else is under way at the shards."""
+        return self._is_due
 
-    def _what_next(self, save: Save) -> str:
-        config = self._cluster.config.checkpoints
-        if save.is_held or config is None:
-            return f"step {save.draft.step} is not told before it is saved; trying again in {seconds(RETRY_S)}"
-        if config.durability is Durability.INTERVAL and not self._cluster.is_finished:
-            return f"training goes on; the next attempt follows in {seconds(config.interval_s)} at the latest"
-        return "earlier ones stay"
+    @property
+    def is_holding(self) -> bool:
+        """Whether a step is held back until it is saved."""
+        return self._gate is not None
 
-    def _has_whole(self, step: int) -> bool:
-        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._cluster.epoch, step)
+    @property
+    def is_saving_last(self) -> bool:
+        """Whether the processes wait until the last step is saved."""
+        return self._is_saving_last
+
+    @property
+    def saving(self) -> str:
+        """What holds up steps while one is being saved, in words; empty: nothing does."""
+        return self._saving
 
     @property
     def failure(self) -> str:
         """Why the latest attempt failed; empty: it did not, or there was none."""
         return self._failure
 
-    def _note_whole(self, save: Save, now: float) -> Note:
-        """Says that a checkpoint is whole; where each step is saved, not for each of them."""
-        is_detail = now - self._said_at < _SAY_EVERY_S
-        self._said_at = self._said_at if is_detail else now
-        return Note(text=f"checkpoint {save.tag} is whole: step {save.draft.step}", is_detail=is_detail)
-
-    def _remember_whole(self, checkpoint: Checkpoint, now: float) -> SavedCheckpoint:
-        self._whole = whole = SavedCheckpoint(tag=checkpoint.tag, step=checkpoint.step)
-        self._whole_epoch, self._whole_at = checkpoint.epoch, now
-        return whole
-
-    def _settle_last(self, step: int) -> None:
-        if self._cluster.is_saving_last and step == self._cluster.policy.step:
-            self._end_last()
-
-    def _end_last(self) -> None:
-        self._cluster.is_saving_last = False
-        self._cluster.deadlines.clear(LAST_KEY)
-
-
-# When a step is saved as a checkpoint, and what becomes of that. Methods of the coordinator; knows no clock, thread, wire or file.
-#
-# One checkpoint is made at a time: all shards copy the same step (no other is applied meanwhile), then write; then the manifest is written.
-# Under durability "step" a step that is applied is held back until it is saved: nobody hears of it before, so that it cannot be lost.
-
-
-class Checkpointing(CheckpointMoves):
-    """Makes checkpoints when they are due or wanted. Does nothing in a cluster that has no place for them."""
-
-    # -- when
-
-    def opened(self, now: float) -> None:
-        """Training begins, or goes on, at the open step: it is saved, so that there is something of this epoch to go back to."""
-        config = self._cluster.config.checkpoints
-        if config is None:
-            return
-        self._arm(now)
-        if config.durability is not Durability.NONE or self._requests.wait_for_next:
-            self._cluster.is_save_due = True
-
-    def stepped(self) -> None:
-        """A step has been told: perhaps it is one that is to be saved."""
-        if self._due_step is not None and self._cluster.policy.step >= self._due_step:
-            self._cluster.is_save_due = True
-
-    @property
-    def holds_steps(self) -> bool:
-        """Whether a step is to be told only once it is saved."""
-        config = self._cluster.config.checkpoints
-        return config is not None and config.durability is Durability.STEP
-
-    def hold(self, contributors: tuple[PushId, ...], now: float) -> list[Instruction]:
-        """All shards have applied the open step: saves it before anybody hears of it, as soon as no other save is under way."""
-        self._held = contributors
-        self._cluster.under_way = UnderWay.SAVE
-        self._explain_hold()
-        return self._begin(now) if self._save is None else []
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether a step is held back until it is saved."""
-        return self._held is not None
-
-    def let_go(self, now: float) -> None:
-        """The step that is held back need not be saved after all."""
-        self._held, self._cluster.saving = None, ""
-        self._cluster.deadlines.clear(CHECKPOINT_KEY)
-        self._arm(now)
-
-    def secure(self, now: float) -> list[Instruction]:
-        """Saves the step that another chief has left, before it is told; `committed` says when that is done."""
-        self._is_securing = True
-        return self._begin(now)
-
-    @property
-    def is_securing(self) -> bool:
-        """Whether the open step must be saved before it is told."""
-        return self._is_securing
-
-    def begin(self, now: float) -> list[Instruction]:
-        """Begins what is due, if that is possible now: nothing else is under way at the shards."""
-        cluster = self._cluster
-        if self._save is not None or not cluster.registry.is_ready or cluster.config.checkpoints is None:
-            return []
-        cluster.is_save_due = False
-        self._arm(now)
-        if self._has_whole(cluster.policy.step):
-            assert self._whole is not None
-            return self._requests.fulfil(self._whole, tag="")
-        return self._begin(now)
-
-    def fire(self, now: float) -> list[Instruction]:
-        """The interval is over, or the pause after a failure."""
-        if self._held is not None or self._is_securing:
-            return self._begin(now) if self._save is None else []
-        if self._cluster.state is ClusterState.TRAINING:
-            self._arm(now)
-            self._cluster.is_save_due = True
-        return []
-
-    def finish(self, now: float) -> None:
-        """Training is finished: its last step is saved before the processes end, if that can be done in reasonable time."""
-        cluster = self._cluster
-        cluster.deadlines.clear(CHECKPOINT_KEY)
-        if cluster.config.checkpoints is None or not cluster.registry.is_ready or cluster.recovering:
-            return
-        if self._save is None and self._has_whole(cluster.policy.step) and cluster.under_way is None:
-            return
-        cluster.is_saving_last = cluster.is_save_due = True
-        cluster.deadlines.set(LAST_KEY, now + LAST_CHECKPOINT_S)
-
-    def give_up_last(self) -> list[Instruction]:
-        """The last checkpoint takes too long, or cannot be made."""
-        cluster = self._cluster
-        if not cluster.is_saving_last:
-            return []
-        self._end_last()
-        why = self._failure or "it was not whole in time"
-        return [Note(text=f"there is no checkpoint of the last step {cluster.policy.step}: {why}", is_warning=True)]
-
-    def roll_back(self) -> None:
-        """What is under way comes to nothing: the shards go back to an earlier step."""
-        self._save = self._held = None
-        self._is_securing, self._cluster.saving = False, ""
-        self._cluster.replicas_due.clear()
-        self._requests.release()
-
-    def restored(self, checkpoint: Checkpoint, now: float) -> None:
-        """The shards hold this checkpoint's values: it is the latest."""
-        self._remember_whole(checkpoint, now)
-        self._cluster.deadlines.clear(CHECKPOINT_KEY)
-
-    # -- what becomes of it
-
-    def copied(self, event: StepCopied) -> bool:
-        """All shards have copied the step; True if steps may go on."""
-        if self._save is None or event.tag != self._save.tag or self._save.is_copied:
-            return False
-        self._save.is_copied = True
-        if self._save.is_held or self._held is not None or self._cluster.under_way is not UnderWay.SAVE:
-            return False
-        self._cluster.under_way, self._cluster.saving = None, ""
-        return True
-
-    def saved(self, event: StepSaved) -> list[Instruction]:
-        """All shards have written: the manifest makes it whole."""
-        config = self._cluster.config.checkpoints
-        if self._save is None or event.tag != self._save.tag or config is None:
-            return []
-        is_awaited = self._save.is_held or self._is_securing
-        return [CommitCheckpoint(checkpoint=replace(self._save.draft, files=event.files), keep=config.keep, is_awaited=is_awaited)]
-
-    def committed(self, event: CheckpointCommitted, now: float) -> tuple[list[Instruction], bool]:
-        """A checkpoint is whole. Returns also whether the step that was held back for it may be told now."""
-        save = self._save
-        if save is None or event.tag != save.tag:
-            return [], False
-        self._save, self._failure = None, ""
-        self._num_attempts.clear()
-        self._is_securing = False
-        instructions = [self._note_whole(save, now), *self._requests.fulfil(self._remember_whole(save.draft, now), tag=save.tag)]
-        if save.is_held:
-            self._held, self._cluster.saving = None, ""
-            return instructions, True
-        if self._held is not None:
-            instructions += self._begin(now)
-        elif self._requests.wait_for_next:
-            self._cluster.is_save_due = True
-        self._settle_last(save.draft.step)
-        return instructions, False
-
-    def failed(self, event: SaveFailed, now: float) -> tuple[list[Instruction], bool]:
-        """A checkpoint has come to nothing; training goes on. Returns also whether steps that waited for the copies may go on."""
-        save, cluster = self._save, self._cluster
-        if save is None or event.tag != save.tag:
-            return [], False
-        why = printable(event.why)
-        # What becomes of the training follows, or is said by who asks for the failure.
-        self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
-        error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
-        refusals = self._requests.refuse(error, tag=save.tag)
-        text = f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}"
-        instructions: list[Instruction] = [Note(text=text, is_warning=True), *refusals]
-        if self._held is not None or self._is_securing:
-            cluster.deadlines.set(CHECKPOINT_KEY, now + RETRY_S)
-            self._explain_hold()
-            return instructions, False
-        goes_on = not save.is_copied and cluster.under_way is UnderWay.SAVE
-        if goes_on:
-            cluster.under_way, cluster.saving = None, ""
-        if cluster.is_saving_last:
-            instructions += self.give_up_last()
-        elif self._requests.wait_for_next:
-            cluster.is_save_due = True
-        return instructions, goes_on
-
-    # -- who wants one
-
-    def wanted(self, event: SaveCheckpoint, now: float) -> list[Instruction]:
-        """Somebody wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
-        cluster, call = self._cluster, event.call
-        if cluster.config.checkpoints is None:
-            raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
-        cluster.refuse_if_failed()
-        fulfilled = self._requests.fulfilled(event.request_id)
-        if fulfilled is not None:
-            return [Reply(call=call, value=fulfilled)] if call is not None else []
-        if not cluster.registry.is_ready and not cluster.recovering:
-            raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
-        if cluster.is_finished and not cluster.is_saving_last and not self._has_whole(cluster.policy.step):
-            raise TrainingFailed(f"training is finished ({cluster.finish_reason}), and its last step could not be saved: {self._failure}")
-        tag = self._save.tag if self._save is not None and self._save.draft.step >= cluster.policy.step else ""
-        if self._requests.add(event.request_id, call, tag=tag, until=now + slice_s(event.max_wait_s)):
-            cluster.is_save_due = True
-        return []
-
-    def expire(self, call: int, now: float) -> list[Instruction]:
-        """A caller has waited as long as it may; the checkpoint is made all the same."""
-        if not self.cancel(call):
-            return []
-        words = self._cluster.saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._cluster.explain(now))
-        return [Reply(call=call, value=SavedCheckpoint(tag="", step=self._cluster.policy.step, waiting_for=words))]
-
-    def cancel(self, call: int) -> bool:
-        """Forgets a caller; False if it does not wait here."""
-        return self._requests.cancel(call)
-
-    def refuse(self, error: PsError) -> list[Instruction]:
-        """The cluster cannot go on: there will be no more checkpoints."""
-        self._save = self._held = None
-        return self._requests.refuse(error)
+    def has_whole(self, step: int) -> bool:
+        """Whether this step of this epoch is saved."""
+        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._saver().epoch, step)
 
     def status(self, now: float) -> CheckpointStatus | None:
         """Returns what is to be known of checkpoints; None: there is no place for them."""
-        config = self._cluster.config.checkpoints
-        if config is None:
+        if self._config is None:
             return None
         return CheckpointStatus(
-            durability=config.durability.value,
+            durability=self._config.durability.value,
             tag=self._whole.tag if self._whole else "",
             step=self._whole.step if self._whole else 0,
             age_s=max(0.0, now - self._whole_at) if self._whole else 0.0,
             saving=self._save.tag if self._save else "",
             failure=self._failure,
         )
+
+    # -- when
+
+    def opened(self, now: float) -> None:
+        """Training begins, or goes on, at the open step: it is saved, so that there is something of this epoch to go back to."""
+        if self._config is None:
+            return
+        self._arm(now)
+        if self._config.durability is not Durability.NONE or self._waits_for_next:
+            self._become_due()
+
+    def stepped(self, step: int) -> None:
+        """Another step is open, and those before it have been told: perhaps it is to be saved."""
+        if self._due_step is not None and step >= self._due_step:
+            self._become_due()
+
+    def begin(self, now: float) -> bool:
+        """Begins what is due, if that is possible; nothing else may be under way at the shards. Returns whether they copy a step now."""
+        saver = self._saver()
+        if self._save is not None or not saver.is_open or self._config is None:
+            return False
+        self._is_due = False
+        self._arm(now)
+        if self.has_whole(saver.step):
+            assert self._whole is not None
+            self._fulfil(self._whole, tag="")
+            if self._is_saving_last:
+                self._end_last()
+                self._end_if_deserted()
+            return False
+        self._begin()
+        return True
+
+    def hold(self, gate: Gate) -> None:
+        """Saves a step before anybody hears of it, as soon as no other save is under way; nothing else may be under way at the shards."""
+        self._gate = gate
+        self._explain_hold()
+        if self._save is None:
+            self._begin()
+
+    def let_go(self, now: float) -> None:
+        """The step that is held back need not be saved after all."""
+        self._gate, self._saving = None, ""
+        self._timer.clear()
+        self._arm(now)
+
+    def finish(self, now: float, *, is_idle: bool) -> None:
+        """Training is finished: its last step is saved before the processes end, if that can be done in reasonable time.
+
+        `is_idle`: nothing is under way at the shards.
+        """
+        self._timer.clear()
+        if self._config is None or not self._saver().is_open or (self._save is None and is_idle and self.has_whole(self._saver().step)):
+            return
+        self._is_saving_last = True
+        self._become_due()
+        self._last_timer.set(now + LAST_CHECKPOINT_S)
+
+    def roll_back(self) -> None:
+        """What is under way comes to nothing: the shards go back to an earlier step."""
+        self._save = self._gate = None
+        self._saving = ""
+        for wish in self._wishes.values():
+            wish.tag = ""
+
+    def restored(self, checkpoint: Checkpoint, now: float) -> None:
+        """The shards hold this checkpoint's values: it is the latest."""
+        self._remember_whole(checkpoint, now)
+        self._timer.clear()
+
+    # -- what becomes of it
+
+    def copied(self, event: StepCopied) -> bool:
+        """All shards have copied the step; True if steps may go on."""
+        save = self._save
+        if save is None or event.tag != save.tag or save.is_copied:
+            return False
+        save.is_copied = True
+        if save.is_held or self._gate is not None:
+            return False
+        self._saving = ""
+        return True
+
+    def saved(self, event: StepSaved) -> None:
+        """All shards have written: the manifest makes it whole."""
+        save = self._save
+        if save is not None and event.tag == save.tag and self._config is not None:
+            checkpoint = replace(save.draft, files=event.files)
+            self._out.add(CommitCheckpoint(checkpoint=checkpoint, keep=self._config.keep, is_awaited=save.is_held))
+
+    def committed(self, event: CheckpointCommitted, now: float) -> None:
+        """A checkpoint is whole: a step that was held back for it is told."""
+        save = self._save
+        if save is None or event.tag != save.tag:
+            return
+        self._save, self._failure = None, ""
+        self._num_attempts.clear()
+        is_detail = now - self._said_at < _SAY_EVERY_S  # where each step is saved, not for each of them
+        self._said_at = self._said_at if is_detail else now
+        self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", is_detail=is_detail)
+        self._fulfil(self._remember_whole(save.draft, now), tag=save.tag)
+        if save.is_held and self._gate is not None:
+            gate, self._gate, self._saving = self._gate, None, ""
+            gate.then(save.tag, now)
+        elif self._gate is not None:
+            self._begin()
+        else:
+            if self._waits_for_next:
+                self._is_due = True
+            if self._is_saving_last and save.draft.step == self._saver().step:
+                self._end_last()
+        if self._is_due:
+            self._out.afterwards(self._proceed)
+
+    def failed(self, event: SaveFailed, now: float) -> bool:
+        """A checkpoint has come to nothing; training goes on. Returns whether steps that waited for the copies may go on."""
+        save = self._save
+        if save is None or event.tag != save.tag:
+            return False
+        why = printable(event.why)
+        # What becomes of the training follows, or is said by who asks for the failure.
+        self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
+        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", is_warning=True)
+        error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
+        for request in self._requests_of(save.tag):
+            wish = self._wishes.pop(request)
+            for blocked in self._calls:
+                if blocked.ask is wish:
+                    self._calls.refuse(blocked.who, error)
+        if self._gate is not None:
+            self._timer.set(now + RETRY_S)
+            self._explain_hold()
+            return False
+        if not save.is_copied:
+            self._saving = ""
+        if self._is_saving_last:
+            self._give_up_last()
+        elif self._waits_for_next:
+            self._is_due = True
+        if self._is_due:
+            self._out.afterwards(self._proceed)
+        return not save.is_copied
+
+    # -- who wants one
+
+    def want(self, request: int, call: int | None, *, until: float) -> None:
+        """Somebody wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
+        if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
+            raise LimitExceeded(f"{_MAX_WAITING} wishes for a checkpoint wait already; wait for one of them")
+        wish = self._wishes.setdefault(request, _Wish())
+        if not wish.tag and self._save is not None and self._save.draft.step >= self._saver().step:
+            wish.tag = self._save.tag
+        if call is not None:
+            self._calls.block(call, wish, until=until)
+        if not wish.tag:
+            self._become_due()
+
+    def fulfilled(self, request: int) -> SavedCheckpoint | None:
+        """Returns what a wish came to that is fulfilled already."""
+        return self._fulfilled.get(request)
+
+    def refuse(self, error: PsError) -> None:
+        """The cluster cannot go on: there will be no more checkpoints."""
+        self._save = self._gate = None
+        self._is_saving_last = False
+        self._wishes.clear()
+        self._calls.refuse_all(error)
+
+    # -- inside
+
+    def _begin(self) -> None:
+        gate, saver = self._gate, self._saver()
+        step = saver.step if gate is None else gate.step
+        attempt = self._num_attempts[saver.epoch, step] = self._num_attempts.get((saver.epoch, step), 0) + 1
+        tag = tag_of(step=step, epoch=saver.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
+        draft = saver.draft(tag=tag, step=step, extra=() if gate is None else gate.contributors)
+        self._save = _Save(draft=draft, is_held=gate is not None)
+        for wish in self._wishes.values():
+            wish.tag = wish.tag or tag
+        if gate is None:
+            self._saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
+        else:
+            self._explain_hold()
+        self._out.add(SaveStep(epoch=saver.epoch, step=step, tag=tag))
+
+    def _become_due(self) -> None:
+        self._is_due = True
+        self._out.afterwards(self._proceed)
+
+    def _fire(self, now: float) -> None:
+        """The interval is over, or the pause after a failure."""
+        if self._gate is not None:
+            if self._save is None:
+                self._begin()
+        elif self._is_training():
+            self._arm(now)
+            self._become_due()
+
+    def _arm(self, now: float) -> None:
+        if self._config is not None and self._config.durability is Durability.INTERVAL:
+            self._timer.set(now + self._config.interval_s)
+            self._due_step = self._saver().step + self._config.every_steps if self._config.every_steps is not None else None
+
+    def _explain_hold(self) -> None:
+        words = f"step {self._saver().step} is applied; it counts once it is saved"
+        self._saving = words + (f" (failed: {self._failure}; trying again)" if self._failure else "")
+
+    def _what_next(self, save: _Save) -> str:
+        if save.is_held or self._config is None:
+            return f"step {save.draft.step} is not told before it is saved; trying again in {seconds(RETRY_S)}"
+        if self._config.durability is Durability.INTERVAL and self._is_training():
+            return f"training goes on; the next attempt follows in {seconds(self._config.interval_s)} at the latest"
+        return "earlier ones stay"
+
+    def _remember_whole(self, checkpoint: Checkpoint, now: float) -> SavedCheckpoint:
+        self._whole = whole = SavedCheckpoint(tag=checkpoint.tag, step=checkpoint.step)
+        self._whole_epoch, self._whole_at = checkpoint.epoch, now
+        return whole
+
+    def _give_up_in_time(self, now: float) -> None:
+        self._give_up_last()
+        self._end_if_deserted()
+
+    def _give_up_last(self) -> None:
+        """The last checkpoint takes too long, or cannot be made."""
+        if self._is_saving_last:
+            self._end_last()
+            why = self._failure or "it was not whole in time"
+            self._out.note(f"there is no checkpoint of the last step {self._saver().step}: {why}", is_warning=True)
+
+    def _end_last(self) -> None:
+        self._is_saving_last = False
+        self._last_timer.clear()
+
+    @property
+    def _waits_for_next(self) -> bool:
+        """Whether some wish is to be fulfilled by a checkpoint that is not begun."""
+        return any(not wish.tag for wish in self._wishes.values())
+
+    def _requests_of(self, tag: str) -> list[int]:
+        return [request for request, wish in self._wishes.items() if wish.tag == tag]
+
+    def _fulfil(self, saved: SavedCheckpoint, *, tag: str) -> None:
+        """A checkpoint is whole: answers who was to get `tag`."""
+        for request in self._requests_of(tag):
+            wish = self._wishes.pop(request)
+            self._fulfilled[request] = saved
+            if len(self._fulfilled) > _MAX_REMEMBERED:
+                del self._fulfilled[next(iter(self._fulfilled))]
+            for blocked in self._calls:
+                if blocked.ask is wish:
+                    self._calls.answer(blocked.who, saved)
+
+    def _expire(self, blocked: Blocked[_Wish], now: float) -> None:
+        """A caller has waited as long as it may; the checkpoint is made all the same."""
+        words = self._saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._explain(now))
+        self._calls.answer(blocked.who, SavedCheckpoint(tag="", step=self._saver().step, waiting_for=words))

@@ -1,174 +1,42 @@
-"""The chief's decisions: events in, instructions out. Knows who takes part, the open step and who waits; no clock, thread or wire.
+"""The chief's decisions: events in, instructions out. Owns who comes and goes, and how training ends; no clock, thread or wire.
 
-One method a kind of event: it checks first, and raises a typed error with nothing changed; then it changes; then it returns what is to
-be done. `now` is monotonic, in seconds. Not thread-safe.
+One method a kind of event: it checks first, and raises a typed error with nothing changed; then it changes, and puts what is to be done
+into the outbox. What belongs to one epoch is a `Training`, which `Recovery` has made anew when another begins. `now` is monotonic, in
+seconds. Not thread-safe.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chief.core import messages, replies
-from chief.core.checkpoints import CHECKPOINT_KEY, LAST_KEY, Checkpointing
-from chief.core.cluster import Cluster, cluster_status, new_cluster
-from chief.core.ending import FINISH_KEY, Ending, ModelCalls
-from chief.core.members import Member, MemberState, gone_error, superseded_error
-from chief.core.messages import DeregisterWorker, Heartbeat, Instruction, Note, Refuse, RegisterWorker, Reply
-from chief.core.recovery import SEARCH_KEY, Recovery
-from chief.core.replies import grant
+from chief.core import messages as ev
+from chief.core.answers import RecordVersions
+from chief.core.checkpoints import Checkpoints
+from chief.core.data import DataLeases
+from chief.core.explain import Situation, explain, is_waiting
+from chief.core.ledger import Ledger
+from chief.core.members import Member, Membership, MemberState, gone_error, superseded_error
+from chief.core.model import ModelCalls, ModelRegistry
+from chief.core.parameter_servers import ShardTable
+from chief.core.recovery import Recovery
 from chief.core.settings import Settings
-from chief.core.training import RETURN_KEY, DataCalls, Replicas, ShardSequence, TokenCalls
+from chief.core.training import Parts, Start, Training
+from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import printable, seconds
 from chief.options import CoordinationConfig
-from chief.policies.base import Policy
-from ps_protocol.errors import PsError, ShuttingDown, Unavailable
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, PsError, ShuttingDown, TrainingFailed, Unavailable
+from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, Participant, ParticipantKind, RegisterRequest, Registration
 
-# Who comes and goes: methods of the coordinator. Knows the cluster; no clock, thread or wire.
-#
-# Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's,
-# whose contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
-
+Instructions = list[ev.Instruction]
 
 # Who waits to be taken in is told what for, and asks again, before that long has passed.
 _ARRIVAL_S = 1.0
-
-
-class Participants:
-    """Answers RegisterWorker, Heartbeat and DeregisterWorker, and settles what is left of who is gone."""
-
-    def __init__(self, cluster: Cluster, models: ModelCalls, data: DataCalls, ending: Ending) -> None:
-        self._cluster = cluster
-        self._models = models
-        self._data = data
-        self._ending = ending
-
-    def register(self, event: RegisterWorker, now: float) -> list[Instruction]:
-        """Takes a participant in, as soon as the chief knows who was here before. Raises what Membership does, and TrainingFailed."""
-        cluster, request = self._cluster, event.request
-        cluster.refuse_if_failed()
-        if cluster.is_ended:
-            raise ShuttingDown(f"the chief is shutting down: {cluster.finish_reason}")
-        if not cluster.membership.knows_predecessors:
-            cluster.waiting.add_arrival(event.call, event, until=now + _ARRIVAL_S)
-            return []
-        is_new_here = request.former is not None and not cluster.membership.knows(request.former)
-        instructions: list[Instruction] = []
-        repeated = cluster.membership.repeated(request)
-        member = repeated or cluster.membership.returned(request, now=now)
-        if member is None:
-            member, former = cluster.membership.admit(request, now=now)
-            instructions.append(Note(text=f"{member.name} joined {member.where} incarnation={member.incarnation}"))
-            if former is not None:
-                instructions += self._release(former, superseded_error(former.incarnation, by=member), now)
-        if member.kind is ParticipantKind.WORKER:
-            cluster.policy.join(member.index)
-            if repeated is None:  # a copy that comes late names what has been given back since
-                self._hear_of_former(request, member, is_new_here=is_new_here)
-            instructions += self._data.returned(member.index, now)
-            cluster.requota()
-        cluster.renew(member, now=now)
-        return [*instructions, Reply(call=event.call, value=self._registration(member))]
-
-    def _hear_of_former(self, request: RegisterRequest, member: Member, *, is_new_here: bool) -> None:
-        """A worker that stays who it was has its data still, and perhaps nothing in the open step any more."""
-        cluster = self._cluster
-        participant = cluster.membership.participant(member)
-        # One that knows of no life is believed.
-        if request.former not in (participant, replace(participant, life=0)):
-            return
-        cluster.data.hold(member.index, member.incarnation, request.held)
-        if is_new_here and not cluster.policy.spec.accepts_stale and not cluster.policy.has_contributed(member.index):
-            # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
-            cluster.turned_away.add(member.index)
-
-    def _registration(self, member: Member) -> Registration:
-        cluster = self._cluster
-        is_worker = member.kind is ParticipantKind.WORKER
-        return Registration(
-            participant=cluster.membership.participant(member),
-            lease_s=member.lease_s,
-            shard_addresses=cluster.shards.addresses,
-            global_step=cluster.policy.step,
-            may_contribute=is_worker and not cluster.is_finished and cluster.policy.may_contribute(member.index),
-            chief_incarnation=cluster.chief_incarnation,
-            standby_addresses=cluster.shards.standby_addresses,
-            shards_version=cluster.shards_version,
-            rejects_nonfinite=cluster.config.reject_nonfinite,
-        )
-
-    def settle(self, now: float) -> list[Instruction]:
-        """Takes in who came before the chief knew enough for that, if it does now."""
-        cluster = self._cluster
-        instructions: list[Instruction] = []
-        for event in cluster.waiting.take_arrivals() if cluster.are_arrivals_due else ():
-            try:
-                instructions += self.register(event, now)
-            except PsError as error:
-                instructions.append(Refuse(call=event.call, error=error))
-        return instructions
-
-    def expire(self, call: int, now: float) -> list[Instruction]:
-        """Somebody has waited to be taken in as long as one call may."""
-        cluster = self._cluster
-        return [Refuse(call=call, error=Unavailable(cluster.explain(now)))] if cluster.waiting.take_arrival(call) is not None else []
-
-    def heartbeat(self, event: Heartbeat, now: float) -> list[Instruction]:
-        """Renews a lease."""
-        cluster = self._cluster
-        if not cluster.is_finished:
-            cluster.renew(cluster.check(event.participant, now=now), now=now)
-        elif (member := cluster.membership.look_up(event.participant)).is_live:
-            cluster.renew(member, now=now)
-        return [Reply(call=event.call, value=cluster.is_finished)]
-
-    def deregister(self, event: DeregisterWorker, now: float) -> list[Instruction]:
-        """Somebody says goodbye."""
-        cluster = self._cluster
-        member = cluster.membership.look_up_leaver(event.participant)
-        reply = Reply(call=event.call, value=None)
-        if member.state is MemberState.LEFT:
-            return [reply]
-        cluster.membership.leave(member, failure=event.failure, now=now)
-        words = f"{member.name} failed {member.where}: {member.failure}" if member.failure else f"{member.name} left"
-        note = Note(text=words, is_warning=bool(member.failure))
-        return [reply, note, *self._release(member, gone_error(member, now=now), now), *self._ending.after_loss(now)]
-
-    def lapse(self, kind: ParticipantKind, index: int, now: float) -> list[Instruction]:
-        """The time of a lease is over."""
-        member = self._cluster.membership.find(kind, index)
-        if member is None or not member.is_live:
-            return []
-        self._cluster.membership.lapse(member, now=now)
-        words = f"the lease of {member.name} has ended: last seen {seconds(now - member.last_seen)} ago {member.where}"
-        note = Note(text=words, is_warning=True)
-        return [note, *self._release(member, gone_error(member, now=now), now), *self._ending.after_loss(now)]
-
-    def _release(self, gone: Member, error: PsError, now: float) -> list[Instruction]:
-        """What a gone incarnation held goes to others, and what it still asks is refused."""
-        if gone.kind is not ParticipantKind.WORKER:
-            return []
-        cluster = self._cluster
-        waiting = cluster.waiting.take_token_call(gone.index)
-        refusals: list[Instruction] = [Refuse(call=waiting.call, error=error)] if waiting is not None else []
-        refusals += self._data.refuse(cluster.membership.participant(gone), error)
-        granted = grant(cluster, cluster.policy.drop(gone.index), now)
-        if cluster.data.drop(gone.index, gone.incarnation):
-            granted += self._data.settle(now)
-        cluster.requota()
-        cluster.turned_away.discard(gone.index)
-        if cluster.policy.spec.accepts_stale:
-            cluster.discards.add_incarnation(gone.index, gone.incarnation)
-        return [*refusals, *granted, *self._models.drop(cluster.membership.participant(gone), error)]
-
-
-# The chief's decisions: events in, instructions out. Knows who takes part, the open step and who waits; no clock, thread or wire.
-#
-# One method a kind of event: it checks first, and raises a typed error with nothing changed; then it changes; then it returns what is to
-# be done. `now` is monotonic, in seconds. Not thread-safe.
-
-
-Instructions = list[messages.Instruction]
+# A step that is being applied when training is finished is the last one, if the shards manage it within this time.
+_FINISH_GRACE_S = 1.0
+# A thousand callers whose time is up get one explanation, not each their own.
+_SAME_WORDS_S = 0.25
 
 
 class Coordinator:
@@ -183,215 +51,545 @@ class Coordinator:
         config: CoordinationConfig,
         shard_addresses: Sequence[str],
         now: float,
-        policy: Policy | None = None,
         has_successors: bool = True,
         new_life: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._cluster = new_cluster(config, shard_addresses=shard_addresses, policy=policy, now=now, has_successors=has_successors)
-        self._cluster.new_life = new_life
-        self._settings = Settings(self._cluster)
-        self._models = ModelCalls(self._cluster, self._settings)
-        self._checkpointing = Checkpointing(self._cluster)
-        self._ending = Ending(self._cluster, self._models, self._settings, self._checkpointing)
-        self._sequence = ShardSequence(self._cluster, self._settings, self._models, self._ending, self._checkpointing)
-        self._recovery = Recovery(self._cluster, self._settings, self._models, self._ending, self._checkpointing)
-        self._data = DataCalls(self._cluster)
-        self._calls = TokenCalls(self._cluster, self._sequence)
-        self._replicas = Replicas(self._cluster, self._settings, self._checkpointing, self._sequence)
-        self._participants = Participants(self._cluster, self._models, self._data, self._ending)
-        self._handlers: dict[type, Callable[[Any, float], Instructions]] = {
-            messages.RegisterWorker: self._participants.register,
-            messages.Heartbeat: self._participants.heartbeat,
-            messages.DeregisterWorker: self._participants.deregister,
-            messages.RegisterModel: self._register_model,
-            messages.CompleteInitialization: self._models.complete,
-            messages.GetModel: self._models.get,
-            messages.CommitPush: self._calls.commit_push,
-            messages.DequeueToken: self._calls.dequeue_token,
-            messages.SetPolicy: self._set_policy,
-            messages.SetHyperparameters: self._set_hyperparameters,
-            messages.FinishTraining: self._ending.finish_training,
-            messages.CallCancelled: self._cancel_call,
-            messages.TimerFired: self._fire_timer,
-            messages.ShardAdopted: self._recovery.adopted,
-            messages.ShardSeen: self._see_shard,
-            messages.ShardUnreachable: self._lose_shard,
-            messages.ShardFailed: self._fail_shard,
-            messages.StepPrepared: self._prepare,
-            messages.ShardsConfigured: self._sequence.configured,
-            messages.StepApplied: self._apply,
-            messages.ShardsFound: self._recovery.found,
-            messages.RecordFound: self._recovery.record_found,
-            messages.RecordKept: self._keep,
-            messages.CheckpointFound: self._recovery.checkpoint_found,
-            messages.ShardsRestored: self._recovery.restored,
-            messages.RestoreFailed: self._recovery.restore_failed,
-            messages.StepCopied: self._copied,
-            messages.StepSaved: self._saved,
-            messages.CheckpointCommitted: self._committed,
-            messages.SaveFailed: self._save_failed,
-            messages.SaveCheckpoint: self._checkpointing.wanted,
-            messages.LeaseRanges: self._data.lease,
-            messages.ReplicasChanged: self._replicas.changed,
-            messages.ReplicaReady: self._replicas.ready,
-            messages.ReplicasBack: self._replicas.back,
+        out, timers = Outbox(), Timers()
+        waiting = Waiting(out, timers)
+        model = ModelRegistry(num_shards=len(shard_addresses))
+        self._settings = Settings(config, model=model, out=out, waiting=waiting)
+        self._checkpoints = Checkpoints(
+            config.checkpoints,
+            out=out,
+            waiting=waiting,
+            timers=timers,
+            saver=lambda: self._training,
+            proceed=self.proceed,
+            end_if_deserted=self._end_if_deserted,
+            is_training=lambda: self.state is ClusterState.TRAINING,
+            explain=self.explain,
+        )
+        self._parts = Parts(
+            out=out,
+            waiting=waiting,
+            timers=timers,
+            members=Membership(config=lambda: self._settings.config, epoch=1, timers=timers, on_lapse=self._lapse),
+            model=model,
+            data=DataLeases(),
+            servers=ShardTable(shard_addresses, now=now),
+            ledger=Ledger(size=config.ledger_size, now=now),
+            settings=self._settings,
+            checkpoints=self._checkpoints,
+            versions=RecordVersions(),
+            has_successors=has_successors,
+        )
+        self._out, self._timers, self._waiting = out, timers, waiting
+        self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
+        self._failure = self._finish_reason = ""
+        # Set while a step is being applied that shall be the last one, with the calls that wait for that.
+        self._pending_finish = ""
+        self._finish_calls: Line[None] = waiting.line()
+        self._finish_timer = timers.timer(self.finish_as_asked)
+        self._is_ended = False
+        self._arrivals = waiting.line(self._arrival_expired)
+        self._words: tuple[float, int, int, str] = (-math.inf, 0, 0, "")
+        self._recovery = Recovery(self._parts, self, new_life=new_life)
+        self._training = Training(self._parts, Start(step=0), self)
+        self._models = ModelCalls(
+            model,
+            host=self,
+            config=lambda: self._settings.config,
+            members=self._members,
+            servers=self._servers,
+            out=out,
+            waiting=waiting,
+        )
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            ev.RegisterWorker: self._register,
+            ev.Heartbeat: self._heartbeat,
+            ev.DeregisterWorker: self._deregister,
+            ev.RegisterModel: self._register_model,
+            ev.CompleteInitialization: self._models.complete,
+            ev.GetModel: self._models.get,
+            ev.CommitPush: lambda event, now: self._training.commit_push(event, now),
+            ev.DequeueToken: lambda event, now: self._training.dequeue_token(event, now),
+            ev.SetPolicy: lambda event, now: self._training.set_policy(event, now),
+            ev.SetHyperparameters: lambda event, now: self._training.set_hyperparameters(event, now),
+            ev.FinishTraining: self._finish_training,
+            ev.CallCancelled: lambda event, now: waiting.cancel(event.call),
+            ev.TimerFired: lambda event, now: timers.fire(now),
+            ev.ShardAdopted: self._recovery.adopted,
+            ev.ShardSeen: self._see_shard,
+            ev.ShardUnreachable: lambda event, now: self._servers.unreachable(event.shard, why=event.why, now=now),
+            ev.ShardFailed: self._fail_shard,
+            ev.StepPrepared: lambda event, now: self._training.prepared(event, now),
+            ev.ShardsConfigured: lambda event, now: self._training.configured(event, now),
+            ev.StepApplied: self._applied,
+            ev.ShardsFound: self._recovery.found,
+            ev.RecordFound: self._recovery.record_found,
+            ev.RecordKept: self._kept,
+            ev.CheckpointFound: self._recovery.checkpoint_found,
+            ev.ShardsRestored: self._recovery.restored,
+            ev.RestoreFailed: self._recovery.restore_failed,
+            ev.StepCopied: lambda event, now: self._training.copied(event, now),
+            ev.StepSaved: lambda event, now: self._checkpoints.saved(event),
+            ev.CheckpointCommitted: self._committed,
+            ev.SaveFailed: self._save_failed,
+            ev.SaveCheckpoint: self._want_checkpoint,
+            ev.LeaseRanges: lambda event, now: self._training.lease_ranges(event, now),
+            ev.ReplicasChanged: self._replicas_changed,
+            ev.ReplicaReady: lambda event, now: self._training.replica_ready(event),
+            ev.ReplicasBack: lambda event, now: self._training.replicas_back(event, now),
         }
+
+    def handle(self, event: ev.Event, now: float) -> Instructions:
+        """Takes note of what happened and returns what is to be done, in order. Raises PsError, and then nothing has changed."""
+        try:
+            self._handlers[type(event)](event, now)
+            return self._out.finish(now)
+        except BaseException:
+            self._out.discard()
+            raise
+
+    def next_deadline(self) -> float | None:
+        """Returns when TimerFired is due at the latest; None: never. Ask again after each event."""
+        return self._timers.next()
+
+    # -- what others ask
 
     @property
     def epoch(self) -> int:
         """Epoch of the cluster: it rises whenever the cluster goes back to a checkpoint."""
-        return self._cluster.epoch
+        return self._members.epoch
 
     @property
     def chief_incarnation(self) -> int:
         """The chief's number among those of the cluster; 1 until it knows them."""
-        return self._cluster.chief_incarnation
-
-    @property
-    def state(self) -> ClusterState:
-        """Where the cluster is."""
-        return self._cluster.state
+        return self._members.chief_incarnation
 
     @property
     def global_step(self) -> int:
         """The open step: the number of steps applied."""
-        return self._cluster.policy.step
+        return self._training.step
 
-    def handle(self, event: messages.Event, now: float) -> Instructions:
-        """Takes note of what happened and returns what is to be done, in order. Raises PsError, and then nothing has changed."""
-        instructions = self._handlers[type(event)](event, now)
-        return [*instructions, *self._begin_what_is_due(now)] if self._cluster.is_due else instructions
+    @property
+    def state(self) -> ClusterState:
+        """Where the cluster is."""
+        if self._failure:
+            return ClusterState.FAILED
+        if self._finish_reason:
+            return ClusterState.FINISHED
+        if self._recovery.why:
+            return ClusterState.RECOVERING
+        if not self._servers.are_adopted:
+            return ClusterState.CONNECTING
+        return ClusterState.TRAINING if self._model.is_ready else ClusterState.WAITING_FOR_MODEL
 
-    def _begin_what_is_due(self, now: float) -> Instructions:
-        cluster = self._cluster
-        if cluster.has_opened:
-            self._checkpointing.opened(now)
-        cluster.has_opened = cluster.is_quorum_changed = False
-        return [*self._participants.settle(now), *self._sequence.proceed(now)]
+    def explain(self, now: float, *, asking: int | None = None) -> str:
+        """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
+        return explain(self._situation(asking), now=now)
 
-    def next_deadline(self) -> float | None:
-        """Returns when TimerFired is due at the latest; None: never. Ask again after each event."""
-        return self._cluster.deadlines.next()
+    def explain_to_many(self, now: float) -> str:
+        """As `explain`, up to a quarter of a second old."""
+        at, step, num_contributions, text = self._words
+        policy = self._training.policy
+        if now - at > _SAME_WORDS_S or (step, num_contributions) != (policy.step, policy.num_contributions):
+            text = self.explain(now)
+            self._words = now, policy.step, policy.num_contributions, text
+        return text
 
     def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
-        status = cluster_status(self._cluster, now, max_ledger_entries=max_ledger_entries)
-        return replace(status, checkpoint=self._checkpointing.status(now))
+        situation, policy, ledger, config = self._situation(), self._training.policy, self._parts.ledger, self._settings.config
+        return ClusterStatus(
+            cluster=config.cluster,
+            epoch=self.epoch,
+            state=situation.state,
+            reason=situation.reason,
+            global_step=policy.step,
+            max_steps=config.max_steps,
+            policy=policy.spec.text,
+            replicas_to_aggregate=config.num_required if self._training.is_quorum_lowered else policy.num_required,
+            total_num_replicas=config.num_workers or 0,
+            num_contributions=policy.num_contributions,
+            waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
+            step_age_s=ledger.step_age_s(now),
+            participants=self._members.statuses(now=now, waiting=self._training.waiting_workers),
+            shards=self._servers.links(step=policy.step if self._model.is_ready else None, layouts=self._model.layouts),
+            ledger=ledger.entries(max_ledger_entries),
+            num_accepted=ledger.num_accepted,
+            num_stale=ledger.num_stale,
+            num_late=ledger.num_late,
+            hyperparameters_version=self._settings.version_that_holds,
+            optimizer=self._settings.optimizer_words(),
+            max_observed_staleness=ledger.max_staleness,
+            chief_incarnation=self.chief_incarnation,
+            num_rollbacks=self._recovery.num_rollbacks,
+            last_rollback=self._recovery.last_rollback,
+            min_replicas=config.min_replicas or 0,
+            data=self._parts.data.status(),
+            checkpoint=self._checkpoints.status(now),
+        )
 
-    def explain(self, now: float) -> str:
-        """Says in words what the cluster waits for."""
-        return self._cluster.explain(now)
+    def _situation(self, asking: int | None = None) -> Situation:
+        waiting, config = self._training.waiting_workers, self._settings.config
+        return Situation(
+            state=self.state,
+            reason=self.reason,
+            membership=self._members,
+            policy=self._training.policy,
+            registry=self._model,
+            shards=self._servers,
+            ledger=self._parts.ledger,
+            total_num_replicas=config.num_workers,
+            waiting=waiting if asking is None else waiting | {asking},
+            is_configuring=self._training.is_configuring,
+            saving=self._training.saving,
+            recovering=self._recovery.why,
+            plan=self._recovery.plan,
+            is_lost_for_good=config.checkpoints is None,
+        )
 
-    # -- models and settings
+    # -- what its parts ask
 
-    def _register_model(self, event: messages.RegisterModel, now: float) -> Instructions:
-        return [*self._models.register(event, now), *self._recovery.presented(now)]
+    @property
+    def training(self) -> Training:
+        """The training that there is now."""
+        return self._training
 
-    def _set_policy(self, event: messages.SetPolicy, now: float) -> Instructions:
-        instructions = self._settings.set_policy(event)
-        return self._settle_settings(instructions, event.call, event.max_wait_s, now)
+    @property
+    def step(self) -> int:
+        """The open step."""
+        return self._training.step
 
-    def _set_hyperparameters(self, event: messages.SetHyperparameters, now: float) -> Instructions:
-        instructions = self._settings.set_hyperparameters(event)
-        return self._settle_settings(instructions, event.call, event.max_wait_s, now)
+    @property
+    def is_failed(self) -> bool:
+        """Whether the cluster cannot go on."""
+        return bool(self._failure)
 
-    def _settle_settings(self, instructions: Instructions, call: int, max_wait_s: float, now: float) -> Instructions:
-        return [*instructions, *self._sequence.proceed(now), *self._settings.wait(call, max_wait_s=max_wait_s, now=now)]
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+        return bool(self._finish_reason)
 
-    # -- time and callers that go away
+    @property
+    def is_over(self) -> bool:
+        """Whether training is finished, or has failed."""
+        return bool(self._failure or self._finish_reason)
 
-    def _fire_timer(self, event: messages.TimerFired, now: float) -> Instructions:
-        instructions: Instructions = []
-        for what, number in self._cluster.deadlines.pop_due(now):
-            if what == "token":
-                instructions += self._calls.expire(number, now)
-            elif what == "model":
-                instructions += self._models.expire(number, now)
-            elif what == "settings":
-                instructions += self._settings.expire(number)
-            elif what == FINISH_KEY[0]:
-                instructions += self._ending.finish(self._cluster.pending_finish, now)
-            elif what == "save":
-                instructions += self._checkpointing.expire(number, now)
-            elif what == "ranges":
-                instructions += self._data.expire(number)
-            elif what == "arrival":
-                instructions += self._participants.expire(number, now)
-            elif what == "told":
-                instructions += replies.expire(self._cluster, number, now)
-            elif what == replies.LINGER_KEY[0]:
-                instructions += [] if self._cluster.policy.is_complete else replies.keep_if_awaited(self._cluster)
-            elif what == RETURN_KEY[0]:
-                instructions += self._data.stop_waiting(now)
-            elif what == SEARCH_KEY[0]:
-                instructions += self._recovery.try_again(now)
-            elif what == CHECKPOINT_KEY[0]:
-                instructions += self._checkpointing.fire(now)
-            elif what == LAST_KEY[0]:
-                instructions += [*self._checkpointing.give_up_last(), *self._ending.end_if_deserted()]
-            else:
-                instructions += self._participants.lapse(ParticipantKind[what], number, now)
-        return instructions
+    @property
+    def is_finishing(self) -> bool:
+        """Whether training is finished as soon as the step is applied that is being applied."""
+        return bool(self._pending_finish)
 
-    def _cancel_call(self, event: messages.CallCancelled, now: float) -> Instructions:
-        self._calls.cancel(event.call)
-        self._cluster.waiting.take_model_call(event.call)
-        self._settings.cancel(event.call)
-        self._checkpointing.cancel(event.call)
-        self._cluster.waiting.take_data_call(event.call)
-        self._cluster.waiting.take_arrival(event.call)
-        replies.cancel(self._cluster, event.call)
-        return []
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the shards are being brought to one step."""
+        return bool(self._recovery.why)
+
+    @property
+    def reason(self) -> str:
+        """Why training is over; empty: it is not."""
+        return self._failure or self._finish_reason
+
+    def record(self) -> ChiefRecord:
+        """Returns what a successor of this chief must know, but for what changes with every step."""
+        return ChiefRecord(
+            model=self._model.model,
+            policy=self._settings.config.policy,
+            settings_version=self._settings.version_that_holds,
+            rejects_nonfinite=self._settings.config.reject_nonfinite,
+            optimizers=self._settings.optimizers,
+            num_rollbacks=self._recovery.num_rollbacks,
+            last_rollback=self._recovery.last_rollback,
+            earlier=self._members.earlier,
+        )
+
+    def worker(self, participant: Participant, what: str, now: float) -> Member:
+        """Returns the live worker that calls. Raises InvalidSpec, TrainingFailed, EpochMismatch, Superseded or LeaseExpired."""
+        if participant.kind is ParticipantKind.WORKER:
+            self.refuse_if_failed()
+        return self._members.check_worker(participant, what, now=now)
+
+    def refuse_if_failed(self) -> None:
+        """Raises TrainingFailed once the cluster cannot go on."""
+        if self._failure:
+            raise TrainingFailed(self._failure)
+
+    def refuse_if_recovering(self, now: float) -> None:
+        """Raises Unavailable while nothing can be counted, so that whoever calls tries again."""
+        if self._recovery.why:
+            raise Unavailable(self.explain(now))
+
+    def check_settings_may_change(self) -> None:
+        """Raises TrainingFailed once training is over."""
+        self.refuse_if_failed()
+        if self._finish_reason:
+            raise TrainingFailed(f"training is finished ({self._finish_reason}); its settings cannot be changed any more")
+
+    def begin_training(self, start: Start) -> Training:
+        """Another training takes the place of the one that there is."""
+        self._training.end()
+        self._training = Training(self._parts, start, self)
+        return self._training
+
+    def proceed(self, now: float) -> None:
+        """Begins what is due at the shards."""
+        self._training.proceed(now)
+
+    def open_model(self, now: float) -> None:
+        """The shards hold the model's first values: training begins as soon as they work as they shall."""
+        self._training.open_model(now)
+
+    def model_opened(self, now: float) -> None:
+        """The shards hold the model's first values and work as they shall: all who wait for that are told."""
+        self._model.open()
+        self._checkpoints.opened(now)
+        self._parts.ledger.open_step(self.step, now=now)
+        self._models.opened()
+        self._training.keep_record()
+        self._out.afterwards(self.proceed)
+
+    def settle_model(self) -> None:
+        """The shards, or the model, have changed: whoever waits for that is answered."""
+        self._models.settle()
+
+    def refuse_participants(self, error: PsError) -> None:
+        """Everybody who waits as a participant gets this error."""
+        self._training.refuse_tokens(error)
+        self._models.refuse_participants(error)
+        self._training.refuse_the_rest(error)
+
+    # -- who comes and goes
+    #
+    # Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's,
+    # whose contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
+
+    def welcome(self) -> None:
+        """Whoever came before the chief knew its predecessors is taken in once the event has been dealt with, or refused."""
+        if self._arrivals:
+            self._out.afterwards(self._take_in)
+
+    def _register(self, event: ev.RegisterWorker, now: float) -> None:
+        """Takes a participant in, as soon as the chief knows who was here before. Raises what Membership does, and TrainingFailed."""
+        request, members = event.request, self._members
+        self.refuse_if_failed()
+        if self._is_ended:
+            raise ShuttingDown(f"the chief is shutting down: {self._finish_reason}")
+        if not members.knows_predecessors:
+            self._arrivals.block(event.call, event, until=now + _ARRIVAL_S)
+            return
+        is_new_here = request.former is not None and not members.knows(request.former)
+        repeated = members.repeated(request)
+        member = repeated or members.returned(request, now=now)
+        if member is None:
+            member, former = members.admit(request, now=now)
+            self._out.note(f"{member.name} joined {member.where} incarnation={member.incarnation}")
+            if former is not None:
+                self._release(former, superseded_error(former.incarnation, by=member), now)
+        if member.kind is ParticipantKind.WORKER:
+            # A copy that comes late names what has been given back since.
+            held = request.held if repeated is None and self._is_who_it_was(request, member) else None
+            self._training.join(member, held=held, is_new_here=is_new_here, now=now)
+        members.renew(member, now=now)
+        self._out.reply(event.call, self._registration(member))
+
+    def _is_who_it_was(self, request: RegisterRequest, member: Member) -> bool:
+        participant = self._members.participant(member)
+        return request.former in (participant, replace(participant, life=0))  # one that knows of no life is believed
+
+    def _registration(self, member: Member) -> Registration:
+        training, is_worker = self._training, member.kind is ParticipantKind.WORKER
+        return Registration(
+            participant=self._members.participant(member),
+            lease_s=member.lease_s,
+            shard_addresses=self._servers.addresses,
+            global_step=training.step,
+            may_contribute=is_worker and not self.is_finished and training.policy.may_contribute(member.index),
+            chief_incarnation=self.chief_incarnation,
+            standby_addresses=self._servers.standby_addresses,
+            shards_version=training.servers_version,
+            rejects_nonfinite=self._settings.config.reject_nonfinite,
+        )
+
+    def _take_in(self, now: float) -> None:
+        for blocked in self._arrivals:
+            self._arrivals.take(blocked.who)
+            try:
+                self._register(blocked.ask, now)
+            except PsError as error:
+                self._out.refuse(blocked.call, error)
+
+    def _arrival_expired(self, blocked: Blocked[ev.RegisterWorker], now: float) -> None:
+        """Somebody has waited to be taken in as long as one call may."""
+        self._arrivals.refuse(blocked.who, Unavailable(self.explain(now)))
+
+    def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
+        """Renews a lease."""
+        if not self.is_finished:
+            self.refuse_if_failed()
+            self._members.renew(self._members.check(event.participant, now=now), now=now)
+        elif (member := self._members.look_up(event.participant)).is_live:
+            self._members.renew(member, now=now)
+        self._out.reply(event.call, self.is_finished)
+
+    def _deregister(self, event: ev.DeregisterWorker, now: float) -> None:
+        """Somebody says goodbye."""
+        member = self._members.look_up_leaver(event.participant)
+        self._out.reply(event.call, None)
+        if member.state is MemberState.LEFT:
+            return
+        self._members.leave(member, failure=event.failure, now=now)
+        words = f"{member.name} failed {member.where}: {member.failure}" if member.failure else f"{member.name} left"
+        self._out.note(words, is_warning=bool(member.failure))
+        self._release(member, gone_error(member, now=now), now)
+        self._after_loss(now)
+
+    def _lapse(self, member: Member, now: float) -> None:
+        """The time of a lease is over."""
+        if not member.is_live:
+            return
+        self._members.lapse(member, now=now)
+        words = f"the lease of {member.name} has ended: last seen {seconds(now - member.last_seen)} ago {member.where}"
+        self._out.note(words, is_warning=True)
+        self._release(member, gone_error(member, now=now), now)
+        self._after_loss(now)
+
+    def _release(self, gone: Member, error: PsError, now: float) -> None:
+        """What a gone incarnation held goes to others, and what it still asks is refused."""
+        if gone.kind is ParticipantKind.WORKER:
+            self._training.leave(gone, error, now)
+            self._models.drop(self._members.participant(gone), error)
+
+    def _register_model(self, event: ev.RegisterModel, now: float) -> None:
+        self._models.register(event, now)
+        self._recovery.presented(now)
+
+    # -- how training ends
+
+    def _finish_training(self, event: ev.FinishTraining, now: float) -> None:
+        """Somebody wants training to end."""
+        if self.is_over:
+            if event.call is not None:
+                self._out.reply(event.call, self.step)
+            return
+        if event.call is not None:
+            self._finish_calls.block(event.call, None)
+        self._finish_when_applied(printable(event.reason) or "finished by request", now)
+
+    def _finish_when_applied(self, reason: str, now: float) -> None:
+        """Finishes at once, or as soon as the step is applied that is being applied now."""
+        policy = self._training.policy
+        if not policy.is_complete:
+            self.finish(reason, now)
+        elif not self._pending_finish:
+            self._pending_finish = reason
+            if policy.spec.accepts_stale:
+                policy.close()
+            self._finish_timer.set(now + _FINISH_GRACE_S)
+
+    def finish_as_asked(self, now: float) -> None:
+        """Training ends as was asked for."""
+        self.finish(self._pending_finish, now)
+
+    def finish(self, reason: str, now: float) -> None:
+        """Training is finished: everybody who waits is told so."""
+        self._finish_reason, self._pending_finish = reason, ""
+        self._finish_timer.clear()
+        self._checkpoints.finish(now, is_idle=self._training.is_idle)
+        self._recovery.give_up()
+        self._out.note(f"training is finished at step {self.step}: {reason}")
+        self._finish_calls.answer_all(self.step)
+        self._training.release()
+        self._settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
+        self._models.settle()
+        self._end_if_deserted()
+
+    def fail(self, reason: str) -> None:
+        """The cluster cannot go on: everybody who waits is told why."""
+        if self.is_over:
+            return
+        self._failure, self._pending_finish = reason, ""
+        self._recovery.give_up()
+        self._finish_timer.clear()
+        error = TrainingFailed(reason)
+        self._out.note(f"training has failed: {reason}", is_warning=True)
+        self._finish_calls.refuse_all(error)
+        self._training.refuse_tokens(error)
+        self._settings.refuse(error)
+        self._checkpoints.refuse(error)
+        self._training.refuse_the_rest(error)
+        self._models.refuse_completions(error)
+        self._models.settle()
+        self.welcome()
+        self._end_if_deserted()
+
+    def _after_loss(self, now: float) -> None:
+        """A participant is gone: perhaps it was the last."""
+        if self.state is ClusterState.TRAINING and not self._pending_finish and self._members.last_left_in_peace():
+            self._finish_when_applied("all workers have left", now)
+        else:
+            self._end_if_deserted()
+
+    def _end_if_deserted(self) -> None:
+        """Ends the processes, once, if training is over and nobody takes part any more."""
+        if self._is_ended or self._checkpoints.is_saving_last or self._members.num_live or not self.is_over:
+            return
+        self._is_ended = True
+        self._out.add(ev.EndProcesses(exit_code=1 if self._failure else 0, reason=self.reason))
+        self.welcome()
 
     # -- shards
 
-    def _prepare(self, event: messages.StepPrepared, now: float) -> Instructions:
-        repeated = self._recovery.prepared(event)
-        return self._sequence.prepared(event, now) if repeated is None else repeated
+    def _applied(self, event: ev.StepApplied, now: float) -> None:
+        if self._training.applied(event, now):
+            self._recovery.repeated(now)
 
-    def _apply(self, event: messages.StepApplied, now: float) -> Instructions:
-        repeated = self._recovery.applied(event, now)
-        if repeated is not None:
-            return repeated
-        instructions = self._sequence.applied(event, now)
-        return [*instructions, *self._data.settle(now)] if self._cluster.data.spec is not None else instructions
+    def _see_shard(self, event: ev.ShardSeen, now: float) -> None:
+        if not self._servers.seen(event.shard, process_incarnation=event.process_incarnation):
+            return
+        if not self.is_over and self._recovery.has_nothing:
+            self._out.add(ev.AdoptShard(shard=event.shard))
+        else:
+            self._recovery.lost(event.shard, now)
 
-    def _see_shard(self, event: messages.ShardSeen, now: float) -> Instructions:
-        cluster = self._cluster
-        if not cluster.shards.seen(event.shard, process_incarnation=event.process_incarnation):
-            return []
-        if not cluster.failure and not cluster.is_finished and self._recovery.has_nothing:
-            return [messages.AdoptShard(shard=event.shard)]
-        return self._recovery.lost(event.shard, now)
+    def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
+        if event.epoch in (None, self.epoch):  # or it is of what is given up
+            self.fail(f"{self._servers[event.shard].name}: {printable(event.why)}")
 
-    def _lose_shard(self, event: messages.ShardUnreachable, now: float) -> Instructions:
-        self._cluster.shards.unreachable(event.shard, why=event.why, now=now)
-        return []
+    def _kept(self, event: ev.RecordKept, now: float) -> None:
+        self._training.record_kept(event)
+        self._recovery.kept(now)
 
-    def _fail_shard(self, event: messages.ShardFailed, now: float) -> Instructions:
-        cluster = self._cluster
-        if event.epoch not in (None, cluster.epoch):
-            return []  # of what is given up
-        return self._ending.fail(f"{cluster.shards[event.shard].name}: {printable(event.why)}")
-
-    def _keep(self, event: messages.RecordKept, now: float) -> Instructions:
-        return [*replies.kept(self._cluster, event), *self._recovery.kept(now)]
+    def _replicas_changed(self, event: ev.ReplicasChanged, now: float) -> None:
+        """Other processes than before hold a shard; participants hear of it with their next token."""
+        self._servers.held_by(event.shard, address=event.address, standby=event.standby, missing=printable(event.missing))
+        if event.standby:
+            self._training.replica_counts(event.shard)
 
     # -- checkpoints
 
-    def _copied(self, event: messages.StepCopied, now: float) -> Instructions:
-        return self._sequence.proceed(now) if self._checkpointing.copied(event) else []
+    def _want_checkpoint(self, event: ev.SaveCheckpoint, now: float) -> None:
+        """Somebody wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
+        if self._settings.config.checkpoints is None:
+            raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
+        self.refuse_if_failed()
+        fulfilled = self._checkpoints.fulfilled(event.request_id)
+        if fulfilled is not None:
+            if event.call is not None:
+                self._out.reply(event.call, fulfilled)
+            return
+        if not self._model.is_ready and not self.is_recovering:
+            raise NotInitialized(f"the variables have no values yet: {self.explain(now)}")
+        if self.is_finished and not self._checkpoints.is_saving_last and not self._checkpoints.has_whole(self.step):
+            why = self._checkpoints.failure
+            raise TrainingFailed(f"training is finished ({self._finish_reason}), and its last step could not be saved: {why}")
+        self._checkpoints.want(event.request_id, event.call, until=now + slice_s(event.max_wait_s))
 
-    def _saved(self, event: messages.StepSaved, now: float) -> Instructions:
-        return self._checkpointing.saved(event)
+    def _committed(self, event: ev.CheckpointCommitted, now: float) -> None:
+        self._checkpoints.committed(event, now)
+        self._end_if_deserted()
 
-    def _committed(self, event: messages.CheckpointCommitted, now: float) -> Instructions:
-        instructions, is_told = self._checkpointing.committed(event, now)
-        instructions += self._replicas.committed(event, now, is_told=is_told)
-        instructions += self._recovery.secured(now)
-        return [*instructions, *self._ending.end_if_deserted()]
-
-    def _save_failed(self, event: messages.SaveFailed, now: float) -> Instructions:
-        instructions, goes_on = self._checkpointing.failed(event, now)
-        instructions += self._replicas.save_failed(event, now)
-        return [*instructions, *(self._sequence.proceed(now) if goes_on else []), *self._ending.end_if_deserted()]
+    def _save_failed(self, event: ev.SaveFailed, now: float) -> None:
+        self._training.save_failed(event, now)
+        self._end_if_deserted()

@@ -5,13 +5,24 @@ Knows no step, call or address; `now` is an argument.
 
 import enum
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from chief.core.waiting import Timer, Timers
 from chief.core.wording import lease_end, name_of, printable, seconds
 from chief.options import MAX_PARTICIPANTS, CoordinationConfig
 from chief.policies.base import Policy
-from ps_protocol.errors import ClusterFull, EpochMismatch, LeaseExpired, PushIdReused, Superseded, WorkerIndexOutOfRange, WorkerIndexTaken
+from ps_protocol.errors import (
+    ClusterFull,
+    EpochMismatch,
+    InvalidSpec,
+    LeaseExpired,
+    PushIdReused,
+    Superseded,
+    WorkerIndexOutOfRange,
+    WorkerIndexTaken,
+)
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
@@ -98,6 +109,7 @@ class Member:
     num_accepted: int = 0
     num_stale: int = 0
     num_late: int = 0
+    lease: Timer | None = None
 
     @property
     def is_live(self) -> bool:
@@ -221,19 +233,30 @@ _BITS_OF_A_CHIEF = 20
 
 
 class Membership:
-    """All participants there ever were, each as its latest incarnation. `config` may be replaced; who is in stays in.
+    """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
+
+    `config` returns the configuration as it is now; who is in stays in when it changes. `on_lapse` is told when a lease has ended.
 
     New incarnations that the chief of incarnation k gives are numbered from (k - 1) << 20 | 1, above all that earlier ones gave.
     """
 
-    def __init__(self, *, config: CoordinationConfig, epoch: int) -> None:
-        self.config = config
+    def __init__(
+        self,
+        *,
+        config: Callable[[], CoordinationConfig],
+        epoch: int,
+        timers: Timers | None = None,
+        on_lapse: Callable[[Member, float], None] = lambda member, now: None,
+    ) -> None:
+        self._config = config
+        self._timers = timers or Timers()
+        self._on_lapse = on_lapse
         # The life of the cluster that numbers are given in; and the one, with its chief, that made the checkpoint which this one has begun
         # with: who was numbered there by that chief, or one before it, is in what was brought back. 0: none is known.
-        self.life = 0
-        self.earlier = (0, 0)
+        self._life = 0
+        self._earlier = (0, 0)
         # Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before.
-        self.knows_predecessors = False
+        self._knows_predecessors = False
         self._epoch = epoch
         self._why_epoch = ""
         self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
@@ -244,6 +267,31 @@ class Membership:
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the cluster."""
+        return self._epoch
+
+    @property
+    def life(self) -> int:
+        """The life of the cluster that numbers are given in; 0: it has no name."""
+        return self._life
+
+    @property
+    def earlier(self) -> tuple[int, int]:
+        """The life, and its chief, that made the checkpoint which this one has begun with; zeros: none is known."""
+        return self._earlier
+
+    @property
+    def knows_predecessors(self) -> bool:
+        """Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before."""
+        return self._knows_predecessors
+
+    @property
+    def chief_incarnation(self) -> int:
+        """The number of this chief among those of the cluster; 1 until it knows them."""
+        return self._chief_incarnation
 
     @property
     def num_live(self) -> int:
@@ -279,7 +327,13 @@ class Membership:
 
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
-        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation, life=self.life)
+        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation, life=self._life)
+
+    def check_worker(self, participant: Participant, what: str, *, now: float) -> Member:
+        """As `check`, for what only workers do."""
+        if participant.kind is not ParticipantKind.WORKER:
+            raise InvalidSpec(f"an observer cannot {what}; register as a worker")
+        return self.check(participant, now=now)
 
     def check(self, participant: Participant, *, now: float) -> Member:
         """Returns the live member that calls. Raises EpochMismatch, Superseded or LeaseExpired."""
@@ -290,9 +344,9 @@ class Membership:
 
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
-        if participant.life != self.life and self.knows_predecessors and not self._may_be_of_this_life(participant):
+        if participant.life != self._life and self._knows_predecessors and not self._may_be_of_this_life(participant):
             raise self._other_life()
-        if participant.epoch != self._epoch and self.knows_predecessors:
+        if participant.epoch != self._epoch and self._knows_predecessors:
             raise self.other_epoch(participant.epoch)
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
@@ -319,9 +373,17 @@ class Membership:
         self._epoch, self._why_epoch = epoch, f" ({why})" if why else ""
         self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
 
+    def meet_predecessors(self) -> None:
+        """From now on it is known which chiefs, and which epochs, there were before this one."""
+        self._knows_predecessors = True
+
+    def stem_from(self, earlier: tuple[int, int]) -> None:
+        """The numbers of this life, up to this chief's, are in what was brought back or taken over."""
+        self._earlier = earlier
+
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
         """Numbers from now on as this chief, in this life; whoever was taken in before registers again, and is given a new number."""
-        self.life = life
+        self._life = life
         for member in self.all():
             self._end(member)
         for members in self._members.values():
@@ -343,10 +405,12 @@ class Membership:
         """What `remember` was told, by worker."""
         return self._pushes
 
-    def touch(self, member: Member, *, now: float) -> float:
-        """Renews the lease; returns when it ends."""
+    def renew(self, member: Member, *, now: float) -> None:
+        """A member has called: its lease runs anew."""
         member.last_seen = now
-        return now + member.lease_s
+        if member.lease is None:
+            member.lease = self._timers.timer(partial(self._on_lapse, member))
+        member.lease.set(now + member.lease_s)
 
     def repeated(self, request: RegisterRequest) -> Member | None:
         """Returns the live member that this very request made, if it did."""
@@ -396,15 +460,15 @@ class Membership:
         return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self._chief_incarnation
 
     def _may_be_of_this_life(self, participant: Participant) -> bool:
-        return participant.life == self.life or not participant.life or not self.life
+        return participant.life == self._life or not participant.life or not self._life
 
     def _is_known(self, former: Participant) -> bool:
         """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
-        life, chief_incarnation = self.earlier
+        life, chief_incarnation = self._earlier
         return self._may_be_of_this_life(former) or (former.life == life and _chief_of(former) <= chief_incarnation)
 
     def _places(self, kind: ParticipantKind) -> int:
-        return (self.config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
+        return (self._config().num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
 
     def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
         member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
@@ -427,8 +491,8 @@ class Membership:
             pid=request.pid,
             request_id=request.request_id,
             last_seen=now,
-            lease_s=self.config.lease_s,
-            outcomes=PushOutcomes(window=self.config.max_staged_per_worker),
+            lease_s=self._config().lease_s,
+            outcomes=PushOutcomes(window=self._config().max_staged_per_worker),
             num_accepted=former.num_accepted if former else 0,
             num_stale=former.num_stale if former else 0,
             num_late=former.num_late if former else 0,
@@ -467,6 +531,8 @@ class Membership:
         self._num_live[member.kind] -= member.is_live
         member.state = MemberState.LAPSED if member.is_live else member.state
         self._by_request.pop((member.kind, member.request_id), None)
+        if member.lease is not None:
+            member.lease.clear()
 
 
 def _chief_of(participant: Participant) -> int:

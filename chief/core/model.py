@@ -1,10 +1,19 @@
-"""The model that the workers of a cluster agree on, and who initialises it. Knows no call, shard or clock."""
+"""The model that the workers of a cluster agree on, who initialises it, and the calls about it. Knows no clock, thread or wire."""
 
-from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitializer
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from chief.core.members import Member, Membership
+from chief.core.messages import CompleteInitialization, GetModel, RegisterModel
+from chief.core.parameter_servers import ShardTable, held_bytes
+from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
+from chief.options import CoordinationConfig
+from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, layouts, place
-from ps_protocol.roles.chief import ModelState
+from ps_protocol.roles.chief import AgreedModel, ModelReply, ModelState, Participant
 from ps_protocol.roles.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
@@ -123,6 +132,18 @@ class ModelRegistry:
         """The shards work as they shall: training may begin."""
         self.is_ready = True
 
+    def close(self) -> None:
+        """The shards are about to go back to a checkpoint."""
+        self.is_ready = False
+
+    def hold(self, layouts: tuple[str, ...]) -> None:
+        """The shards hold values of these layouts; the model itself is unknown."""
+        self.held = layouts
+
+    def lose(self) -> None:
+        """Whatever the shards held of a model that is unknown is of no use any more."""
+        self.held = ()
+
     def release(self, worker: int) -> bool:
         """A worker is gone; True if it was to initialise the model, and somebody else must."""
         if self.is_created or self.initializer is None or self.initializer[0] != worker:
@@ -138,3 +159,176 @@ def check_clip(model: ModelSpec, policy: PolicySpec) -> None:
             "clip: a norm over all parameter servers needs a step that they apply together, and under async without locking"
             " there is none; use use_locking=True, or clip by value"
         )
+
+
+class Host(Protocol):
+    """The chief that the calls belong to."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+
+    @property
+    def reason(self) -> str:
+        """Why training is over."""
+
+    @property
+    def step(self) -> int:
+        """The open step."""
+
+    def refuse_if_failed(self) -> None:
+        """Raises TrainingFailed once the cluster cannot go on."""
+
+    def worker(self, participant: Participant, what: str, now: float) -> Member:
+        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
+
+    def open_model(self, now: float) -> None:
+        """The shards hold the model's first values: training begins as soon as they work as they shall."""
+
+    def explain(self, now: float, *, asking: int | None = None) -> str:
+        """Says in words what the cluster waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModelAsk:
+    """Somebody waits for the model: a worker that presented `model`, or (both None) somebody who wants to know it."""
+
+    participant: Participant | None = None
+    model: ModelSpec | None = None
+    may_initialize: bool = True
+
+
+class ModelCalls:
+    """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        *,
+        host: Host,
+        config: Callable[[], CoordinationConfig],
+        members: Membership,
+        servers: ShardTable,
+        out: Outbox,
+        waiting: Waiting,
+    ) -> None:
+        self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
+        self._out = out
+        self._line = waiting.line(self._expire)
+        # Calls that say that the shards hold their first values, while those are told how to work.
+        self._completions: Line[None] = waiting.line()
+
+    def register(self, event: RegisterModel, now: float) -> None:
+        """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
+        member = self._host.worker(event.participant, "register a model", now)
+        # As the chief knows it: the caller may know of no life.
+        participant = self._members.participant(member)
+        reply = self._join(participant, event.model, may_initialize=event.may_initialize)
+        self._members.renew(member, now=now)
+        ask = _ModelAsk(participant=participant, model=event.model, may_initialize=event.may_initialize)
+        self._answer(event.call, ask, reply, event.max_wait_s, now)
+
+    def complete(self, event: CompleteInitialization, now: float) -> None:
+        """The shards hold their initial values: training begins."""
+        member, registry = self._host.worker(event.participant, "initialise the model", now), self._registry
+        if not registry.is_ready and self._servers.unreachable_since is not None:
+            # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
+            raise Unavailable(f"the first values cannot be counted on yet: {'; '.join(self._servers.explain_unreachable(now))}")
+        is_news = registry.complete(member.index, member.incarnation, attempt=event.attempt)
+        self._members.renew(member, now=now)
+        if registry.is_ready:
+            self._out.reply(event.call, None)
+            return
+        self._completions.block(event.call, None)
+        if is_news:
+            num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
+            self._out.note(f"{member.name} has initialised the model: slices={len(registry.placement)} bytes={num_bytes}")
+            self._host.open_model(now)
+
+    def opened(self) -> None:
+        """The shards hold their initial values and work as they shall: all who wait for that are told."""
+        self._completions.answer_all(None)
+        self.settle()
+
+    def refuse_completions(self, error: PsError) -> None:
+        """The shards cannot be told how to work."""
+        self._completions.refuse_all(error)
+
+    def refuse_participants(self, error: PsError) -> None:
+        """Those who wait as participants get this error; those who only want to know the model wait on."""
+        for blocked in self._line:
+            if blocked.ask.participant is not None:
+                self._line.refuse(blocked.who, error)
+
+    def get(self, event: GetModel, now: float) -> None:
+        """Tells the agreed model, once it is initialised."""
+        self._host.refuse_if_failed()
+        reply = self._agreed() if self._registry.is_ready or self._host.is_finished else None
+        self._answer(event.call, _ModelAsk(), reply, event.max_wait_s, now)
+
+    def settle(self) -> None:
+        """Answers those who wait and need not any longer; to be called when the model, its initialiser or the shards have changed."""
+        for blocked in self._line:
+            try:
+                reply = self._settled(blocked.ask)
+            except PsError as error:
+                self._line.refuse(blocked.who, error)
+            else:
+                if reply is not None:
+                    self._line.answer(blocked.who, reply)
+
+    def drop(self, participant: Participant, error: PsError) -> None:
+        """A worker is gone: its calls are refused, and if it was to initialise the model, the next one that waits does."""
+        for blocked in self._line:
+            if blocked.ask.participant == participant:
+                self._line.refuse(blocked.who, error)
+        if self._registry.release(participant.index):
+            self.settle()
+
+    def _expire(self, blocked: Blocked[_ModelAsk], now: float) -> None:
+        """A call has blocked as long as it may: its caller is told what it waits for."""
+        self._line.answer(blocked.who, self._so_far(blocked.ask, now))
+
+    def _answer(self, call: int, ask: _ModelAsk, reply: ModelReply | AgreedModel | None, max_wait_s: float, now: float) -> None:
+        if reply is None and slice_s(max_wait_s):
+            self._line.block(call, ask, until=now + slice_s(max_wait_s))
+        else:
+            self._out.reply(call, self._so_far(ask, now) if reply is None else reply)
+
+    def _settled(self, ask: _ModelAsk) -> ModelReply | AgreedModel | None:
+        self._host.refuse_if_failed()
+        if ask.participant is not None and ask.model is not None:
+            return self._join(ask.participant, ask.model, may_initialize=ask.may_initialize)
+        return self._agreed() if self._registry.is_ready or self._host.is_finished else None
+
+    def _join(self, participant: Participant, model: ModelSpec, *, may_initialize: bool) -> ModelReply | None:
+        registry = self._registry
+        registry.check(model)
+        check_clip(model, self._config().policy)
+        if self._host.is_finished and not registry.is_ready:
+            why = self._host.reason
+            raise TrainingFailed(f"training was finished ({why}) before a model was initialised; start the cluster again")
+        if not self._servers.are_adopted:
+            return None
+        if not may_initialize and registry.initializer is None and not registry.held:
+            return None  # waits for somebody else's; where shards hold values of the model there is nothing to initialise
+        state = registry.join(participant.index, participant.incarnation, model)
+        return None if state is ModelState.WAIT else self._reply(state)
+
+    def _so_far(self, ask: _ModelAsk, now: float) -> ModelReply | AgreedModel:
+        return self._agreed() if ask.model is None else self._reply(self._registry.state, waiting_for=self._host.explain(now))
+
+    def _reply(self, state: ModelState, *, waiting_for: str = "") -> ModelReply:
+        return ModelReply(
+            state=state,
+            placement=self._registry.placement,
+            attempt=self._registry.attempt,
+            max_staged_per_worker=self._config().max_staged_per_worker,
+            global_step=self._host.step,
+            waiting_for=waiting_for,
+            policy=self._config().policy,
+        )
+
+    def _agreed(self) -> AgreedModel:
+        registry = self._registry
+        return AgreedModel(state=registry.state, model=registry.model, placement=registry.placement, global_step=self._host.step)

@@ -1,251 +1,564 @@
-"""Training: contributions, tokens, the step at the shards, ranges of the data, replicas between two steps. Knows no thread or wire."""
+"""Training in one epoch: contributions and tokens, ranges of the data, settings, and one thing after another at the shards.
 
-from chief.core import replies
-from chief.core.checkpoints import Checkpointing
-from chief.core.cluster import Cluster, UnderWay
-from chief.core.ending import Ending, ModelCalls
-from chief.core.members import Member
+It is made of a `Start`, and dropped when the cluster goes back to a checkpoint or begins anew. Knows no clock, thread or wire. At most one
+thing is under way at all shards; when it is done everywhere, the next is begun.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from chief.core.answers import Answers, RecordVersions, revised
+from chief.core.checkpoints import Checkpoints, Gate
+from chief.core.data import DataLeases
+from chief.core.ledger import Ledger
+from chief.core.members import Member, Membership, merged_pushes, quorum
 from chief.core.messages import (
+    Answer,
     ApplyStep,
     BringReplicasBack,
-    CheckpointCommitted,
     CommitPush,
     DequeueToken,
-    Instruction,
     LeaseRanges,
-    Note,
     PrepareStep,
-    Refuse,
+    RecordKept,
     ReplicaReady,
     ReplicasBack,
-    ReplicasChanged,
-    Reply,
     SaveFailed,
+    SetHyperparameters,
+    SetPolicy,
     ShardsConfigured,
     StepApplied,
+    StepCopied,
     StepPrepared,
 )
-from chief.core.replies import finished, grant, token, wait
-from chief.core.settings import Settings
-from chief.core.waiting import DataCall, Key, TokenCall, slice_s
+from chief.core.model import ModelRegistry
+from chief.core.parameter_servers import ShardTable
+from chief.core.settings import Change, ForShards, Settings
+from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable
-from chief.policies.base import Grant, Verdict
-from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead
+from chief.policies.base import Counted, Grant, Policy, Verdict
+from chief.policies.factory import new_policy
+from chief.policies.sync import SyncPolicy
+from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
-from ps_protocol.roles.chief import CommitResult, LeaseReply, LeaseResult, Participant, PushCommit, PushOutcome
-from ps_protocol.roles.shard import MAX_STEP, PushId
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.chief import (
+    CommitResult,
+    LeaseReply,
+    LeaseResult,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSpec, WorkerPushes
 
-# What is done to the shards, one thing after another: settings, then steps. Methods of the coordinator; knows no clock, thread or wire.
-#
-# At most one thing is under way at all shards. When it is done everywhere, the next is begun.
+# Contributions looked at to know what was applied lately: each worker's latest are among them.
+_MAX_PUSHES = 20_000
+_MAX_DISCARDS = 10_000
 
 
-class ShardSequence:
-    """Begins what is due as soon as nothing else is under way."""
+class UnderWay(enum.Enum):
+    """What all shards are at: they say how large a step's mean is, apply it, learn how to work from now on, or copy a step to save it."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, models: ModelCalls, ending: Ending, checkpointing: Checkpointing) -> None:
-        self._cluster = cluster
-        self._checkpointing = checkpointing
-        self._settings = settings
-        self._models = models
-        self._ending = ending
+    PREPARE = 1
+    APPLY = 2
+    CONFIGURE = 3
+    SAVE = 4
 
-    def proceed(self, now: float) -> list[Instruction]:
-        """Begins the next thing, if there is one and nothing is under way."""
-        cluster = self._cluster
-        if cluster.failure or cluster.recovering:
-            return []
-        instructions = self._settings.begin(now)
-        if cluster.is_save_due and cluster.under_way is None:
-            instructions += self._checkpointing.begin(now)
-        if cluster.under_way is None and cluster.registry.is_ready and cluster.policy.is_complete:
-            instructions.append(self._begin_step(now))
-        return instructions
 
-    def configured(self, event: ShardsConfigured, now: float) -> list[Instruction]:
-        """All shards work by new settings: what waited for that goes on."""
-        cluster = self._cluster
-        if cluster.under_way is not UnderWay.CONFIGURE or event.version != self._settings.version or not self._is_current(event.epoch):
-            return []  # reported again, or too late to matter
-        cluster.under_way = None
-        done = self._settings.configured(now) if cluster.registry.is_ready else self._models.open(now)
-        return [*done, *self.proceed(now)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How training begins in an epoch, or goes on in it: at which step, and with what.
 
-    def prepared(self, event: StepPrepared, now: float) -> list[Instruction]:
-        """The size of the mean is known: it is applied, scaled down if it is too large."""
-        cluster, registry = self._cluster, self._cluster.registry
-        if cluster.under_way is not UnderWay.PREPARE or event.step != cluster.policy.step or not self._is_current(event.epoch):
-            return []
-        for index, (sums, layout) in enumerate(zip(event.sums, registry.layouts, strict=True)):
-            num_slices = len(layout.slices) + len(layout.tables)
-            if len(sums) != num_slices:
-                return self._ending.fail(f"{cluster.shards[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
-        assert registry.model is not None
-        return [self._apply(scales(registry.model.clip, layouts=registry.layouts, sums=event.sums))]
+    Not `is_start`: workers are at work already. `counted`: contributions that are promised, and not applied. `tag_suffix`: tells its
+    checkpoints from another chief's. `oldest_kept`: contributions of steps before that may have been dropped by shards. `awaited`:
+    workers to which an earlier chief may have leased data, for whom the others wait until `wait_until`. `done`: ranges of the data that
+    are done and that the record which shards keep may lack.
+    """
 
-    def applied(self, event: StepApplied, now: float) -> list[Instruction]:
-        """All shards have applied the step: the next one is open."""
-        cluster = self._cluster
-        if cluster.under_way is not UnderWay.APPLY or event.step != cluster.policy.step or not self._is_current(event.epoch):
-            return []
-        is_held = (self._checkpointing.holds_steps or cluster.holds_for_replicas) and not cluster.is_finished
-        is_of_interest = cluster.data.has_counted or is_held or cluster.told.waiting or cluster.told.sure
-        contributors = cluster.policy.contributors if is_of_interest else ()
-        if cluster.data.has_counted:
-            cluster.told.unkept += cluster.data.applied(contributors)
-        instructions = replies.applied(cluster, contributors, is_held=is_held)
-        if is_held:
-            return [*instructions, *self._checkpointing.hold(contributors, now)]
-        return [*instructions, *self.tell(now)]
+    step: int
+    is_start: bool = True
+    counted: tuple[Counted, ...] = ()
+    tag_suffix: str = ""
+    oldest_kept: int = 0
+    awaited: frozenset[int] = frozenset()
+    wait_until: float = 0.0
+    done: tuple[int, ...] = ()
+    is_data_kept: bool = False
 
-    def tell(self, now: float) -> list[Instruction]:
-        """The step that all shards have applied is made known: the next one is open."""
-        cluster = self._cluster
-        cluster.under_way = None
-        cluster.ledger.close_step(now=now)
-        granted = cluster.policy.advance()
-        if cluster.is_quorum_lowered:
-            cluster.requota()
-        self._checkpointing.stepped()
-        if cluster.pending_finish and not cluster.policy.is_complete:
-            return self._ending.finish(cluster.pending_finish, now)
-        return self._end_or(granted, now)
 
-    def counted(self, push_id: PushId, now: float) -> list[Instruction]:
-        """A contribution that the shards had applied on arrival has been counted as a step."""
-        ledger = self._cluster.ledger
-        ledger.complete_step((push_id,), last_worker=push_id.worker, now=now)
-        ledger.close_step(now=now)
-        self._cluster.told.unkept += self._cluster.data.applied((push_id,))
-        self._checkpointing.stepped()
-        return self._end_or([], now)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What outlives an epoch: each part owns its state, and nobody replaces a part."""
 
-    def _is_current(self, epoch: int | None) -> bool:
-        return epoch in (None, self._cluster.epoch) and not self._cluster.failure
+    out: Outbox
+    waiting: Waiting
+    timers: Timers
+    members: Membership
+    model: ModelRegistry
+    data: DataLeases
+    servers: ShardTable
+    ledger: Ledger
+    settings: Settings
+    checkpoints: Checkpoints
+    versions: RecordVersions
+    has_successors: bool
 
-    def _end_or(self, granted: list[Grant], now: float) -> list[Instruction]:
-        cluster = self._cluster
-        max_steps = cluster.config.max_steps
-        if max_steps is not None and cluster.policy.step >= max_steps and not cluster.is_finished:
-            return self._ending.finish(f"max_steps {max_steps} reached", now)
-        return [*grant(cluster, granted, now), *self.proceed(now)]
 
-    def _begin_step(self, now: float) -> Instruction:
-        cluster, policy, model = self._cluster, self._cluster.policy, self._cluster.registry.model
-        cluster.ledger.complete_step(policy.contributors, last_worker=policy.last_worker, now=now)
-        if model is None or not model.clip.needs_norms:
-            return self._apply(())
-        cluster.under_way = UnderWay.PREPARE
-        return PrepareStep(epoch=cluster.epoch, step=policy.step, contributors=policy.contributors, weights=policy.weights)
+class Host(Protocol):
+    """The chief that the training belongs to: it knows whether it goes on."""
 
-    def _apply(self, factors: tuple[tuple[float, ...], ...]) -> ApplyStep:
-        cluster, policy = self._cluster, self._cluster.policy
-        cluster.under_way = UnderWay.APPLY
-        return ApplyStep(
-            epoch=cluster.epoch,
-            step=policy.step,
-            contributors=policy.contributors,
-            weights=policy.weights,
-            scales=factors,
-            discards=cluster.take_discards(),
-            ranges=cluster.ranges_of_step(),
+    @property
+    def is_failed(self) -> bool:
+        """Whether the cluster cannot go on."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether training is finished as soon as the step is applied that is being applied."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the shards are being brought to one step."""
+
+    def worker(self, participant: Participant, what: str, now: float) -> Member:
+        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
+
+    def refuse_if_recovering(self, now: float) -> None:
+        """Raises Unavailable while nothing can be counted, so that whoever calls tries again."""
+
+    def check_settings_may_change(self) -> None:
+        """Raises TrainingFailed once training is over."""
+
+    def model_opened(self, now: float) -> None:
+        """The shards hold the model's first values and work as they shall."""
+
+    def finish(self, reason: str, now: float) -> None:
+        """Training is finished."""
+
+    def finish_as_asked(self, now: float) -> None:
+        """The step has been applied that training was to end with."""
+
+    def fail(self, reason: str) -> None:
+        """The cluster cannot go on."""
+
+    def proceed(self, now: float) -> None:
+        """Begins what is due at the shards."""
+
+    def explain(self, now: float, *, asking: int | None = None) -> str:
+        """Says in words what the cluster waits for."""
+
+    def explain_to_many(self, now: float) -> str:
+        """As `explain`, up to a quarter of a second old."""
+
+    def record(self) -> ChiefRecord:
+        """Returns what a successor of this chief must know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenAsk:
+    """A worker waits for a token; `commit` is what became of the commit of `push_id` that rode along."""
+
+    commit: CommitResult | None
+    local_step: int
+    request_id: int
+    push_id: PushId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RangesAsk:
+    """A worker waits for ranges of the training data."""
+
+    participant: Participant
+    data: DataSpec
+    max_ranges: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief."""
+
+    step: int
+    contributors: tuple[PushId, ...]
+    weights: tuple[float, ...]
+    redo: ApplyRequest | None = None
+
+
+class Discards:
+    """Contributions that shards hold and that will never be applied: single ones, and whole incarnations that are gone.
+
+    The latter once nothing of theirs is left to apply. Only shards that keep contributions of steps gone by need to be told. At most so
+    many of each are remembered: more can only come from a caller that makes them up, or while nothing is applied for long.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: set[PushId] = set()
+        self._gone: set[tuple[int, int]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._pushes or self._gone)
+
+    def add(self, push_id: PushId) -> None:
+        """A contribution is not applied."""
+        if len(self._pushes) < _MAX_DISCARDS:
+            self._pushes.add(push_id)
+
+    def add_incarnation(self, worker: int, incarnation: int) -> None:
+        """An incarnation is gone."""
+        if len(self._gone) < _MAX_DISCARDS:
+            self._gone.add((worker, incarnation))
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._pushes.clear()
+        self._gone.clear()
+
+    def take(self, counted: Iterable[Counted]) -> tuple[PushId, ...]:
+        """Takes out what shards may drop now, sorted; an incarnation, as its sequence 0, unless something of its is still `counted`."""
+        busy = {(entry.push_id.worker, entry.push_id.incarnation) for entry in counted}
+        ready = self._gone - busy
+        whole = [PushId(worker=worker, incarnation=incarnation, sequence=0) for worker, incarnation in ready]
+        single = [push_id for push_id in self._pushes if (push_id.worker, push_id.incarnation) not in ready]
+        self._gone -= ready
+        self._pushes.clear()
+        return tuple(sorted([*whole, *single]))
+
+
+class Training:
+    """One epoch's training, from a `Start` on."""
+
+    def __init__(self, parts: Parts, start: Start, host: Host) -> None:
+        self._parts, self._host = parts, host
+        self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
+        self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
+        self._epoch = parts.members.epoch
+        self._tag_suffix = start.tag_suffix
+        self._under_way: UnderWay | None = None
+        self._step: _Step | None = None
+        self._discards = Discards()
+        # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
+        self._oldest_kept = start.oldest_kept
+        # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step.
+        self._turned_away: set[int] = set()
+        self._is_quorum_lowered = False
+        # Shards with a lost replica that is there again, to be brought back between two steps; and those where that is under way.
+        self._replicas_due: set[int] = set()
+        self._returning: frozenset[int] = frozenset()
+        self._is_telling_again = False
+        self._awaited = set(start.awaited)
+        self._return_timer = parts.timers.timer(self._stop_waiting_for_data)
+        if self._awaited:
+            self._return_timer.set(start.wait_until)
+        self._tokens = parts.waiting.line(self._token_expired)
+        self._tokens.on_cancel = self._token_cancelled
+        self._ranges = parts.waiting.line(self._ranges_expired)
+        self._policy = self._new_policy(step=start.step, is_start=start.is_start, counted=start.counted)
+        self._answers = Answers(
+            out=parts.out,
+            waiting=parts.waiting,
+            timers=parts.timers,
+            is_needed=parts.has_successors,
+            epoch=self._epoch,
+            versions=parts.versions,
+            data=parts.data,
+            policy=lambda: self._policy,
+            record=host.record,
+            is_finished=lambda: host.is_finished,
+            num_live=lambda: parts.members.num_live_workers,
+            explain=host.explain,
+            done=start.done,
+            is_data_kept=start.is_data_kept,
+            sure=[entry.push_id for entry in start.counted],
+        )
+        self._lower_quorum()
+
+    # -- what others ask
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that holds, to be read."""
+        return self._policy
+
+    @property
+    def step(self) -> int:
+        """The open step."""
+        return self._policy.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it is in."""
+        return self._epoch
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the shards hold values to train with."""
+        return self._model.is_ready
+
+    @property
+    def tag_suffix(self) -> str:
+        """Tells its checkpoints from those of the chief before."""
+        return self._tag_suffix
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way at the shards."""
+        return self._under_way is None
+
+    @property
+    def is_configuring(self) -> bool:
+        """Whether the shards are being told of new settings."""
+        return self._under_way is UnderWay.CONFIGURE
+
+    @property
+    def is_quorum_lowered(self) -> bool:
+        """Whether a step needs fewer contributions for now than it should."""
+        return self._is_quorum_lowered
+
+    @property
+    def saving(self) -> str:
+        """What holds up steps, in words; empty: nothing does."""
+        if self._returning:
+            named = listed([self._servers[shard].name for shard in sorted(self._returning)])
+            return f"{named}: a standby is being brought back to step {self.step + 1}"
+        return self._checkpoints.saving
+
+    @property
+    def waiting_workers(self) -> frozenset[int]:
+        """The workers that block on a token."""
+        return self._tokens.who
+
+    @property
+    def servers_version(self) -> int:
+        """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
+        return self._members.chief_incarnation << 20 | self._servers.version if self._servers.version else 0
+
+    def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
+        """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
+        return Checkpoint(
+            tag=tag,
+            cluster=self._settings.config.cluster,
+            epoch=self._epoch,
+            step=step,
+            chief_incarnation=self._members.chief_incarnation,
+            life=self._members.life,
+            num_shards=len(self._servers),
+            record=self._host.record(),
+            placement=self._model.placement,
+            files=(),
+            pushes=self.applied_pushes(extra=extra),
+            data=self._data.progress(),
         )
 
+    def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
+        """Returns what has been applied of each worker lately; `extra` as the open step."""
+        steps = [(self.step, tuple(extra)), *self._ledger.contributors(_MAX_PUSHES)]
+        return merged_pushes(steps, earlier=self._members.remembered)
 
-# Contributions and waits for tokens: methods of the coordinator. Knows the cluster; no clock, thread or wire.
+    def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
+        """Returns what is to lie at each shard that is brought back to this step."""
+        return self._model.shard_specs(epoch=self._epoch, step=step, max_staged_per_worker=self._settings.config.max_staged_per_worker)
 
+    # -- the epoch
 
-class TokenCalls:
-    """Answers CommitPush and DequeueToken, now or when there is a token."""
+    def keep_record(self) -> None:
+        """Has all shards keep what a successor must know."""
+        self._answers.keep()
 
-    def __init__(self, cluster: Cluster, sequence: ShardSequence) -> None:
-        self._cluster = cluster
-        self._sequence = sequence
+    def record_kept(self, event: RecordKept) -> None:
+        """Shards keep the record, or do not."""
+        self._answers.kept(event)
 
-    def commit_push(self, event: CommitPush, now: float) -> list[Instruction]:
+    @property
+    def is_keeping(self) -> bool:
+        """Whether a record is on its way that must be kept before training goes on."""
+        return self._answers.is_keeping
+
+    def opened(self) -> None:
+        """All shards hold the open step, and everybody may hear of it."""
+        self._under_way = None
+
+    def refuse_tokens(self, error: PsError) -> None:
+        """Everybody who waits for a token gets this error."""
+        self._tokens.refuse_all(error)
+
+    def refuse_the_rest(self, error: PsError) -> None:
+        """Those who wait for data, and for what is not sure yet, get this error."""
+        self._ranges.refuse_all(error)
+        self._answers.refuse(error)
+
+    def release(self) -> None:
+        """Training is finished: everybody who waits here is told so."""
+        for blocked in self._tokens:
+            self._tokens.answer(blocked.who, self._finished(blocked.ask.commit))
+        self._ranges.answer_all(LeaseReply(result=LeaseResult.EXHAUSTED))
+        self._answers.release()
+
+    def end(self) -> None:
+        """Another epoch begins, or the same one anew. Whoever still waits asks again."""
+        self._return_timer.clear()
+        words = "the parameter servers have been brought to another step"
+        for blocked in self._tokens:
+            self._tokens.answer(blocked.who, self._wait(None, words))
+        self._ranges.answer_all(LeaseReply(result=LeaseResult.WAIT, waiting_for=words))
+        self._answers.end(Unavailable(words))
+
+    # -- workers
+
+    def join(self, member: Member, *, held: Sequence[int] | None, is_new_here: bool, now: float) -> None:
+        """A worker takes part; `held` are the ranges that it has if it stays who it was (None: it does not)."""
+        self._policy.join(member.index)
+        if held is not None:
+            self._data.hold(member.index, member.incarnation, held)
+            if is_new_here and not self._policy.spec.accepts_stale and not self._policy.has_contributed(member.index):
+                # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
+                self._turned_away.add(member.index)
+        if member.index in self._awaited:
+            self._awaited.discard(member.index)
+            if not self._awaited:
+                self._stop_waiting_for_data(now)
+        self._lower_quorum()
+
+    def leave(self, gone: Member, error: PsError, now: float) -> None:
+        """What a gone incarnation held goes to others, and what it still asks is refused."""
+        self._tokens.refuse(gone.index, error)
+        participant = self._members.participant(gone)
+        for blocked in self._ranges:
+            # What would come back for others must not be leased to it, which nobody would take from it again.
+            if blocked.ask.participant == participant:
+                self._ranges.refuse(blocked.who, error)
+        self._grant(self._policy.drop(gone.index), now)
+        if self._data.drop(gone.index, gone.incarnation):
+            self._settle_ranges(now)
+        self._lower_quorum()
+        self._turned_away.discard(gone.index)
+        if self._policy.spec.accepts_stale:
+            self._discards.add_incarnation(gone.index, gone.incarnation)
+
+    def _lower_quorum(self) -> None:
+        """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
+        config, policy = self._settings.config, self._policy
+        if not isinstance(policy, SyncPolicy) or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
+            return
+        required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
+        self._is_quorum_lowered = required < config.num_required
+        if required < policy.num_required:
+            self._out.afterwards(self._host.proceed)
+        policy.require(required)
+
+    # -- contributions and tokens
+
+    def commit_push(self, event: CommitPush, now: float) -> None:
         """Counts a contribution."""
-        member = self._cluster.check_worker(event.participant, "contribute", now=now)
-        self._cluster.refuse_if_recovering(now)
-        result, instructions = self._commit(member, event.commit, now)
-        self._cluster.renew(member, now=now)
-        return [*self._tell(Reply(call=event.call, value=result), event.commit, result, now), *instructions]
+        member = self._host.worker(event.participant, "contribute", now)
+        self._host.refuse_if_recovering(now)
+        before = len(self._out)
+        result = self._commit(member, event.commit, now)
+        self._members.renew(member, now=now)
+        since = len(self._out)
+        self._tell(event.call, result, event.commit, result, now)
+        self._out.move_up(since=since, to=before)
 
-    def dequeue_token(self, event: DequeueToken, now: float) -> list[Instruction]:
+    def dequeue_token(self, event: DequeueToken, now: float) -> None:
         """Counts what rides along, and gives a token, or has the caller wait for one."""
-        cluster = self._cluster
-        if cluster.is_finished and not cluster.membership.look_up(event.participant).is_live:
-            return [Reply(call=event.call, value=finished(cluster, None))]
-        member = cluster.check_worker(event.participant, "take a token", now=now)
-        cluster.refuse_if_recovering(now)
+        if self._host.is_finished and not self._members.look_up(event.participant).is_live:
+            self._out.reply(event.call, self._finished(None))
+            return
+        member = self._host.worker(event.participant, "take a token", now)
+        self._host.refuse_if_recovering(now)
         self._check_step(event.local_step, now)
-        commit, instructions = self._commit(member, event.commit, now) if event.commit is not None else (None, [])
-        cluster.renew(member, now=now)
-        earlier = cluster.waiting.take_token_call(member.index)
-        if earlier is not None:
-            known = replies.is_told(cluster, earlier.push_id, earlier.commit)
-            instructions.append(Reply(call=earlier.call, value=wait(cluster, known, "another call of the same worker")))
-        if cluster.is_finished:
-            return [*instructions, Reply(call=event.call, value=finished(cluster, commit))]
-        step = cluster.ask(member.index, local_step=event.local_step, request_id=event.request_id)
-        if step is not None:
-            reply = Reply(call=event.call, value=token(cluster, step, commit))
-            return [*instructions, *self._tell(reply, event.commit, commit, now)]
+        commit = self._commit(member, event.commit, now) if event.commit is not None else None
         push_id = event.commit.push_id if event.commit is not None else None
-        if not slice_s(event.max_wait_s):
-            cluster.policy.forget_wish(member.index)
-            known = replies.is_told(cluster, push_id, commit)
-            return [*instructions, Reply(call=event.call, value=wait(cluster, known, cluster.explain(now, asking=member.index)))]
-        call = TokenCall(
-            call=event.call,
-            worker=member.index,
-            commit=commit,
-            local_step=event.local_step,
-            request_id=event.request_id,
-            push_id=push_id,
-        )
-        cluster.waiting.add_token_call(call, until=now + slice_s(event.max_wait_s))
-        return instructions
+        self._members.renew(member, now=now)
+        earlier = self._tokens.get(member.index)
+        if earlier is not None:
+            known = self._answers.sure(earlier.ask.push_id, earlier.ask.commit)
+            self._tokens.answer(member.index, self._wait(known, "another call of the same worker"))
+        if self._host.is_finished:
+            self._out.reply(event.call, self._finished(commit))
+            return
+        step = self._ask(member.index, local_step=event.local_step, request_id=event.request_id)
+        if step is not None:
+            self._tell(event.call, self._token(step, commit), event.commit, commit, now)
+        elif not slice_s(event.max_wait_s):
+            self._policy.forget_wish(member.index)
+            known = self._answers.sure(push_id, commit)
+            self._out.reply(event.call, self._wait(known, self._host.explain(now, asking=member.index)))
+        else:
+            ask = _TokenAsk(commit=commit, local_step=event.local_step, request_id=event.request_id, push_id=push_id)
+            self._tokens.block(event.call, ask, until=now + slice_s(event.max_wait_s), who=member.index)
 
-    def expire(self, worker: int, now: float) -> list[Instruction]:
+    def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
         """A call has blocked as long as it may: its caller is told what it waits for."""
-        cluster = self._cluster
-        if worker not in cluster.waiting:
-            return []
         # Explained while it still waits: it may be the very one that should have contributed first.
-        waiting_for = cluster.explain_to_many(now)
-        waiting = cluster.waiting.take_token_call(worker)
-        cluster.policy.forget_wish(worker)
-        if waiting is None:
-            return []
-        known = replies.is_told(cluster, waiting.push_id, waiting.commit)
-        return [Reply(call=waiting.call, value=wait(cluster, known, waiting_for))]
+        waiting_for = self._host.explain_to_many(now)
+        self._policy.forget_wish(blocked.who)
+        self._tokens.answer(blocked.who, self._wait(self._answers.sure(blocked.ask.push_id, blocked.ask.commit), waiting_for))
 
-    def cancel(self, call: int) -> None:
-        """A blocked caller has gone away."""
-        worker = self._cluster.waiting.worker_of(call)
-        if worker is not None:
-            self._cluster.waiting.take_token_call(worker)
-            self._cluster.policy.forget_wish(worker)
+    def _token_cancelled(self, blocked: Blocked[_TokenAsk]) -> None:
+        self._policy.forget_wish(blocked.who)
 
-    def _tell(self, reply: Reply, commit: PushCommit | None, result: CommitResult | None, now: float) -> list[Instruction]:
+    def _tell(self, call: int, value: Answer, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
         if commit is not None and commit.is_applied and commit.ranges:
-            return replies.tell_of_data(self._cluster, reply, now=now)
-        push_id = commit.push_id if commit is not None else None
-        return replies.tell(self._cluster, reply, push_id=push_id, commit=result, now=now)
+            self._answers.tell_of_data(call, value, now=now)
+        else:
+            self._answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
 
-    def _commit(self, member: Member, commit: PushCommit, now: float) -> tuple[CommitResult, list[Instruction]]:
-        cluster, push_id = self._cluster, commit.push_id
-        policy = cluster.policy
+    def _grant(self, grants: Iterable[Grant], now: float) -> None:
+        """Answers those who wait and have a token now."""
+        for due in grants:
+            blocked = self._tokens.take(due.worker)
+            if blocked is not None:
+                ask = blocked.ask
+                self._answers.tell(blocked.call, self._token(due.step, ask.commit), push_id=ask.push_id, commit=ask.commit, now=now)
+
+    def _ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
+        """Asks the policy for a token on behalf of a worker; None: it must wait."""
+        return self._policy.ask(worker, local_step=local_step - (worker in self._turned_away), request_id=request_id)
+
+    def _token(self, step: int, commit: CommitResult | None) -> TokenReply:
+        return self._reply(TokenResult.TOKEN, step, commit)
+
+    def _wait(self, commit: CommitResult | None, waiting_for: str) -> TokenReply:
+        return self._reply(TokenResult.WAIT, self.step, commit, waiting_for)
+
+    def _finished(self, commit: CommitResult | None) -> TokenReply:
+        return self._reply(TokenResult.FINISHED, self.step, commit)
+
+    def _reply(self, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "") -> TokenReply:
+        return TokenReply(
+            result=result,
+            step=step,
+            commit=commit,
+            waiting_for=waiting_for,
+            global_step=self._policy.step,
+            reads_latest=self._policy.spec.reads_latest,
+            settings_version=self._settings.version_that_holds,
+            shards_version=self.servers_version,
+        )
+
+    def _commit(self, member: Member, commit: PushCommit, now: float) -> CommitResult:
+        policy, push_id = self._policy, commit.push_id
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
         if member.outcomes.is_repeated(push_id, step=commit.step):
-            first = member.outcomes.first_result(push_id)
-            return _repeated(first, global_step=policy.step), []
-        if not cluster.registry.is_ready:
-            raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
+            return _repeated(member.outcomes.first_result(push_id), global_step=policy.step)
+        if not self._model.is_ready:
+            raise NotInitialized(f"the variables have no values yet: {self._host.explain(now)}")
         open_step = policy.step
-        is_complete, has_ranges = policy.is_complete, cluster.data.may_use(member.index, member.incarnation, commit.ranges)
+        is_complete, has_ranges = policy.is_complete, self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
         verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
         result = CommitResult(
@@ -257,43 +570,44 @@ class TokenCalls:
         )
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome)
-        cluster.ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
+        self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
         if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
-            cluster.discards.add(push_id)
+            self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED and commit.is_applied == policy.spec.applies_on_arrival:
-            cluster.turned_away.discard(member.index)
+            self._turned_away.discard(member.index)
         elif policy.spec.accepts_stale or commit.is_applied or ((not commit.staged or not has_ranges) and not is_complete):
-            cluster.turned_away.add(member.index)  # it has met a change of policy, or of the chief
-        if commit.ranges or cluster.data.starved:
+            self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
+        if commit.ranges or self._data.starved:
             self._count_ranges(member, commit, verdict)
-        granted = grant(cluster, policy.after_commit(member.index), now)
+        self._grant(policy.after_commit(member.index), now)
         if policy.step > open_step:
-            return result, [*granted, *self._sequence.counted(push_id, now)]
-        return result, [*granted, *self._sequence.proceed(now)]
+            self._counted_on_arrival(push_id, now)
+        else:
+            self.proceed(now)
+        return result
 
     def _count_ranges(self, member: Member, commit: PushCommit, verdict: Verdict) -> None:
         """The training data that a contribution was made from is done once that is applied, or free again."""
-        leases = self._cluster.data
         if verdict.outcome is PushOutcome.ACCEPTED:
-            leases.count(commit.push_id, commit.ranges)
+            self._data.count(commit.push_id, commit.ranges)
             if commit.is_applied:
-                self._cluster.told.unkept += leases.applied((commit.push_id,))
+                self._answers.finished_ranges(self._data.applied((commit.push_id,)))
         else:
-            leases.give_back(member.index, member.incarnation, commit.ranges)
+            self._data.give_back(member.index, member.incarnation, commit.ranges)
 
     def _judge(self, commit: PushCommit) -> Verdict:
-        cluster, policy = self._cluster, self._cluster.policy
+        policy, is_finished = self._policy, self._host.is_finished
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
-            if policy.spec.applies_on_arrival and not cluster.is_finished:
+            if policy.spec.applies_on_arrival and not is_finished:
                 return policy.commit(commit.push_id, step=commit.step)
             # Applied by servers that had not heard yet of the end of that policy, or of training.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
-        if not commit.staged or (policy.spec.accepts_stale and commit.step < cluster.oldest_kept):
+        if not commit.staged or (policy.spec.accepts_stale and commit.step < self._oldest_kept):
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
         if policy.spec.applies_on_arrival:
             return Verdict(outcome=PushOutcome.LATE, staleness=behind)  # staged before the servers heard of this policy
-        if cluster.is_finished:
+        if is_finished:
             is_stale = commit.step < policy.step and not policy.spec.accepts_stale
             return Verdict(outcome=PushOutcome.STALE if is_stale else PushOutcome.LATE, staleness=behind)
         return policy.commit(commit.push_id, step=commit.step)
@@ -301,12 +615,445 @@ class TokenCalls:
     def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
-        policy = self._cluster.policy
         # Where contributions are applied one by one, workers read what the chief has not heard of yet.
-        if step > policy.step and not policy.spec.accepts_stale:
-            if not self._cluster.registry.is_ready:  # another chief may have trained further than this one knows yet
-                raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
-            raise StepAhead(f"local_step {step} is ahead of global_step {policy.step}; read again")
+        if step > self._policy.step and not self._policy.spec.accepts_stale:
+            if not self._model.is_ready:  # another chief may have trained further than this one knows yet
+                raise NotInitialized(f"the model is not known here yet: {self._host.explain(now)}")
+            raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
+
+    # -- ranges of the training data
+
+    def lease_ranges(self, event: LeaseRanges, now: float) -> None:
+        """Leases ranges to a worker, or has it wait for what others hold. Raises InvalidSpec, DataMismatch and what every call may."""
+        member = self._host.worker(event.participant, "lease training data", now)
+        if event.max_ranges < 1:
+            raise InvalidSpec(f"max_ranges: got {event.max_ranges}, want >= 1")
+        self._host.refuse_if_recovering(now)
+        self._data.check(event.data)
+        self._members.renew(member, now=now)
+        if self._host.is_finished:
+            self._out.reply(event.call, LeaseReply(result=LeaseResult.EXHAUSTED))
+            return
+        has_returned = self._data.give_back(member.index, member.incarnation, event.returned)
+        # As the chief knows it: the caller may know of no life.
+        who = self._members.participant(member)
+        ask = _RangesAsk(participant=who, data=event.data, max_ranges=event.max_ranges, request_id=event.request_id)
+        before = len(self._out)
+        for blocked in self._ranges:
+            # A worker waits in one call at a time: an earlier one was lost on its way, or is given up.
+            if (blocked.ask.participant.index, blocked.ask.participant.incarnation) == (member.index, member.incarnation):
+                self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for="another call of the same worker"))
+        reply = self._try_to_lease(ask)
+        if has_returned:
+            self._settle_ranges(now)
+        since = len(self._out)
+        if reply is not None:
+            self._answers.tell_of_lease(event.call, reply, now=now)
+            self._out.move_up(since=since, to=before)
+            return
+        self._lower_quorum()
+        if slice_s(event.max_wait_s):
+            self._ranges.block(event.call, ask, until=now + slice_s(event.max_wait_s))
+        else:
+            self._out.reply(event.call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
+            self._out.move_up(since=since, to=before)
+
+    def _settle_ranges(self, now: float) -> None:
+        """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
+        for blocked in self._ranges:
+            reply = self._try_to_lease(blocked.ask)
+            if reply is not None:
+                self._ranges.take(blocked.who)
+                self._answers.tell_of_lease(blocked.call, reply, now=now)
+
+    def _stop_waiting_for_data(self, now: float) -> None:
+        """Whoever has not come back by now may find what it has with others."""
+        self._awaited.clear()
+        self._return_timer.clear()
+        self._settle_ranges(now)
+
+    def _ranges_expired(self, blocked: Blocked[_RangesAsk], now: float) -> None:
+        """A call has blocked as long as it may: its caller is told what it waits for."""
+        self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
+
+    def _explain_ranges(self) -> str:
+        if not self._awaited:
+            return self._data.explain()
+        names = listed([f"worker {worker}" for worker in sorted(self._awaited)], limit=5)
+        return f"another chief has leased training data to {names}: whether they still have it is known once they come back"
+
+    def _try_to_lease(self, ask: _RangesAsk) -> LeaseReply | None:
+        if self._awaited:
+            return None
+        who = ask.participant
+        granted = self._data.lease(who.index, who.incarnation, ask.data, max_ranges=ask.max_ranges, request_id=ask.request_id)
+        if granted:
+            self._lower_quorum()
+            return LeaseReply(result=LeaseResult.GRANTED, ranges=granted)
+        return LeaseReply(result=LeaseResult.EXHAUSTED) if self._data.is_exhausted else None
+
+    # -- one thing after another at the shards
+
+    def proceed(self, now: float) -> None:
+        """Begins the next thing, if there is one and nothing is under way."""
+        if self._host.is_failed or self._host.is_recovering:
+            return
+        if self._settings.next_change is not None:
+            self._begin_changes(now)
+        if self._checkpoints.is_due and self._under_way is None and self._checkpoints.begin(now):
+            self._under_way = UnderWay.SAVE
+        if self._under_way is None and self._model.is_ready and self._policy.is_complete:
+            policy = self._policy
+            self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
+
+    def redo(self, request: ApplyRequest, now: float) -> None:
+        """Has a step applied by all shards that some have applied already, with what it was made of."""
+        step = _Step(step=request.step, contributors=request.contributors, weights=request.weights, redo=request)
+        self._ledger.roll_back(request.step, now=now)
+        self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
+
+    def prepared(self, event: StepPrepared, now: float) -> None:
+        """The size of the mean is known: it is applied, scaled down if it is too large."""
+        if self._under_way is not UnderWay.PREPARE or not self._is_of_step(event.step, event.epoch):
+            return
+        layouts, model = self._model.layouts, self._model.model
+        for index, (sums, layout) in enumerate(zip(event.sums, layouts, strict=True)):
+            num_slices = len(layout.slices) + len(layout.tables)
+            if len(sums) != num_slices:
+                self._host.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
+                return
+        assert model is not None
+        self._apply(scales(model.clip, layouts=layouts, sums=event.sums))
+
+    def applied(self, event: StepApplied, now: float) -> bool:
+        """All shards have applied the step: the next one is open. Returns whether it was one that an earlier chief had not completed."""
+        step = self._step
+        if self._under_way is not UnderWay.APPLY or step is None or not self._is_of_step(event.step, event.epoch):
+            return False
+        if step.redo is not None:
+            self._under_way = self._step = None
+            self._members.remember(self.applied_pushes(extra=step.contributors))
+            self._ledger.close_step(now=now)
+            self._policy = self._new_policy(step=step.step + 1, is_start=False)
+            self._turned_away.clear()
+            self._lower_quorum()
+            return True
+        is_held = (self._checkpoints.holds_steps or self._holds_for_replicas) and not self._host.is_finished
+        is_of_interest = self._data.has_counted or is_held or self._answers.is_of_interest()
+        contributors = step.contributors if is_of_interest else ()
+        if self._data.has_counted:
+            self._answers.finished_ranges(self._data.applied(contributors))
+        self._answers.applied(contributors, is_held=is_held)
+        if is_held:
+            self.hold(Gate(step=self.step + 1, contributors=contributors, then=self._gate_opened))
+        else:
+            self._open_next(now)
+        if self._data.spec is not None:
+            self._settle_ranges(now)
+        return False
+
+    def hold(self, gate: Gate) -> None:
+        """Has a step saved before anybody hears of it."""
+        self._under_way = UnderWay.SAVE
+        self._checkpoints.hold(gate)
+
+    def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
+        model = self._model.model
+        self._step = step
+        self._ledger.complete_step(step.contributors, last_worker=last_worker, now=now)
+        if model is None or not model.clip.needs_norms:
+            self._apply(())
+            return
+        self._under_way = UnderWay.PREPARE
+        self._out.add(PrepareStep(epoch=self._epoch, step=step.step, contributors=step.contributors, weights=step.weights))
+
+    def _apply(self, factors: tuple[tuple[float, ...], ...]) -> None:
+        step = self._step
+        assert step is not None
+        self._under_way = UnderWay.APPLY
+        self._out.add(
+            ApplyStep(
+                epoch=self._epoch,
+                step=step.step,
+                contributors=step.contributors,
+                weights=step.weights,
+                scales=factors,
+                discards=self._take_discards() if step.redo is None else (),
+                ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
+            )
+        )
+
+    def _take_discards(self) -> tuple[PushId, ...]:
+        """Takes out the contributions that shards may drop with the step that begins now."""
+        return self._discards.take(self._policy.counted()) if self._discards and self._policy.spec.accepts_stale else ()
+
+    def _is_of_step(self, step: int, epoch: int | None) -> bool:
+        return self._step is not None and step == self._step.step and self._is_current(epoch)
+
+    def _is_current(self, epoch: int | None) -> bool:
+        return epoch in (None, self._epoch) and not self._host.is_failed
+
+    def _open_next(self, now: float) -> None:
+        """The step that all shards have applied is made known: the next one is open."""
+        self._under_way = self._step = None
+        self._ledger.close_step(now=now)
+        granted = self._policy.advance()
+        if self._is_quorum_lowered:
+            self._lower_quorum()
+        self._checkpoints.stepped(self.step)
+        if self._host.is_finishing and not self._policy.is_complete:
+            self._host.finish_as_asked(now)
+        else:
+            self._end_or_go_on(granted, now)
+
+    def _counted_on_arrival(self, push_id: PushId, now: float) -> None:
+        """A contribution that the shards had applied on arrival has been counted as a step."""
+        self._ledger.complete_step((push_id,), last_worker=push_id.worker, now=now)
+        self._ledger.close_step(now=now)
+        self._answers.finished_ranges(self._data.applied((push_id,)))
+        self._checkpoints.stepped(self.step)
+        self._end_or_go_on([], now)
+
+    def _end_or_go_on(self, granted: Sequence[Grant], now: float) -> None:
+        max_steps = self._settings.config.max_steps
+        if max_steps is not None and self.step >= max_steps and not self._host.is_finished:
+            self._host.finish(f"max_steps {max_steps} reached", now)
+            return
+        self._grant(granted, now)
+        self.proceed(now)
+
+    # -- checkpoints, and replicas that come back between two steps
+
+    def copied(self, event: StepCopied, now: float) -> None:
+        """All shards have copied the step that is being saved: others may be applied."""
+        if self._checkpoints.copied(event) and self._under_way is UnderWay.SAVE:
+            self._under_way = None
+            self.proceed(now)
+
+    def save_failed(self, event: SaveFailed, now: float) -> None:
+        """A checkpoint has come to nothing; training goes on."""
+        goes_on = self._checkpoints.failed(event, now) and self._under_way is UnderWay.SAVE
+        if self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
+            # The step need not be saved: training goes on, and the replicas come back another time.
+            why = f"the step that it is to be brought back from could not be saved: {printable(event.why)}"
+            for shard in self._replicas_due:
+                self._servers[shard].standby_missing = why
+            self._replicas_due.clear()
+            self._checkpoints.let_go(now)
+            self._open_next(now)
+        if goes_on:
+            self._under_way = None
+            self.proceed(now)
+
+    @property
+    def _holds_for_replicas(self) -> bool:
+        """Whether the step that has just been applied is not told before replicas have been brought back."""
+        is_ending = self._host.is_finishing or self._host.is_finished
+        return bool(self._replicas_due) and not (self._policy.spec.accepts_stale or is_ending)
+
+    def _gate_opened(self, tag: str, now: float) -> None:
+        """The step is saved: replicas come back from it first, and then it is told."""
+        if not self._holds_for_replicas:
+            self._open_next(now)
+            return
+        self._under_way = UnderWay.SAVE
+        shards = tuple(sorted(self._replicas_due))
+        self._returning = frozenset(shards)
+        step = self.step + 1
+        specs = self.shard_specs(step)
+        settings = self._settings.for_shards(epoch=self._epoch, chief_incarnation=self._members.chief_incarnation, step=step)
+        self._out.add(
+            BringReplicasBack(
+                epoch=self._epoch,
+                tag=tag,
+                shards=shards,
+                specs=tuple(specs[shard] for shard in shards),
+                settings=settings,
+            )
+        )
+
+    def replica_ready(self, event: ReplicaReady) -> None:
+        """A lost replica could be brought back: it is after the next step, if that can be."""
+        record, spec = self._servers[event.shard], self._policy.spec
+        is_over = self._host.is_failed or self._host.is_finished
+        if record.standby or is_over or self._host.is_recovering or event.shard in self._replicas_due:
+            return
+        if self._settings.config.checkpoints is None:
+            record.standby_missing = (
+                "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
+            )
+        elif spec.accepts_stale or spec.applies_on_arrival:
+            record.standby_missing = (
+                f"it is there again, and empty; with the policy {spec.text} it cannot be brought back between two steps"
+            )
+        else:
+            record.standby_missing = "it is there again, and is brought back after the next step"
+            self._replicas_due.add(event.shard)
+
+    def replica_counts(self, shard: int) -> None:
+        """A shard has a replica that goes along."""
+        self._replicas_due.discard(shard)
+
+    def replicas_back(self, event: ReplicasBack, now: float) -> None:
+        """Replicas have been brought back, or could not be: the step is told."""
+        if not self._returning or event.epoch != self._epoch or self._host.is_failed:
+            return
+        for shard, why in event.failures:
+            self._servers[shard].standby_missing = f"it could not be brought back: {printable(why)}"
+            self._out.note(f"the standby of {self._servers[shard].name} could not be brought back: {why}", is_warning=True)
+        self._replicas_due -= self._returning
+        self._returning = frozenset()
+        self._answers.keep()
+        self._open_next(now)
+
+    # -- settings
+
+    def set_policy(self, event: SetPolicy, now: float) -> None:
+        """Somebody wants workers to be coordinated otherwise. Raises InvalidSpec or TrainingFailed."""
+        self._host.check_settings_may_change()
+        self._settings.ask_policy(event.policy, call=event.call, request_id=event.request_id)
+        self.proceed(now)
+        self._settings.wait(event.call, max_wait_s=event.max_wait_s, now=now)
+
+    def set_hyperparameters(self, event: SetHyperparameters, now: float) -> None:
+        """Somebody wants an optimizer to have other numbers. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
+        self._host.check_settings_may_change()
+        self._settings.ask_hyperparameters(event.change, call=event.call, request_id=event.request_id)
+        self.proceed(now)
+        self._settings.wait(event.call, max_wait_s=event.max_wait_s, now=now)
+
+    def open_model(self, now: float) -> None:
+        """The shards hold their first values: they are told how to work, unless they know."""
+        wanted = self._settings.as_they_are()
+        if self._settings.is_known(wanted):
+            self._host.model_opened(now)
+        else:
+            self._configure(wanted)
+
+    def tell_again(self) -> None:
+        """Tells the shards what holds, since some may have heard of what does not."""
+        self._settings.next_version()
+        self._is_telling_again = True
+        self._configure(self._settings.as_they_are())
+
+    def configured(self, event: ShardsConfigured, now: float) -> None:
+        """All shards work by new settings: what waited for that goes on."""
+        is_expected = self._under_way is UnderWay.CONFIGURE and event.version == self._settings.version
+        if not is_expected or not self._is_current(event.epoch):
+            return  # reported again, or too late to matter
+        self._under_way = None
+        if not self._model.is_ready:
+            self._host.model_opened(now)
+        else:
+            self._change_holds(now)
+        self.proceed(now)
+
+    def _configure(self, wanted: ForShards) -> None:
+        self._under_way = UnderWay.CONFIGURE
+        self._settings.tell(wanted, epoch=self._epoch, step=self.step)
+
+    def _begin_changes(self, now: float) -> None:
+        """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
+        first = self._settings.next_change
+        if first is not None and isinstance(first.asked, PolicySpec) and self._must_drain(first.asked):
+            self._policy.close()
+        while self._under_way is None and (change := self._settings.next_change) is not None:
+            policy = self._next_policy(change.asked) if isinstance(change.asked, PolicySpec) else None
+            if policy is None and isinstance(change.asked, PolicySpec):
+                break
+            wanted = self._settings.prepare(change, policy)
+            self._settings.next_version()
+            if self._model.is_ready and not self._settings.is_known(wanted):
+                self._configure(wanted)
+            else:
+                self._change_holds(now)
+
+    def _change_holds(self, now: float) -> None:
+        """The shards know: from now on the change holds, or its first move, if it needs two."""
+        change = self._settings.next_change
+        self._is_telling_again, was_telling_again = False, self._is_telling_again
+        if change is None or was_telling_again:
+            return
+        before = len(self._out)
+        is_whole = self._settings.apply(change)
+        if change.policy is not None:
+            self._install(now)
+            if not is_whole:
+                return
+        self._settings.complete(change, step=self.step)
+        if self._model.is_ready:
+            self._answers.keep()
+        since = len(self._out)
+        self._out.note(self._words_of(change))
+        self._out.move_up(since=since, to=before)
+
+    def _words_of(self, change: Change) -> str:
+        what = f"policy {self._policy.spec.text}" if change.policy is not None else f"optimizer {self._settings.optimizer_words()}"
+        return f"settings version {self._settings.version} hold from step {self.step} on: {what}"
+
+    def _next_policy(self, policy: PolicySpec) -> PolicySpec | None:
+        """Returns the policy to introduce next on the way to `policy`; None: what is counted must be applied first."""
+        old = self._policy
+        if old.spec.applies_on_arrival:
+            old.close()
+            return policy
+        if self._must_drain(policy):
+            old.close()
+            return None if old.num_contributions else policy
+        if not policy.applies_on_arrival:
+            return policy
+        if old.num_contributions:
+            # By way of one under which each is applied as a step by itself.
+            return dataclasses.replace(policy, use_locking=True)
+        old.close()
+        return policy
+
+    def _must_drain(self, policy: PolicySpec) -> bool:
+        """Whether what waits for its turn cannot go over: it has been promised a step of its own, which not every policy can give."""
+        old = self._policy.spec
+        is_queue = old.accepts_stale and not old.applies_on_arrival
+        return is_queue and (policy.applies_on_arrival or not policy.accepts_stale)
+
+    def _install(self, now: float) -> None:
+        """The policy of the settings takes the place of the one before, with what is counted."""
+        old, config = self._policy, self._settings.config
+        if not config.policy.accepts_stale:
+            self._discards.clear()  # the shards drop by themselves what they cannot apply any more
+        if not old.spec.accepts_stale:
+            self._oldest_kept = old.step
+            if config.policy.accepts_stale:
+                self._spread(old.counted())
+        self._policy = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
+        self._lower_quorum()
+        granted = []
+        for blocked in self._tokens:
+            local_step = min(blocked.ask.local_step, old.step)
+            step = self._ask(blocked.who, local_step=local_step, request_id=blocked.ask.request_id)
+            if step is not None:
+                granted.append(Grant(blocked.who, step))
+        self._grant(granted, now)
+
+    def _new_policy(self, *, step: int, is_start: bool, counted: Sequence[Counted] = ()) -> Policy:
+        live = [member.index for member in self._members.workers() if member.is_live]
+        return new_policy(self._settings.config, step=step, workers=live, is_start=is_start, counted=counted)
+
+    def _spread(self, counted: Sequence[Counted]) -> None:
+        """What was counted for one step becomes a step each: tells those who have not been answered yet, and who asks again."""
+        for position, entry in enumerate(counted):
+            push_id, step = entry.push_id, self.step + position
+            member = self._members.find(ParticipantKind.WORKER, push_id.worker)
+            if member is None or member.incarnation != push_id.incarnation:
+                continue
+            result = member.outcomes.first_result(push_id)
+            if result is None:
+                continue
+            result = replace(result, applied_step=step, staleness=step - entry.step)
+            member.outcomes.revise(push_id, result)
+            blocked = self._tokens.get(push_id.worker)
+            if blocked is not None and blocked.ask.push_id == push_id and blocked.ask.commit is not None:
+                blocked.ask = replace(blocked.ask, commit=revised(blocked.ask.commit, result))
+            self._answers.revise(push_id, result)
+            self._ledger.note_staleness(result.staleness)
 
 
 def _repeated(first: CommitResult | None, *, global_step: int) -> CommitResult:
@@ -320,211 +1067,3 @@ def _repeated(first: CommitResult | None, *, global_step: int) -> CommitResult:
         staleness=first.staleness,
         weight=first.weight,
     )
-
-
-# Shards that have standbys: who holds them, and when a lost one is brought back. Methods of the coordinator; knows no clock or wire.
-#
-# It is brought back between two steps, before anybody hears of the second: then nobody has given anything yet that it would lack. All
-# shards save the step, it takes over what the other replica of its shard has saved, and then the step is told, and who is there.
-
-
-class Replicas:
-    """Decides when replicas that were lost come back."""
-
-    def __init__(self, cluster: Cluster, settings: Settings, checkpointing: Checkpointing, sequence: ShardSequence) -> None:
-        self._cluster = cluster
-        self._settings = settings
-        self._checkpointing = checkpointing
-        self._sequence = sequence
-        self._returning: tuple[int, frozenset[int]] | None = None  # the epoch, and the shards whose replicas are being restored
-
-    def changed(self, event: ReplicasChanged, now: float) -> list[Instruction]:
-        """Other processes than before hold a shard; participants hear of it with their next token."""
-        cluster = self._cluster
-        cluster.shards.held_by(event.shard, address=event.address, standby=event.standby, missing=printable(event.missing))
-        if event.standby:
-            cluster.replicas_due.discard(event.shard)
-        return []
-
-    def ready(self, event: ReplicaReady, now: float) -> list[Instruction]:
-        """A lost replica could be brought back: it is after the next step, if that can be."""
-        cluster, record = self._cluster, self._cluster.shards[event.shard]
-        if record.standby or cluster.failure or cluster.is_finished or cluster.recovering or event.shard in cluster.replicas_due:
-            return []
-        if cluster.config.checkpoints is None:
-            record.standby_missing = (
-                "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
-            )
-        elif cluster.policy.spec.accepts_stale or cluster.policy.spec.applies_on_arrival:
-            words = cluster.policy.spec.text
-            record.standby_missing = f"it is there again, and empty; with the policy {words} it cannot be brought back between two steps"
-        else:
-            record.standby_missing = "it is there again, and is brought back after the next step"
-            cluster.replicas_due.add(event.shard)
-        return []
-
-    def committed(self, event: CheckpointCommitted, now: float, *, is_told: bool) -> list[Instruction]:
-        """A checkpoint is whole; `is_told`: the step that was held back for it may be told. Replicas come back from it first."""
-        cluster = self._cluster
-        if not is_told:
-            return []
-        if not cluster.holds_for_replicas:
-            return self._sequence.tell(now)
-        shards = tuple(sorted(cluster.replicas_due))
-        cluster.under_way = UnderWay.SAVE
-        cluster.saving = f"{self._named(shards)}: a standby is being brought back to step {cluster.policy.step + 1}"
-        self._returning = cluster.epoch, frozenset(shards)
-        step = cluster.policy.step + 1
-        specs = cluster.shard_specs(step)
-        order = BringReplicasBack(
-            epoch=cluster.epoch,
-            tag=event.tag,
-            shards=shards,
-            specs=tuple(specs[shard] for shard in shards),
-            settings=self._settings.for_shards(step=step),
-        )
-        return [order]
-
-    def save_failed(self, event: SaveFailed, now: float) -> list[Instruction]:
-        """The step could not be saved: where it need not be, training goes on, and the replicas come back another time."""
-        cluster = self._cluster
-        if not (cluster.replicas_due and self._checkpointing.is_holding and not self._checkpointing.holds_steps):
-            return []
-        for shard in cluster.replicas_due:
-            cluster.shards[
-                shard
-            ].standby_missing = f"the step that it is to be brought back from could not be saved: {printable(event.why)}"
-        cluster.replicas_due.clear()
-        self._checkpointing.let_go(now)
-        return self._sequence.tell(now)
-
-    def back(self, event: ReplicasBack, now: float) -> list[Instruction]:
-        """Replicas have been brought back, or could not be: the step is told."""
-        cluster, returning = self._cluster, self._returning
-        if returning is None or event.epoch != returning[0] or event.epoch != cluster.epoch or cluster.failure:
-            return []
-        self._returning = None
-        instructions: list[Instruction] = []
-        for shard, why in event.failures:
-            cluster.shards[shard].standby_missing = f"it could not be brought back: {printable(why)}"
-            instructions.append(Note(text=f"the standby of {cluster.shards[shard].name} could not be brought back: {why}", is_warning=True))
-        cluster.replicas_due -= returning[1]
-        cluster.saving = ""
-        return [*instructions, replies.keep(cluster), *self._sequence.tell(now)]
-
-    def _named(self, shards: tuple[int, ...]) -> str:
-        return listed([self._cluster.shards[shard].name for shard in shards])
-
-
-# Workers that want ranges of the training data: methods of the coordinator. Knows the cluster; no clock, thread or wire.
-
-
-# Workers of an earlier chief are waited for until then.
-RETURN_KEY: Key = ("return", 0)
-
-
-class DataCalls:
-    """Answers LeaseRanges, now or when there are ranges."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def lease(self, event: LeaseRanges, now: float) -> list[Instruction]:
-        """Leases ranges to a worker, or has it wait for what others hold. Raises InvalidSpec, DataMismatch and what every call may."""
-        cluster = self._cluster
-        member = cluster.check_worker(event.participant, "lease training data", now=now)
-        if event.max_ranges < 1:
-            raise InvalidSpec(f"max_ranges: got {event.max_ranges}, want >= 1")
-        cluster.refuse_if_recovering(now)
-        cluster.data.check(event.data)
-        cluster.renew(member, now=now)
-        if cluster.is_finished:
-            return [_reply(event.call, LeaseResult.EXHAUSTED)]
-        has_returned = cluster.data.give_back(member.index, member.incarnation, event.returned)
-        waiting = DataCall(
-            call=event.call,
-            participant=cluster.membership.participant(member),  # the caller may know of no life
-            data=event.data,
-            max_ranges=event.max_ranges,
-            request_id=event.request_id,
-        )
-        instructions = self._forget_earlier(member)
-        reply = self._try(waiting)
-        if has_returned:
-            instructions += self.settle(now)
-        if reply is not None:
-            return [*self._tell(reply, now), *instructions]
-        cluster.requota()
-        if slice_s(event.max_wait_s):
-            cluster.waiting.add_data_call(waiting, until=now + slice_s(event.max_wait_s))
-            return instructions
-        return [_reply(event.call, LeaseResult.WAIT, self._explain()), *instructions]
-
-    def settle(self, now: float) -> list[Instruction]:
-        """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
-        instructions: list[Instruction] = []
-        for waiting in self._cluster.waiting.data_calls():
-            reply = self._try(waiting)
-            if reply is not None:
-                self._cluster.waiting.take_data_call(waiting.call)
-                instructions += self._tell(reply, now)
-        return instructions
-
-    def refuse(self, gone: Participant, error: PsError) -> list[Instruction]:
-        """A worker is gone: what would come back for others must not be leased to it, which nobody would take from it again."""
-        calls = [one.call for one in self._cluster.waiting.data_calls() if one.participant == gone]
-        for call in calls:
-            self._cluster.waiting.take_data_call(call)
-        return [Refuse(call=call, error=error) for call in calls]
-
-    def returned(self, worker: int, now: float) -> list[Instruction]:
-        """A worker of an earlier chief has come back, and has said what it has; once all have, the others are served."""
-        awaited = self._cluster.awaited
-        if worker not in awaited:
-            return []
-        awaited.discard(worker)
-        return [] if awaited else self.stop_waiting(now)
-
-    def stop_waiting(self, now: float) -> list[Instruction]:
-        """Whoever has not come back by now may find what it has with others."""
-        self._cluster.awaited.clear()
-        self._cluster.deadlines.clear(RETURN_KEY)
-        return self.settle(now)
-
-    def expire(self, call: int) -> list[Instruction]:
-        """A call has blocked as long as it may: its caller is told what it waits for."""
-        waiting = self._cluster.waiting.take_data_call(call)
-        return [_reply(call, LeaseResult.WAIT, self._explain())] if waiting is not None else []
-
-    def _forget_earlier(self, member: Member) -> list[Instruction]:
-        """A worker waits in one call at a time: an earlier one was lost on its way, or is given up."""
-        cluster, who = self._cluster, (member.index, member.incarnation)
-        earlier = [w for w in cluster.waiting.data_calls() if (w.participant.index, w.participant.incarnation) == who]
-        for waiting in earlier:
-            cluster.waiting.take_data_call(waiting.call)
-        return [_reply(waiting.call, LeaseResult.WAIT, "another call of the same worker") for waiting in earlier]
-
-    def _explain(self) -> str:
-        awaited = sorted(self._cluster.awaited)
-        if not awaited:
-            return self._cluster.data.explain()
-        names = listed([f"worker {worker}" for worker in awaited], limit=5)
-        return f"another chief has leased training data to {names}: whether they still have it is known once they come back"
-
-    def _tell(self, reply: Reply, now: float) -> list[Instruction]:
-        """Another chief must know of the data before anything is made from it."""
-        return [reply] if self._cluster.told.is_data_kept else replies.tell_of_data(self._cluster, reply, now=now)
-
-    def _try(self, waiting: DataCall) -> Reply | None:
-        cluster, who = self._cluster, waiting.participant
-        if cluster.awaited:
-            return None
-        granted = cluster.data.lease(who.index, who.incarnation, waiting.data, max_ranges=waiting.max_ranges, request_id=waiting.request_id)
-        if granted:
-            cluster.requota()
-            return Reply(call=waiting.call, value=LeaseReply(result=LeaseResult.GRANTED, ranges=granted))
-        return _reply(waiting.call, LeaseResult.EXHAUSTED) if cluster.data.is_exhausted else None
-
-
-def _reply(call: int, result: LeaseResult, waiting_for: str = "") -> Reply:
-    return Reply(call=call, value=LeaseReply(result=result, waiting_for=waiting_for))

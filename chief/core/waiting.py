@@ -1,104 +1,22 @@
-"""The calls that block, who wants a checkpoint, and which deadline is due when. Knows whose call it is; decides nothing, reads no clock."""
+"""Calls that block, timers, and what is to be done: the one place where calls wait, expire, are cancelled or refused.
+
+Knows numbers, callables and answers; decides nothing, and reads no clock. Whoever has callers wait keeps them in a `Line` of its own, and
+says what happens to one whose time is up.
+"""
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
-from chief.core.messages import Instruction, Refuse, RegisterWorker, Reply
-from ps_protocol.errors import LimitExceeded, PsError
-from ps_protocol.model.data import DataSpec
-from ps_protocol.model.spec import ModelSpec
-from ps_protocol.roles.chief import MAX_WAIT_SLICE_S, CommitResult, Participant, SavedCheckpoint
-from ps_protocol.roles.shard import PushId
+from chief.core.messages import Answer, Instruction, Note, Refuse, Reply
+from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import MAX_WAIT_SLICE_S
 
-# Which key is due when, for keys whose deadline is moved far more often than it passes. Knows numbers; reads no clock.
-#
-# Moving a deadline later costs one dictionary store: the heap keeps an entry at the earlier time and looks again when that comes.
-# So the heap holds few entries a key, however often a lease is renewed or a call blocks and is answered.
-
-
-Key = tuple[str, int]
-
-
-class Deadlines:
-    """Deadlines by key. `next()` may be earlier than the earliest deadline, never later."""
-
-    def __init__(self) -> None:
-        self._due: dict[Key, float] = {}
-        self._armed: dict[Key, float] = {}
-        self._heap: list[tuple[float, Key]] = []
-
-    def set(self, key: Key, when: float) -> None:
-        """Sets or moves the deadline of `key`."""
-        self._due[key] = when
-        if when < self._armed.get(key, float("inf")):
-            self._arm(key, when)
-
-    def clear(self, key: Key) -> None:
-        """Forgets the deadline of `key`, if it has one."""
-        self._due.pop(key, None)
-
-    def next(self) -> float | None:
-        """Returns when to call `pop_due` at the latest; None: never."""
-        return self._heap[0][0] if self._heap else None
-
-    def pop_due(self, now: float) -> list[Key]:
-        """Takes out the keys whose deadline has come, the earliest first."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            when, key = heapq.heappop(self._heap)
-            if self._armed.get(key) != when:
-                continue  # a later entry of a key that was since armed earlier
-            del self._armed[key]
-            actual = self._due.get(key)
-            if actual is None:
-                continue
-            if actual <= now:
-                del self._due[key]
-                due.append(key)
-            else:
-                self._arm(key, actual)
-        return due
-
-    def _arm(self, key: Key, when: float) -> None:
-        self._armed[key] = when
-        heapq.heappush(self._heap, (when, key))
-
-
-# The callers that block: on a token, on the model, on the end of training. Knows whose call it is; decides nothing.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCall:
-    """A worker waits for a token, as it has asked for it; `commit` is what became of the commit of `push_id` that rode along."""
-
-    call: int
-    worker: int
-    commit: CommitResult | None
-    local_step: int
-    request_id: int
-    push_id: PushId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """Somebody waits for the model: a worker that presented `model`, or (both None) somebody who wants to know it."""
-
-    call: int
-    participant: Participant | None = None
-    model: ModelSpec | None = None
-    may_initialize: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataCall:
-    """A worker waits for ranges of the training data."""
-
-    call: int
-    participant: Participant
-    data: DataSpec
-    max_ranges: int
-    request_id: int
+Ask = TypeVar("Ask")
 
 
 def slice_s(max_wait_s: float) -> float:
@@ -106,219 +24,242 @@ def slice_s(max_wait_s: float) -> float:
     return min(max_wait_s, MAX_WAIT_SLICE_S) if max_wait_s > 0 else 0.0
 
 
-class WaitingCalls:
-    """Blocked calls with their deadlines: at most one token call a worker, so that a repeated one takes the place of a lost one."""
+class Timer:
+    """Does one thing when its time has come. It may be set and cleared as often as one likes."""
 
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._deadlines = deadlines
-        self._token_calls: dict[int, TokenCall] = {}
-        self._worker_of_call: dict[int, int] = {}
-        self._model_calls: dict[int, ModelCall] = {}
-        self._data_calls: dict[int, DataCall] = {}
-        self._arrivals: dict[int, RegisterWorker] = {}
-        self.has_arrivals = False  # asked for with every event
+    __slots__ = ("_armed", "_timers", "action", "due")
 
-    @property
-    def token_workers(self) -> frozenset[int]:
-        """The workers that block on a token."""
-        return frozenset(self._token_calls)
+    def __init__(self, timers: "Timers", action: Callable[[float], None]) -> None:
+        self._timers = timers
+        self._armed = math.inf
+        self.action = action
+        self.due: float | None = None
 
-    def __contains__(self, worker: object) -> bool:
-        return worker in self._token_calls
+    def set(self, when: float) -> None:
+        """Sets or moves the time."""
+        self.due = when
+        if when < self._armed:
+            self._armed = when
+            self._timers.push(when, self)
 
-    def add_token_call(self, waiting: TokenCall, *, until: float) -> None:
-        """Blocks a worker that does not block already."""
-        self._token_calls[waiting.worker] = waiting
-        self._worker_of_call[waiting.call] = waiting.worker
-        self._deadlines.set(_token_key(waiting.worker), until)
+    def clear(self) -> None:
+        """The time does not come."""
+        self.due = None
 
-    def add_model_call(self, waiting: ModelCall, *, until: float) -> None:
-        """Blocks a caller until the model is there."""
-        self._model_calls[waiting.call] = waiting
-        self._deadlines.set(_model_key(waiting.call), until)
-
-    def revise_commit(self, push_id: PushId, result: CommitResult) -> None:
-        """Has a worker that waits told something else of the commit that rode along."""
-        waiting = self._token_calls.get(push_id.worker)
-        if waiting is not None and waiting.push_id == push_id and waiting.commit is not None:
-            self._token_calls[push_id.worker] = replace(waiting, commit=_revised(waiting.commit, result))
-
-    def take_token_call(self, worker: int) -> TokenCall | None:
-        """Takes out the call that a worker blocks in, if it does."""
-        waiting = self._token_calls.pop(worker, None)
-        if waiting is not None:
-            del self._worker_of_call[waiting.call]
-            self._deadlines.clear(_token_key(worker))
-        return waiting
-
-    def token_calls(self) -> Iterator[TokenCall]:
-        """The calls for a token at this moment, the oldest first."""
-        return iter([*self._token_calls.values()])
-
-    def take_token_calls(self) -> list[TokenCall]:
-        """Takes out all calls for a token."""
-        return [waiting for worker in [*self._token_calls] if (waiting := self.take_token_call(worker)) is not None]
-
-    def take_model_call(self, call: int) -> ModelCall | None:
-        """Takes out a call for the model."""
-        waiting = self._model_calls.pop(call, None)
-        if waiting is not None:
-            self._deadlines.clear(_model_key(call))
-        return waiting
-
-    def model_calls(self) -> Iterator[ModelCall]:
-        """The calls for the model at this moment, the oldest first."""
-        return iter([*self._model_calls.values()])
-
-    def add_data_call(self, waiting: DataCall, *, until: float) -> None:
-        """Blocks a worker until there are ranges."""
-        self._data_calls[waiting.call] = waiting
-        self._deadlines.set(_data_key(waiting.call), until)
-
-    def take_data_call(self, call: int) -> DataCall | None:
-        """Takes out a call for ranges."""
-        waiting = self._data_calls.pop(call, None)
-        if waiting is not None:
-            self._deadlines.clear(_data_key(call))
-        return waiting
-
-    def take_data_calls(self) -> list[int]:
-        """Takes out all calls for ranges."""
-        calls = [*self._data_calls]
-        for call in calls:
-            self.take_data_call(call)
-        return calls
-
-    def data_calls(self) -> Sequence[DataCall]:
-        """The calls for ranges at this moment, the oldest first."""
-        return [*self._data_calls.values()] if self._data_calls else ()
-
-    def add_arrival(self, call: int, event: RegisterWorker, *, until: float) -> None:
-        """Blocks somebody who wants to take part."""
-        self._arrivals[call] = event
-        self.has_arrivals = True
-        self._deadlines.set(_arrival_key(call), until)
-
-    def take_arrival(self, call: int) -> RegisterWorker | None:
-        """Takes out the call of somebody who wants to take part."""
-        event = self._arrivals.pop(call, None)
-        self.has_arrivals = bool(self._arrivals)
-        if event is not None:
-            self._deadlines.clear(_arrival_key(call))
-        return event
-
-    def take_arrivals(self) -> list[RegisterWorker]:
-        """Takes out all calls of those who want to take part, in the order in which they came."""
-        return [event for call in [*self._arrivals] if (event := self.take_arrival(call)) is not None]
-
-    def worker_of(self, call: int) -> int | None:
-        """Returns the worker that blocks in this call on a token."""
-        return self._worker_of_call.get(call)
+    def reached(self, when: float, now: float) -> bool:
+        """The entry of the heap at `when` is taken out: whether the time has come. If it was moved, the timer is armed anew."""
+        if self._armed != when:
+            return False  # a later entry of one that was since armed earlier
+        self._armed = math.inf
+        if self.due is None:
+            return False
+        if self.due > now:
+            self.set(self.due)
+            return False
+        return True
 
 
-def _revised(told: CommitResult, result: CommitResult) -> CommitResult:
-    return replace(told, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)
+class Timers:
+    """All timers. Moving one later costs nothing: the heap keeps its entry at the earlier time, and looks again when that comes.
+
+    So the heap holds few entries a timer, however often a lease is renewed or a call blocks and is answered.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def timer(self, action: Callable[[float], None]) -> Timer:
+        """Returns a new timer that is not set."""
+        return Timer(self, action)
+
+    def next(self) -> float | None:
+        """Returns when to call `fire` at the latest; None: never. It may be earlier than the earliest timer, never later."""
+        return self._heap[0][0] if self._heap else None
+
+    def fire(self, now: float) -> None:
+        """Does what is due, the earliest first, unless it has been cleared meanwhile."""
+        due: list[Timer] = []
+        while self._heap and self._heap[0][0] <= now:
+            when, _, timer = heapq.heappop(self._heap)
+            if timer.reached(when, now):
+                due.append(timer)
+        for timer in due:
+            if timer.due is not None and timer.due <= now:
+                timer.due = None
+                timer.action(now)
+
+    def push(self, when: float, timer: Timer) -> None:
+        """Puts an entry into the heap; for timers."""
+        heapq.heappush(self._heap, (when, next(self._numbers), timer))
 
 
-def _data_key(call: int) -> Key:
-    return ("ranges", call)
+class Outbox:
+    """What is to be done because of one event, in order: it is handed out as a whole, or, if the event is refused, not at all."""
 
+    def __init__(self) -> None:
+        self._instructions: list[Instruction] = []
+        self._afterwards: dict[Callable[[float], None], None] = {}
 
-def _arrival_key(call: int) -> Key:
-    return ("arrival", call)
+    def add(self, instruction: Instruction) -> None:
+        """Has something done."""
+        self._instructions.append(instruction)
 
+    def reply(self, call: int, value: Answer) -> None:
+        """Answers a caller."""
+        self._instructions.append(Reply(call=call, value=value))
 
-def _token_key(worker: int) -> Key:
-    return ("token", worker)
+    def refuse(self, call: int, error: PsError) -> None:
+        """Answers a caller with an error."""
+        self._instructions.append(Refuse(call=call, error=error))
 
+    def note(self, text: str, *, is_warning: bool = False, is_detail: bool = False) -> None:
+        """Says something in the log."""
+        self._instructions.append(Note(text=text, is_warning=is_warning, is_detail=is_detail))
 
-def _model_key(call: int) -> Key:
-    return ("model", call)
+    def afterwards(self, action: Callable[[float], None]) -> None:
+        """Has the chief look, once the event itself has been dealt with, whether something follows from it. Each action runs once."""
+        self._afterwards[action] = None
 
+    def __len__(self) -> int:
+        return len(self._instructions)
 
-# Who wants a checkpoint, and which one fulfils the wish. Knows calls and tags; no step, shard or clock.
+    def move_up(self, *, since: int, to: int) -> None:
+        """What was added last, since there were so many, goes before what was added after there were `to`."""
+        if to < since < len(self._instructions):
+            self._instructions[to:] = self._instructions[since:] + self._instructions[to:since]
 
-
-# Wishes that are fulfilled and remembered, so that a repeated one has its effect once; and those that wait.
-_MAX_REMEMBERED = 64
-_MAX_WAITING = 1024
-
-
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    """A wish for a checkpoint, and which one fulfils it (empty: the next)."""
-
-    calls: list[int] = field(default_factory=list)
-    tag: str = ""
-
-
-class CheckpointRequests:
-    """Wishes by the number that their callers have given them; each may come again, in several calls."""
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._deadlines = deadlines
-        self._requests: dict[int, _Request] = {}
-        self._fulfilled: dict[int, SavedCheckpoint] = {}
-
-    def fulfilled(self, request: int) -> SavedCheckpoint | None:
-        """Returns what a wish came to that is fulfilled already."""
-        return self._fulfilled.get(request)
-
-    def add(self, request: int, call: int | None, *, tag: str, until: float) -> bool:
-        """Takes a wish in, to be fulfilled by `tag` (empty: by the next); True if it waits for the next. Raises LimitExceeded."""
-        if request not in self._requests and len(self._requests) >= _MAX_WAITING:
-            raise LimitExceeded(f"{_MAX_WAITING} wishes for a checkpoint wait already; wait for one of them")
-        wish = self._requests.setdefault(request, _Request())
-        wish.tag = wish.tag or tag
-        if call is not None:
-            wish.calls.append(call)
-            self._deadlines.set(("save", call), until)
-        return not wish.tag
-
-    def cancel(self, call: int) -> bool:
-        """Forgets a caller; False if it does not wait here."""
-        self._deadlines.clear(("save", call))
-        for wish in self._requests.values():
-            if call in wish.calls:
-                wish.calls.remove(call)
-                return True
-        return False
-
-    @property
-    def wait_for_next(self) -> bool:
-        """Whether some wish is to be fulfilled by a checkpoint that is not begun."""
-        return any(not wish.tag for wish in self._requests.values())
-
-    def bind(self, tag: str) -> None:
-        """A checkpoint is begun: it fulfils what waits for one."""
-        for wish in self._requests.values():
-            wish.tag = wish.tag or tag
-
-    def release(self) -> None:
-        """What was begun comes to nothing: all wait for the next one."""
-        for wish in self._requests.values():
-            wish.tag = ""
-
-    def fulfil(self, saved: SavedCheckpoint, *, tag: str) -> list[Instruction]:
-        """A checkpoint is whole: answers who was to get `tag`."""
-        instructions: list[Instruction] = []
-        for request in self._of(tag):
-            self._fulfilled[request] = saved
-            if len(self._fulfilled) > _MAX_REMEMBERED:
-                del self._fulfilled[next(iter(self._fulfilled))]
-            instructions += [Reply(call=call, value=saved) for call in self._take_calls(request)]
+    def finish(self, now: float) -> list[Instruction]:
+        """The event has been dealt with: does what follows, and hands out all of it."""
+        while self._afterwards:
+            action = next(iter(self._afterwards))
+            del self._afterwards[action]
+            action(now)
+        instructions, self._instructions = self._instructions, []
         return instructions
 
-    def refuse(self, error: PsError, *, tag: str | None = None) -> list[Instruction]:
-        """There will be none, of this tag or (None) at all."""
-        requests = [*self._requests] if tag is None else self._of(tag)
-        return [Refuse(call=call, error=error) for request in requests for call in self._take_calls(request)]
+    def discard(self) -> None:
+        """The event is refused: nothing of it happens."""
+        self._instructions.clear()
+        self._afterwards.clear()
 
-    def _of(self, tag: str) -> Sequence[int]:
-        return [request for request, wish in self._requests.items() if wish.tag == tag]
 
-    def _take_calls(self, request: int) -> list[int]:
-        calls = self._requests.pop(request).calls
-        for call in calls:
-            self._deadlines.clear(("save", call))
-        return calls
+@dataclass(slots=True, eq=False)
+class Blocked(Generic[Ask]):
+    """A call that waits. `who` is the worker that it is from, where each has one call at a time, else its own number."""
+
+    call: int
+    who: int
+    ask: Ask
+    line: "Line[Ask]"
+    timer: Timer | None = None
+
+
+class Waiting:
+    """All calls that block, in lines: each is in one."""
+
+    def __init__(self, out: Outbox, timers: Timers) -> None:
+        self.out = out
+        self.timers = timers
+        self._blocked: dict[int, Blocked[object]] = {}
+
+    def line(self, on_expiry: "Callable[[Blocked[Ask], float], None] | None" = None) -> "Line[Ask]":
+        """Returns a new line. `on_expiry` is called with who has waited as long as it may, while it waits still, and answers it."""
+        return Line(self, self._blocked, on_expiry)
+
+    def cancel(self, call: int) -> None:
+        """A caller has gone away: it is forgotten."""
+        blocked = self._blocked.get(call)
+        if blocked is not None:
+            blocked.line.cancel(blocked)
+
+
+class Line(Generic[Ask]):
+    """Callers that wait for one thing, the oldest first."""
+
+    def __init__(
+        self, waiting: Waiting, blocked: dict[int, Blocked[object]], on_expiry: Callable[[Blocked[Ask], float], None] | None
+    ) -> None:
+        self._waiting, self._all, self._on_expiry = waiting, blocked, on_expiry
+        self._blocked: dict[int, Blocked[Ask]] = {}
+        # Timers that were cleared are used again: the heap has their entries still.
+        self._idle: list[Timer] = []
+        # Told of who is cancelled.
+        self.on_cancel: Callable[[Blocked[Ask]], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._blocked)
+
+    def __contains__(self, who: object) -> bool:
+        return who in self._blocked
+
+    def __iter__(self) -> Iterator[Blocked[Ask]]:
+        """Those who wait at this moment."""
+        return iter([*self._blocked.values()])
+
+    @property
+    def who(self) -> frozenset[int]:
+        """Who waits."""
+        return frozenset(self._blocked)
+
+    def get(self, who: int) -> Blocked[Ask] | None:
+        """Returns the call that somebody waits in, if it does."""
+        return self._blocked.get(who)
+
+    def block(self, call: int, ask: Ask, *, until: float | None = None, who: int | None = None) -> None:
+        """Has a call wait, of somebody who does not wait in this line."""
+        who = call if who is None else who
+        blocked = self._blocked[who] = Blocked(call, who, ask, self)
+        self._all[call] = blocked  # type: ignore[assignment]  # whoever takes it out knows its line
+        if until is not None:
+            timer = self._idle.pop() if self._idle else self._waiting.timers.timer(self._nothing)
+            timer.action = partial(self._expire, blocked)
+            timer.set(until)
+            blocked.timer = timer
+
+    def take(self, who: int) -> Blocked[Ask] | None:
+        """Takes somebody out, whom the caller answers."""
+        blocked = self._blocked.pop(who, None)
+        if blocked is not None:
+            self._all.pop(blocked.call, None)
+            if (timer := blocked.timer) is not None:
+                timer.clear()
+                self._idle.append(timer)
+        return blocked
+
+    def answer(self, who: int, value: Answer) -> bool:
+        """Answers somebody; False if it does not wait here."""
+        blocked = self.take(who)
+        if blocked is not None:
+            self._waiting.out.reply(blocked.call, value)
+        return blocked is not None
+
+    def refuse(self, who: int, error: PsError) -> bool:
+        """Answers somebody with an error; False if it does not wait here."""
+        blocked = self.take(who)
+        if blocked is not None:
+            self._waiting.out.refuse(blocked.call, error)
+        return blocked is not None
+
+    def answer_all(self, value: Answer) -> None:
+        """Answers all who wait."""
+        for who in [*self._blocked]:
+            self.answer(who, value)
+
+    def refuse_all(self, error: PsError) -> None:
+        """Answers all who wait with an error."""
+        for who in [*self._blocked]:
+            self.refuse(who, error)
+
+    def cancel(self, blocked: Blocked[Ask]) -> None:
+        """Somebody has gone away."""
+        self.take(blocked.who)
+        if self.on_cancel is not None:
+            self.on_cancel(blocked)
+
+    def _expire(self, blocked: Blocked[Ask], now: float) -> None:
+        if self._on_expiry is not None and self._blocked.get(blocked.who) is blocked:
+            self._on_expiry(blocked, now)
+
+    def _nothing(self, now: float) -> None:
+        """A timer is given what it is to do when a call blocks."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from chief.core import replies
-from chief.core.checkpoints import Checkpointing
+from chief.core.answers import Answers
+from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
 from chief.core.members import Membership, PushOutcomes
-from chief.core.training import ShardSequence
+from chief.core.training import Training
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.roles.chief import Participant
 from ps_protocol.roles.shard import PushId
@@ -66,7 +66,7 @@ def _obeys_any_chief(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Checkpointing, "holds_steps", property(lambda self: False))
+    patch.setattr(Checkpoints, "holds_steps", property(lambda self: False))
 
 
 def _believes_rotten_files(patch: pytest.MonkeyPatch) -> None:
@@ -89,12 +89,12 @@ def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
     """When a step is applied, nothing follows from it."""
-    real = ShardSequence.applied
-    patch.setattr(ShardSequence, "applied", lambda self, event, now: [] if event.step == 3 else real(self, event, now))
+    real = Training.applied
+    patch.setattr(Training, "applied", lambda self, event, now: False if event.step == 3 else real(self, event, now))
 
 
 def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replies, "_is_sure", lambda cluster, push_id, commit: True)
+    patch.setattr(Answers, "_is_sure", lambda self, push_id, commit: True)
 
 
 def _counts_ranges_before_they_are_applied(patch: pytest.MonkeyPatch) -> None:

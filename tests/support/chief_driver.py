@@ -4,9 +4,9 @@ import itertools
 from typing import Any
 
 from chief.core import messages as ev
+from chief.core.answers import LINGER_S
 from chief.core.coordinator import Coordinator
 from chief.core.messages import ShardFinding, ShardsFound
-from chief.core.replies import LINGER_S
 from chief.options import CoordinationConfig
 from ps_protocol.errors import PsError
 from ps_protocol.model.optimizers import OptimizerSpec, constant

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from chief.core.answers import _MAX_UNKEPT
 from chief.core.data import DataLeases, nth_range
-from chief.core.replies import _MAX_UNKEPT
 from chief.options import CheckpointConfig
 from ps_protocol.errors import DataMismatch
 from ps_protocol.model.data import DataSpec
@@ -228,7 +228,7 @@ def leased_ids(driver: RecoveryDriver, worker: Worker, number: int = 1, *, data:
 
 
 def done(driver: RecoveryDriver) -> set[int]:
-    progress = driver.coordinator._cluster.data.progress()
+    progress = driver.coordinator._parts.data.progress()
     assert progress is not None
     return {*range(progress.epoch * progress.data.num_ranges), *progress.done}
 

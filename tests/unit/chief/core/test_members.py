@@ -1,6 +1,9 @@
+from collections.abc import Callable
+
 import pytest
 
-from chief.core.members import Membership, MemberState
+from chief.core.members import Member, Membership, MemberState
+from chief.core.waiting import Timers
 from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     ClusterFull,
@@ -16,9 +19,16 @@ from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterReques
 WORKER = ParticipantKind.WORKER
 
 
-def membership_of(total: int | None = None, lease_s: float = 10.0) -> Membership:
-    membership = Membership(config=CoordinationConfig(total_num_replicas=total, lease_s=lease_s), epoch=4)
-    membership.knows_predecessors = True
+def membership_of(
+    total: int | None = None,
+    lease_s: float = 10.0,
+    *,
+    timers: Timers | None = None,
+    on_lapse: Callable[[Member, float], None] = lambda member, now: None,
+) -> Membership:
+    config = CoordinationConfig(total_num_replicas=total, lease_s=lease_s)
+    membership = Membership(config=lambda: config, epoch=4, timers=timers, on_lapse=on_lapse)
+    membership.meet_predecessors()
     return membership
 
 
@@ -122,9 +132,15 @@ def test_another_epoch_is_fenced() -> None:
 
 
 def test_a_renewed_lease_ends_later() -> None:
-    membership = membership_of(lease_s=2.0)
+    timers, ended = Timers(), []
+    membership = membership_of(lease_s=2.0, timers=timers, on_lapse=lambda member, now: ended.append((member.index, now)))
     member = membership.check(join(membership, 0), now=0.0)
-    assert membership.touch(member, now=1.5) == 3.5
+    membership.renew(member, now=0.0)
+    membership.renew(member, now=1.5)
+    timers.fire(3.4)
+    assert ended == []
+    timers.fire(3.5)
+    assert ended == [(0, 3.5)]
 
 
 def test_text_of_callers_cannot_forge_lines() -> None:
@@ -144,7 +160,7 @@ def test_text_of_callers_cannot_forge_lines() -> None:
 def test_the_end_is_peaceful_if_the_worker_seen_last_said_goodbye(killed_at: float, expected: bool) -> None:
     membership = membership_of()
     killed, leaver = membership.check(join(membership, 0), now=0.0), membership.check(join(membership, 1, request_id=2), now=0.0)
-    membership.touch(killed, now=killed_at)
+    membership.renew(killed, now=killed_at)
     membership.leave(leaver, failure="", now=5.0)
     assert not membership.last_left_in_peace()
     membership.lapse(killed, now=killed_at + 10.0)

@@ -216,7 +216,7 @@ def test_a_thousand_callers_whose_time_is_up_do_not_cost_a_thousand_explanations
         explained.append(now)
         return "worker 0"
 
-    monkeypatch.setattr("chief.core.cluster.explain", explain)
+    monkeypatch.setattr("chief.core.coordinator.explain", explain)
     driver.pass_time(3.0)
     replies = [reply for reply in driver.answers.values() if isinstance(reply, TokenReply) and reply.result is TokenResult.WAIT]
     assert (len(replies), {reply.waiting_for for reply in replies}, len(explained)) == (999, {"worker 0"}, 1)

@@ -1,0 +1,284 @@
+"""Answers about contributions and data that are given only once they stay true even if the chief dies. Knows no clock, thread or wire.
+
+That a contribution is accepted is told when it is applied, or when a parameter server keeps for the chief's successor that it was chosen.
+A step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from chief.core.data import DataLeases
+from chief.core.messages import Answer, KeepRecord, RecordKept
+from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
+from chief.policies.base import Policy
+from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
+from ps_protocol.roles.shard import PushId
+
+# Who waits for a record is told so, and asks again.
+_RECORD_S = 1.0
+# Where workers are about equally fast, the step has all its contributions sooner than that, and no record is needed.
+LINGER_S = 0.002
+# Ranges done that travel with every step, at most about so many; then the record is written.
+_MAX_UNKEPT = 512
+# Records of one epoch, as a power of two.
+_BITS_OF_AN_EPOCH = 32
+_MAX_EPOCH = 1 << 30  # beyond it, which nobody reaches by training, versions only count on
+
+
+class RecordVersions:
+    """Numbers the records that this chief has kept: shards keep that of the highest version, and one of a later epoch is later."""
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+    def next(self) -> int:
+        """Returns the version of another record."""
+        self.latest += 1
+        return self.latest
+
+    def skip_to(self, version: int) -> None:
+        """Shards may keep a record of this version."""
+        self.latest = max(self.latest, version)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Records of this epoch are later than those of all before it."""
+        self.skip_to(min(epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """An answer that tells of a contribution (None: of something else). `version`: the record that makes it true; None: only its step."""
+
+    value: Answer
+    push_id: PushId | None
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """A record on its way to the shards: the contributions that it names, and how many of the ranges that are done it has."""
+
+    version: int
+    is_for_all: bool
+    chosen: tuple[PushId, ...]
+    num_unkept: int
+    has_data: bool
+
+
+class Answers:
+    """What is true for good in one epoch, and who waits for that. `is_needed` is False where the chief cannot die without its shards.
+
+    `policy` returns the policy that holds, `is_finished` whether training is, `num_live` the live workers; `record` what a successor must
+    know that does not change with every step.
+    """
+
+    def __init__(
+        self,
+        *,
+        out: Outbox,
+        waiting: Waiting,
+        timers: Timers,
+        is_needed: bool,
+        epoch: int,
+        versions: RecordVersions,
+        data: DataLeases,
+        policy: Callable[[], Policy],
+        record: Callable[[], ChiefRecord],
+        is_finished: Callable[[], bool],
+        num_live: Callable[[], int],
+        explain: Callable[[float], str],
+        done: Sequence[int] = (),
+        is_data_kept: bool = False,
+        sure: Iterable[PushId] = (),
+    ) -> None:
+        self._out, self._versions, self._data, self._epoch = out, versions, data, epoch
+        self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
+        self._is_needed = is_needed
+        self._line: Line[_Held] = waiting.line(self._expire)
+        self._linger = timers.timer(self._linger_no_more)
+        self._on_its_way: _Record | None = None
+        # Ranges of the training data that are done, and that no record has which is kept; and whether one has that there are any.
+        self._unkept = list(done)
+        self._is_data_kept = is_data_kept
+        # Contributions that are not told to be applied, and that are sure all the same.
+        self._sure = set(sure)
+
+    # -- answers
+
+    def tell(self, call: int, value: Answer, *, push_id: PushId | None, commit: CommitResult | None, now: float) -> None:
+        """Gives an answer that says what became of a contribution: now, or when it is sure."""
+        if self._is_sure(push_id, commit):
+            self._out.reply(call, value)
+            return
+        policy = self._policy()
+        is_on_its_way = policy.is_complete
+        self._hold(call, value, push_id=push_id, is_on_its_way=is_on_its_way, now=now)
+        if is_on_its_way or self._on_its_way is not None:
+            return
+        if policy.num_required > self._num_live():
+            # Somebody gives several contributions to the step: perhaps this one, who does not go on before it is told.
+            self.keep(for_all=False)
+        else:
+            self._linger.set(now + LINGER_S)
+
+    def tell_of_data(self, call: int, value: Answer, *, now: float) -> None:
+        """Gives an answer that depends on which ranges are done: when another chief would know that."""
+        if not self._is_needed or (self._is_data_kept and not self._unkept):
+            self._out.reply(call, value)
+            return
+        self._hold(call, value, push_id=None, is_on_its_way=False, now=now)
+        self._keep_if_awaited()
+
+    def tell_of_lease(self, call: int, value: Answer, *, now: float) -> None:
+        """Gives an answer that depends on which data is leased: when another chief would know that there is any."""
+        if self._is_data_kept:
+            self._out.reply(call, value)
+        else:
+            self.tell_of_data(call, value, now=now)
+
+    def sure(self, push_id: PushId | None, commit: CommitResult | None) -> CommitResult | None:
+        """Returns what may be said now of what became of a contribution; None: nothing, whoever asks again is told later."""
+        return commit if self._is_sure(push_id, commit) else None
+
+    def revise(self, push_id: PushId, result: CommitResult) -> None:
+        """Has whoever waits to be told of this contribution told something else."""
+        for blocked in self._line:
+            one, value = blocked.ask, blocked.ask.value
+            if one.push_id == push_id and isinstance(value, CommitResult):
+                blocked.ask = replace(one, value=revised(value, result))
+            elif one.push_id == push_id and isinstance(value, TokenReply) and value.commit is not None:
+                blocked.ask = replace(one, value=replace(value, commit=revised(value.commit, result)))
+
+    def release(self) -> None:
+        """There will be no other chief: whoever waits is told."""
+        for blocked in self._line:
+            self._line.answer(blocked.who, blocked.ask.value)
+
+    def refuse(self, error: PsError) -> None:
+        """What would have been told will not come true."""
+        self._line.refuse_all(error)
+
+    def end(self, error: PsError) -> None:
+        """The epoch is over. Whoever still waits gets this error."""
+        self._linger.clear()
+        self._line.refuse_all(error)
+
+    # -- what happens
+
+    def is_of_interest(self) -> bool:
+        """Whether anything depends on which contributions a step is made of."""
+        return bool(self._line or self._sure)
+
+    def applied(self, contributors: Sequence[PushId], *, is_held: bool) -> None:
+        """All shards have applied these; `is_held`: nobody hears of the step for now. They are sure from now on."""
+        if not self._is_needed:
+            return
+        if is_held:
+            self._sure.update(contributors)
+        elif self._sure:
+            self._sure.difference_update(contributors)
+        if self._line:
+            self._release_what_is_sure(applied=contributors)
+        if len(self._unkept) >= _MAX_UNKEPT and self._on_its_way is None:
+            self.keep(for_all=False)
+
+    def finished_ranges(self, ranges: Iterable[int]) -> None:
+        """Ranges of the training data are done."""
+        self._unkept += ranges
+
+    def ranges_of_step(self, contributors: Sequence[PushId]) -> tuple[int, ...]:
+        """Returns the ranges of the training data that are done with the next step, and those done earlier that no record has."""
+        if self._data.spec is None or not self._is_needed:
+            return ()
+        counted_ranges = self._data.counted_ranges
+        return (*self._unkept, *(identity for push_id in contributors for identity in counted_ranges(push_id)))
+
+    # -- records
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether training may go on only once a record is kept that is on its way."""
+        return self._is_needed and self._on_its_way is not None
+
+    def keep(self, *, for_all: bool = True) -> None:
+        """Has shards keep what a successor must know, in place of what they have: all of them, or the first, where all are asked by it."""
+        policy = self._policy()
+        chosen = policy.counted()
+        data = self._data.marks()
+        is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.is_for_all)
+        record = replace(
+            self._make_record(),
+            epoch=self._epoch,
+            step=policy.step,
+            chosen=tuple(
+                ChosenPush(push_id=one.push_id, step=one.step, weight=one.weight, ranges=self._data.counted_ranges(one.push_id))
+                for one in chosen
+            ),
+            data=data,
+        )
+        self._on_its_way = _Record(
+            version=self._versions.next(),
+            is_for_all=is_for_all,
+            chosen=tuple(one.push_id for one in chosen),
+            num_unkept=len(self._unkept),
+            has_data=data is not None,
+        )
+        self._out.add(KeepRecord(epoch=self._epoch, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
+
+    def kept(self, event: RecordKept) -> None:
+        """A record is kept: answers who waited for that, and has the next one kept if somebody waits for it."""
+        record = self._on_its_way
+        if record is None or (event.epoch, event.version) != (self._epoch, record.version):
+            return
+        if event.failure:
+            words = f"the parameter servers do not keep what another chief would have to know: {event.failure}"
+            self._out.note(words, is_warning=True)
+        self._on_its_way = None
+        self._sure.update(record.chosen)
+        del self._unkept[: record.num_unkept]
+        self._is_data_kept = self._is_data_kept or record.has_data
+        self._release_what_is_sure(version=record.version)
+        self._keep_if_awaited()
+
+    # -- inside
+
+    def _is_sure(self, push_id: PushId | None, commit: CommitResult | None) -> bool:
+        if commit is None or not self._is_needed or self._is_finished():
+            return True
+        outcome = commit.first_outcome if commit.outcome is PushOutcome.DUPLICATE else commit.outcome
+        if outcome is not PushOutcome.ACCEPTED or commit.applied_step is None or commit.applied_step < self._policy().step:
+            return True
+        return push_id in self._sure
+
+    def _hold(self, call: int, value: Answer, *, push_id: PushId | None, is_on_its_way: bool, now: float) -> None:
+        version = None if is_on_its_way else self._versions.latest + 1
+        self._line.block(call, _Held(value=value, push_id=push_id, version=version), until=now + _RECORD_S)
+
+    def _release_what_is_sure(self, *, version: int = 0, applied: Collection[PushId] = ()) -> None:
+        """Answers who can be now that this record is kept, and these contributions are applied."""
+        for blocked in self._line:
+            one = blocked.ask
+            if (one.version is not None and one.version <= version) or one.push_id in applied or one.push_id in self._sure:
+                self._line.answer(blocked.who, one.value)
+
+    def _keep_if_awaited(self) -> None:
+        """Has a record kept if somebody waits for one, and none is on its way."""
+        versions = (blocked.ask.version for blocked in self._line)
+        if self._on_its_way is None and any(version is not None and version > self._versions.latest for version in versions):
+            self.keep(for_all=False)
+
+    def _linger_no_more(self, now: float) -> None:
+        if not self._policy().is_complete:
+            self._keep_if_awaited()
+
+    def _expire(self, blocked: Blocked[_Held], now: float) -> None:
+        """Somebody has waited as long as one call may; what it asked for stands, and it is told when it asks again."""
+        self._line.refuse(blocked.who, Unavailable(self._explain(now)))
+        self._keep_if_awaited()
+
+
+def revised(before: CommitResult, result: CommitResult) -> CommitResult:
+    """Returns what is told of a contribution that becomes part of another step than it was promised."""
+    return replace(before, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)
