@@ -3,7 +3,6 @@
 The values that an epoch began with are those that an earlier one had at that step, as computed here, and never what a file said.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,11 +14,9 @@ from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
 from ps_protocol.roles.shard import ApplyRequest, PushId
-from ps_server.contributions.inbox import Contribution
 from ps_server.model.shard_model import ShardModel
-from ps_server.model.snapshot import HiddenState, hidden_state_of, memory_of, resume, tensors_of
+from ps_server.model.snapshot import HiddenState
 from ps_server.numbers.memory import MemoryBudget
-from ps_server.shard.handles import Push
 
 Wanted = tuple[int, int]
 
@@ -65,9 +62,7 @@ def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: No
 class _Replica:
     def __init__(self, facts: Facts, life: ShardLife, epoch: int, snapshots: dict[Wanted, _Snapshot]) -> None:
         self._facts, self._life, self._epoch, self._snapshots = facts, life, epoch, snapshots
-        self._lock = threading.Condition()
-        budget = MemoryBudget(None, owner="verify", lock=threading.Lock())
-        self._model = ShardModel(life.spec, budget=budget)
+        self._model = ShardModel(life.spec, budget=MemoryBudget(None, owner="verify"))
 
     def replay(self, result: Recomputed, wanted: set[Wanted]) -> None:
         """Goes through the life of one shard; keeps what later epochs begin with."""
@@ -96,8 +91,8 @@ class _Replica:
 
     def _begin(self, result: Recomputed) -> bool:
         life, model = self._life, self._model
-        values, *tables = model.first_values
         if life.from_epoch is None:
+            values, *tables = model.first_values
             Segments([values, *tables]).copy_from(Segments([np.array(life.begun.content)]))
             model.fill_initial(values)
             model.publish_initial(life.spec)
@@ -107,13 +102,11 @@ class _Replica:
             step = life.spec.initial_step
             result.skipped.append(f"ps {life.shard} epoch {self._epoch}: step {step} of epoch {life.from_epoch} is not in this history")
             return False
-        model.arena.fill_slots(values)
-        for tensor in tensors_of(life.spec, model.settings.rules, memory_of(model, values=values)):
+        for tensor in model.begin_restore():
             whole = snapshot.arrays.get((tensor.piece.variable.name, tensor.part))
             if whole is not None:
                 np.copyto(tensor.memory, whole[_box(tensor.piece)])
-        resume(model, snapshot.state_of(life.shard))
-        model.publish_restored(events.settings_of(life.begun))
+        model.publish_restored(snapshot.state_of(life.shard), events.settings_of(life.begun))
         if self._digest() != events.text_of(life.begun, "sha256"):
             result.problems.append(f"{life.where}: ps {life.shard} was restored to other values than it had")
             return False
@@ -131,30 +124,30 @@ class _Replica:
         part = self._facts.parts.get((self._epoch, push_id), {}).get(self._life.shard)
         if part is None:
             return  # the books say so
-        model = self._model
-
-        def end(its_model: ShardModel, contribution: Contribution) -> object:
-            return its_model.accumulator.stage(contribution, current_step=its_model.step)
-
-        with Push(self._lock, model, model.open_push(part.header), end=end) as push:  # type: ignore[arg-type]
-            push.write(0, part.content.data)
-            push.finish()
+        inbox, step = self._model.inbox, self._model.step
+        contribution = inbox.open(part.header, current_step=step)
+        memory = inbox.begin_write(contribution)
+        if memory is not None:
+            memory.writer.write(0, part.content.data)
+            inbox.complete(contribution, memory)
+            inbox.end_write(contribution)
+        inbox.stage(contribution, current_step=step)
 
     def _digest(self) -> str:
-        model = self._model
-        tables = [model.tables.table(position).values.reshape(-1).view(np.uint8) for position in range(len(model.tables))]
-        return events.digest(model.buffer(None).memory, tables)
+        values, *tables = self._model.contents
+        return events.digest(values, tables)
 
     def _keep(self, wanted: set[Wanted]) -> None:
         model, key = self._model, (self._epoch, self._model.step)
         if key not in wanted:
             return
         snapshot = self._snapshots.setdefault(key, _Snapshot())
-        for tensor in tensors_of(model.spec, model.settings.rules, memory_of(model, values=model.buffer(None).memory)):
+        now = model.snapshot()
+        for tensor in now.tensors():
             variable = tensor.piece.variable
             whole = snapshot.arrays.setdefault((variable.name, tensor.part), np.zeros(variable.shape, tensor.memory.dtype))
             whole[_box(tensor.piece)] = tensor.memory
-        snapshot.states[self._life.shard] = hidden_state_of(model, step=model.step)
+        snapshot.states[self._life.shard] = now.hidden
 
 
 def _box(piece: VariableSlice) -> tuple[slice, ...]:

@@ -11,48 +11,67 @@ it stays until it is applied or discarded, whatever its step.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, PsError, PushIdReused, StepAhead, Superseded
-from ps_protocol.roles.shard import AppliedPush, Metric, PushHeader, PushId, PushReply, PushResult, WorkerPushes
+from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, LimitExceeded, PsError, PushIdReused, StepAhead, Superseded
+from ps_protocol.model.variables import check_name
+from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushId, PushReply, PushResult, WorkerPushes
+from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.slots import GradientSlot, GradientSlots
 from ps_server.contributions.staging import StagedGradients, StagingMemory
 
-# Which push ids were seen, and what became of them: the newest incarnation of each worker, and its latest outcomes.
+_NO_METRICS: Mapping[str, Metric] = {}
 
+MAX_METRICS = 1000
 
-# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (what it repeats is stale, or still staged).
+# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (what it repeats is stale, or still staged), and of
+# what was applied, that of the one replaced longest ago.
 MAX_WORKERS = 10_000
 # Outcomes remembered per worker. A push id older than that which comes again is recognised as long as it is staged, and by its step after.
 _OUTCOMES_KEPT = 64
+# A worker repeats its last commit; a few more cover those that it sent before it heard of anything.
+PUSHES_KEPT = 16
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What one worker's newest incarnation has pushed."""
+    """What one worker's newest incarnation has pushed: step and result by sequence."""
 
     incarnation: int
     outcomes: dict[int, tuple[int, PushResult]] = field(default_factory=dict)
 
 
-class SeenPushes:
-    """What workers have pushed, by worker. As many as MAX_WORKERS."""
+@dataclass(slots=True)
+class _Applied:
+    """Sequences and steps of the newest incarnation of a worker that had something applied, the latest last."""
+
+    incarnation: int
+    pushes: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PUSHES_KEPT))
+
+
+_Record = TypeVar("_Record", _Seen, _Applied)
+
+
+class PushLedger:
+    """What became of push ids, by worker. An epoch forgets what was seen; what was applied stays, for a chief that takes the shard over."""
 
     def __init__(self) -> None:
-        self._of: dict[int, _Seen] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._applied: dict[int, _Applied] = {}
 
     @property
     def workers(self) -> set[int]:
-        """Workers of whom something is remembered."""
-        return set(self._of)
+        """Workers of whom it is remembered what was seen."""
+        return set(self._seen)
 
     def num_outcomes(self, worker: int) -> int:
         """Returns how many outcomes of a worker are remembered."""
-        return len(self._of[worker].outcomes)
+        return len(self._seen[worker].outcomes)
 
     def check_incarnation(self, push_id: PushId) -> None:
         """Raises Superseded if a later incarnation of the worker has pushed."""
-        seen = self._of.get(push_id.worker)
+        seen = self._seen.get(push_id.worker)
         if seen is not None and push_id.incarnation < seen.incarnation:
             raise Superseded(
                 f"worker {push_id.worker}: incarnation {seen.incarnation} has pushed, this is {push_id.incarnation};"
@@ -62,33 +81,66 @@ class SeenPushes:
 
     def note_incarnation(self, push_id: PushId) -> None:
         """Notes who pushes."""
-        # Taken out and put in again, so that the worker that has been silent longest comes first.
-        seen = self._of.pop(push_id.worker, None)
+        seen = self._seen.get(push_id.worker)
         if seen is None or seen.incarnation != push_id.incarnation:
             seen = _Seen(push_id.incarnation)
-        self._of[push_id.worker] = seen
-        if len(self._of) > MAX_WORKERS:
-            del self._of[next(iter(self._of))]
+        _put_last(self._seen, push_id.worker, seen)
 
     def outcome(self, push_id: PushId) -> tuple[int, PushResult] | None:
         """Returns step and result of a push, if it was seen; a sequence number that was passed over was not."""
-        seen = self._of.get(push_id.worker)
+        seen = self._seen.get(push_id.worker)
         if seen is None or push_id.incarnation != seen.incarnation:
             return None
         return seen.outcomes.get(push_id.sequence)
 
     def remember(self, push_id: PushId, step: int, result: PushResult) -> None:
         """Notes what became of a push, unless another incarnation has come meanwhile."""
-        seen = self._of.get(push_id.worker)
+        seen = self._seen.get(push_id.worker)
         if seen is None or seen.incarnation != push_id.incarnation:
             return
         seen.outcomes[push_id.sequence] = step, result
         if len(seen.outcomes) > _OUTCOMES_KEPT:
             del seen.outcomes[next(iter(seen.outcomes))]
 
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._of.clear()
+    def forget_seen(self) -> None:
+        """Forgets what was seen."""
+        self._seen.clear()
+
+    def apply(self, push_id: PushId, *, step: int) -> None:
+        """Notes that a contribution was applied as a part of `step`. One of an incarnation that has been followed is not kept."""
+        known = self._applied.get(push_id.worker)
+        if known is None or push_id.incarnation > known.incarnation:
+            known = _Applied(push_id.incarnation)
+            _put_last(self._applied, push_id.worker, known)
+        if push_id.incarnation == known.incarnation:
+            known.pushes.append((push_id.sequence, step))
+
+    def lately_applied(self) -> tuple[WorkerPushes, ...]:
+        """Returns what was applied lately by worker, each in order of sequences."""
+        return tuple(
+            WorkerPushes(
+                worker=worker,
+                incarnation=known.incarnation,
+                applied=tuple(AppliedPush(sequence=sequence, step=step) for sequence, step in sorted(known.pushes)),
+            )
+            for worker, known in sorted(self._applied.items())
+        )
+
+    def resume(self, pushes: Iterable[WorkerPushes]) -> None:
+        """Goes on from what `lately_applied` has returned, in place of what is here."""
+        self._applied = {}
+        for of_worker in pushes:
+            for push in of_worker.applied:
+                push_id = PushId(worker=of_worker.worker, incarnation=of_worker.incarnation, sequence=push.sequence)
+                self.apply(push_id, step=push.step)
+
+
+def _put_last(records: dict[int, _Record], worker: int, record: _Record) -> None:
+    """Puts a worker's record behind all others, and drops the first if there are too many."""
+    records.pop(worker, None)
+    records[worker] = record
+    if len(records) > MAX_WORKERS:
+        del records[next(iter(records))]
 
 
 def check_same_step(push_id: PushId, *, first_step: int, step: int) -> None:
@@ -101,71 +153,63 @@ def check_same_step(push_id: PushId, *, first_step: int, step: int) -> None:
         )
 
 
-# Which contributions were applied lately, worker by worker, for a chief that takes the shard over.
-
-
-# A worker repeats its last commit; a few more cover those that it sent before it heard of anything.
-PUSHES_KEPT = 16
-# Beyond it the worker that has been applied longest ago is forgotten.
-MAX_APPLIED_WORKERS = 10_000
-
-
 @dataclass(slots=True)
-class _Applied:
-    """Sequences and steps of one worker's newest incarnation, the latest applied last."""
+class _Cell:
+    total: float = 0.0
+    weight: float = 0.0
+    count: int = 0
+    last: float = 0.0
 
-    incarnation: int
-    pushes: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PUSHES_KEPT))
 
-
-class AppliedPushes:
-    """The newest of each worker. The caller serialises the calls."""
+class MetricCells:
+    """What has been reported in contributions that were applied."""
 
     def __init__(self) -> None:
-        self._of: dict[int, _Applied] = {}
+        self._names: set[str] = set()
+        self._cells: dict[tuple[str, int], _Cell] = {}
 
-    def count(self, push_id: PushId, *, step: int) -> None:
-        """Notes that a contribution was applied as a part of `step`. One of an incarnation that has been followed is not kept."""
-        known = self._of.get(push_id.worker)
-        if known is None or known.incarnation != push_id.incarnation:
-            if known is not None and push_id.incarnation < known.incarnation:
-                return
-            # Taken out and put in again, so that the worker that was replaced longest ago comes first.
-            self._of.pop(push_id.worker, None)
-            known = self._of[push_id.worker] = _Applied(push_id.incarnation)
-            if len(self._of) > MAX_APPLIED_WORKERS:
-                del self._of[next(iter(self._of))]
-        known.pushes.append((push_id.sequence, step))
+    def admit(self, metrics: Mapping[str, Metric]) -> None:
+        """Takes up the names, all or nothing; raises LimitExceeded if there are too many, InvalidSpec if one is none."""
+        if metrics.keys() <= self._names and all(_is_weight(metric.weight) for metric in metrics.values()):
+            return
+        for name, metric in metrics.items():
+            check_name(name)
+            if not _is_weight(metric.weight):
+                raise InvalidSpec(f"metric {name!r}: weight = {metric.weight!r}, want a finite number >= 0")
+        names = self._names | metrics.keys()
+        if len(names) > MAX_METRICS:
+            raise LimitExceeded(f"metrics: {len(names)} different names, {MAX_METRICS} at most; use fewer names")
+        self._names = names
 
-    def lately(self) -> tuple[WorkerPushes, ...]:
-        """Returns them by worker, each in order of sequences."""
-        return tuple(
-            WorkerPushes(
-                worker=worker,
-                incarnation=known.incarnation,
-                applied=tuple(AppliedPush(sequence=sequence, step=step) for sequence, step in sorted(known.pushes)),
-            )
-            for worker, known in sorted(self._of.items())
-        )
+    def count(self, worker: int, metrics: Mapping[str, Metric]) -> None:
+        """Counts what a worker reported in one contribution; its names have been admitted."""
+        for name, metric in metrics.items():
+            cell = self._cells.setdefault((name, worker), _Cell())
+            cell.total += metric.value * metric.weight
+            cell.weight += metric.weight
+            cell.count += 1
+            cell.last = metric.value
 
-    def resume(self, pushes: Iterable[WorkerPushes]) -> None:
-        """Goes on from what `lately` has returned, in place of what is here."""
-        self._of = {}
-        for of_worker in pushes:
-            for push in of_worker.applied:
-                push_id = PushId(worker=of_worker.worker, incarnation=of_worker.incarnation, sequence=push.sequence)
-                self.count(push_id, step=push.step)
+    def cells(self) -> Iterable[MetricCell]:
+        """Returns all cells, by name and worker."""
+        for (name, worker), cell in sorted(self._cells.items()):
+            yield MetricCell(name=name, worker=worker, total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
+
+    def resume(self, cells: Iterable[MetricCell]) -> None:
+        """Goes on from what `cells` has returned, in place of what is here. Raises LimitExceeded, InvalidSpec."""
+        self._names, self._cells = set(), {}
+        for cell in cells:
+            self.admit({cell.name: Metric(value=cell.last, weight=0.0)})
+            self._cells[cell.name, cell.worker] = _Cell(total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
 
 
-# What is open, staged and shared, and what of it makes a step.
-
-
-_NO_METRICS: Mapping[str, Metric] = {}
+def _is_weight(weight: float) -> bool:
+    return 0 <= weight < float("inf")
 
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """One push. `outcome` is what to answer, once that is settled; `memory` is None when it has none.
+    """One push. `outcome` is its answer, once there is one; `memory` is None when it has none.
 
     `slot`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied.
     """
@@ -183,19 +227,22 @@ class Contribution:
 class Inbox:
     """The contributions of one shard. `max_staged_per_worker` bounds those of one incarnation that are open or staged.
 
-    `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too.
+    `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too. `rejects_nonfinite`: those that are not
+    finite are refused. The caller serialises all calls but `complete`.
     """
 
     def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: GradientSlots | None = None) -> None:
         self.max_staged_per_worker = max_staged_per_worker
         self.accepts_any_step = False
-        self.num_pushes = 0
-        self.num_stale = 0
-        self.num_duplicates = 0
+        self.rejects_nonfinite = False
+        self.metrics = MetricCells()
+        self.ledger = PushLedger()
+        self._num_pushes = 0
+        self._num_stale = 0
+        self._num_duplicates = 0
         self._staging = staging
         self._open: set[Contribution] = set()
         self._staged: dict[PushId, Contribution] = {}
-        self._seen = SeenPushes()
         self._shared = shared if shared is not None else GradientSlots(release=lambda _: None)
         self._num_held: Counter[tuple[int, int]] = Counter()
 
@@ -204,21 +251,46 @@ class Inbox:
         """Contributions that are whole and wait for their step to be applied."""
         return len(self._staged) + self._shared.num_staged
 
+    @property
+    def num_pushes(self) -> int:
+        """Contributions that were staged or applied."""
+        return self._num_pushes + self._shared.total(at.NUM_PUSHES)
+
+    @property
+    def num_stale(self) -> int:
+        """Contributions that came too late."""
+        return self._num_stale + self._shared.total(at.NUM_STALE)
+
+    @property
+    def num_duplicates(self) -> int:
+        """Contributions that came again."""
+        return self._num_duplicates + self._shared.total(at.NUM_DUPLICATES)
+
     def claim(self, *, worker: int, incarnation: int) -> None:
         """Notes an incarnation that will push through shared memory. Raises Superseded if a later one has pushed."""
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=1)
-        self._seen.check_incarnation(push_id)
-        self._seen.note_incarnation(push_id)
+        self.ledger.check_incarnation(push_id)
+        self.ledger.note_incarnation(push_id)
+
+    def share(self, slots: Sequence[GradientSlot]) -> None:
+        """Has contributions looked for in memory that a worker shares."""
+        self._shared.add(slots)
+
+    def unshare(self, slots: Sequence[GradientSlot], *, is_lost: bool = False) -> None:
+        """Notes that a worker has given its memory up, or was lost: what is whole in it may still be applied."""
+        self._shared.remove(slots, is_lost=is_lost)
 
     def open(self, header: PushHeader, *, current_step: int) -> Contribution:
         """Takes up a push; with an `outcome` already if there is no use for its bytes.
 
         Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, InvalidSpec, and then has changed nothing but what
-        supersedes what.
+        supersedes what, and which metrics there are.
         """
         push_id, step = header.push_id, header.step
+        if header.metrics:
+            self.metrics.admit(header.metrics)
         contribution = Contribution(push_id, step, header.metrics)
-        self._seen.check_incarnation(push_id)
+        self.ledger.check_incarnation(push_id)
         result = self._repeated(push_id, step)
         if result is not None:
             contribution.outcome = PushReply(result=result, step=current_step)
@@ -227,7 +299,7 @@ class Inbox:
             raise StepAhead(
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
-        self._seen.note_incarnation(push_id)
+        self.ledger.note_incarnation(push_id)
         self._drop_refused(header)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
@@ -244,6 +316,16 @@ class Inbox:
         contribution.is_writing = True
         return contribution.memory
 
+    def complete(self, contribution: Contribution, memory: StagedGradients) -> None:
+        """Puts a contribution whose bytes were all written in order; between `begin_write` and `end_write`. Takes long.
+
+        Raises TruncatedStream, MalformedMessage, IndexOutOfRange, and NonFiniteGradient where that is refused.
+        """
+        memory.writer.finish()
+        self._staging.put_in_order(memory)
+        if self.rejects_nonfinite:
+            self._staging.check_finite(memory, who=f"worker {contribution.push_id.worker}, step {contribution.step}")
+
     def end_write(self, contribution: Contribution) -> None:
         """Ends what `begin_write` began."""
         contribution.is_writing = False
@@ -251,11 +333,11 @@ class Inbox:
             self._give_back(contribution)
 
     def stage(self, contribution: Contribution, *, current_step: int) -> PushReply:
-        """Ends a push whose bytes are all there: staged, or whatever has been settled meanwhile. Raises the error that settled it."""
+        """Ends a push whose bytes are all there: staged, or whatever was answered meanwhile. Raises the error that ended it."""
         if contribution.outcome is None:
             self._open.discard(contribution)
             self._staged[contribution.push_id] = contribution
-            self.num_pushes += 1
+            self._num_pushes += 1
             self._remember(contribution, PushResult.STAGED)
             contribution.outcome = PushReply(result=PushResult.STAGED, step=current_step)
         if isinstance(contribution.outcome, PsError):
@@ -266,20 +348,20 @@ class Inbox:
         """Takes out a push whose bytes are all there, to be applied at once; from now on it counts as applied, as the update of `step`."""
         assert contribution.memory is not None and contribution.outcome is None
         self._open.discard(contribution)
-        self.num_pushes += 1
+        self._num_pushes += 1
         self._remember(contribution, PushResult.APPLIED)
         contribution.outcome = PushReply(result=PushResult.APPLIED, step=step)
         return contribution.memory
 
     def abandon(self, contribution: Contribution) -> None:
-        """Ends a push without effect unless it is staged or settled; may be called at any time by its own thread."""
+        """Ends a push without effect unless it is staged or answered; may be called at any time by its own thread."""
         if contribution.outcome is None:
-            self._settle(contribution, Cancelled("the push was broken off; nothing was changed"))
+            self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
 
-    def contributions(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
+    def select(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
         """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others."""
-        found = [self._staged.get(push_id) or self._found(push_id) for push_id in sorted(contributors)]
-        staged = [contribution for contribution in found if contribution is not None]
+        selected = [self._staged.get(push_id) or self._found(push_id) for push_id in sorted(contributors)]
+        staged = [contribution for contribution in selected if contribution is not None]
         if staged and len({id(contribution.memory) for contribution in staged}) == len(contributors):
             return staged
         if not contributors or len(set(contributors)) < len(contributors):
@@ -295,9 +377,11 @@ class Inbox:
             facts={"worker": str(missing[0].worker)},
         )
 
-    def end(self, contributions: Iterable[Contribution]) -> None:
-        """Drops contributions that have been applied: their memory is free again."""
+    def end(self, contributions: Iterable[Contribution], *, step: int) -> None:
+        """Counts contributions that have been applied as a part of `step`, and drops them: their memory is free again."""
         for contribution in contributions:
+            self.metrics.count(contribution.push_id.worker, contribution.metrics)
+            self.ledger.apply(contribution.push_id, step=step)
             if contribution.is_found and contribution.slot is not None:
                 self._remember(contribution, PushResult.STAGED)
                 self._shared.end(contribution.slot, contribution.push_id.sequence)
@@ -310,9 +394,13 @@ class Inbox:
             for contribution in [c for c in self._staged.values() if c.step < current_step]:
                 self._drop(contribution)
             for contribution in [c for c in self._open if c.step < current_step]:
-                self._settle(contribution, self._stale(contribution, current_step))
+                self._answer(contribution, self._stale(contribution, current_step))
         self._shared.advance(current_step, accepts_any_step=self.accepts_any_step)
         self._staging.end_step()
+
+    def begin(self, step: int) -> None:
+        """Looks for contributions to `step`, the first one."""
+        self._shared.advance(step, accepts_any_step=self.accepts_any_step)
 
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
         """Drops contributions that nobody will apply, whole or under way; a sequence of 0 stands for all of that incarnation."""
@@ -322,7 +410,21 @@ class Inbox:
                 self._drop(contribution)
             for contribution in [c for c in self._open if _is_named(c.push_id, push_id)]:
                 gone = Superseded(f"worker {push_id.worker}: the chief has given up incarnation {push_id.incarnation}; register again")
-                self._settle(contribution, self._stale(contribution, current_step) if push_id.sequence else gone)
+                self._answer(contribution, self._stale(contribution, current_step) if push_id.sequence else gone)
+
+    def clear(self, reason: PsError) -> None:
+        """Drops everything, and forgets which push ids were seen: a new epoch begins. Streams under way end with `reason`."""
+        for contribution in list(self._open):
+            self._answer(contribution, reason)
+        for contribution in list(self._staged.values()):
+            self._drop(contribution)
+        self._shared.clear()
+        self.ledger.forget_seen()
+
+    def close(self) -> None:
+        """Lets go of all memory that is not lent, and of the rest as soon as it comes back; the model goes."""
+        self._shared.clear()
+        self._staging.close()
 
     def _drop_refused(self, header: PushHeader) -> None:
         push_id = header.push_id
@@ -332,18 +434,9 @@ class Inbox:
                 self._drop(self._staged[refused])
             self._shared.discard(refused)
 
-    def clear(self, reason: PsError) -> None:
-        """Drops everything, and forgets every push id: a new epoch begins. Streams under way end with `reason`."""
-        for contribution in list(self._open):
-            self._settle(contribution, reason)
-        for contribution in list(self._staged.values()):
-            self._drop(contribution)
-        self._shared.clear()
-        self._seen.clear()
-
     def _repeated(self, push_id: PushId, step: int) -> PushResult | None:
         # A sequence number that was passed over is not a repetition: to call it one would claim that its gradients are here.
-        first = self._seen.outcome(push_id)
+        first = self.ledger.outcome(push_id)
         if push_id in self._staged:
             first = self._staged[push_id].step, PushResult.STAGED
         elif (found := self._shared.find(push_id)) is not None:
@@ -352,18 +445,18 @@ class Inbox:
             return None
         first_step, first_result = first
         check_same_step(push_id, first_step=first_step, step=step)
-        self.num_duplicates += 1
+        self._num_duplicates += 1
         return PushResult.STALE if first_result is PushResult.STALE else PushResult.DUPLICATE
 
     def _displace(self, push_id: PushId) -> None:
         for other in [c for c in self._open if c.push_id.worker == push_id.worker]:
             if other.push_id.incarnation < push_id.incarnation:
-                self._settle(
+                self._answer(
                     other, Superseded(f"worker {push_id.worker}: incarnation {push_id.incarnation} has begun to push; register again")
                 )
             elif other.push_id == push_id:
                 # The caller lost that stream and sends it anew, before this side has noticed.
-                self._settle(other, Cancelled(f"push {push_id.sequence} of worker {push_id.worker} came again on another stream"))
+                self._answer(other, Cancelled(f"push {push_id.sequence} of worker {push_id.worker} came again on another stream"))
 
     def _check_room(self, header: PushHeader) -> None:
         push_id = header.push_id
@@ -393,17 +486,19 @@ class Inbox:
         if found is None:
             return None
         slot, step = found
+        # Nobody has looked at it until now.
+        self._staging.clear_padding(slot.staged)
         return Contribution(push_id, step, _NO_METRICS, memory=slot.staged, slot=slot, is_found=True)
 
     def _stale(self, contribution: Contribution, current_step: int) -> PushReply:
-        self.num_stale += 1
+        self._num_stale += 1
         self._remember(contribution, PushResult.STALE)
         return PushReply(result=PushResult.STALE, step=current_step)
 
     def _remember(self, contribution: Contribution, result: PushResult) -> None:
-        self._seen.remember(contribution.push_id, contribution.step, result)
+        self.ledger.remember(contribution.push_id, contribution.step, result)
 
-    def _settle(self, contribution: Contribution, outcome: PushReply | PsError) -> None:
+    def _answer(self, contribution: Contribution, outcome: PushReply | PsError) -> None:
         contribution.outcome = outcome
         self._drop(contribution)
 

@@ -23,7 +23,7 @@ from ps_protocol.model.layout import (
 )
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
-from ps_server.numbers.arena import padding_words, word_bytes
+from ps_server.numbers.arena import Padding, padding_words, word_bytes
 from ps_server.numbers.memory import BufferPool, MemoryBudget
 from ps_server.numbers.tables import RowGradient, check_indices, in_order
 
@@ -140,13 +140,14 @@ class StagedGradients:
 class StagingMemory:
     """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
 
-    Halves stay halves. int8 is decoded as it arrives, the top k when all of it is there.
+    Halves stay halves. int8 is decoded as it arrives, the top k when all of it is there. `padding`: the layout's, if it is there already.
     """
 
-    def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget) -> None:
+    def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget, padding: Padding | None = None) -> None:
         self._layout = layout
         self._pool = pool
         self._budget = budget
+        self._padding = padding or Padding(layout)
         self._encoded = EncodedPools(layout, budget=budget)
 
     def lend(
@@ -217,11 +218,12 @@ class StagingMemory:
         self._encoded.end_step()
 
     def close(self) -> None:
-        """Lets go of what is not lent, and of the rest as soon as it comes back, but for `pool`, which is its owner's."""
+        """Lets go of what is not lent, and of the rest as soon as it comes back."""
+        self._pool.close()
         self._encoded.close()
 
     def put_in_order(self, staged: StagedGradients) -> None:
-        """Decodes what could not be while it came, and makes the indices of whole gradients ascend, each once.
+        """Decodes what could not be while it came, zeroes what lies between the slices, and makes indices ascend, each once.
 
         Raises IndexOutOfRange, MalformedMessage.
         """
@@ -234,6 +236,30 @@ class StagingMemory:
             check_indices(gradient.indices, num_rows=piece.stop - piece.start, name=piece.variable.name, first_row=piece.start)
             with np.errstate(all="ignore"):
                 staged.rows[position] = in_order(gradient, sum_dtype=piece.variable.data_type.sum_dtype)
+        self.clear_padding(staged)
+
+    def clear_padding(self, staged: StagedGradients) -> None:
+        """Zeroes what lies between the slices, whatever a client sent there, where gradients lie as they are."""
+        if staged.dense.size and staged.encoding is FloatEncoding.AS_IS:
+            self._padding.clear(staged.dense)
+
+    def check_finite(self, staged: StagedGradients, *, who: str) -> None:
+        """Raises NonFiniteGradient, naming the first variable, unless all gradients of a contribution that is in order are finite."""
+        if staged.dense.size:
+            self._check_finite_arena(staged, who)
+        for position, gradient in staged.rows.items():
+            refuse_nonfinite(self._layout.tables[position].variable.name, gradient.rows.reshape(-1), who=who)
+
+    def _check_finite_arena(self, staged: StagedGradients, who: str) -> None:
+        layout, absent = self._layout, frozenset(staged.absent)
+        for arena in gradient_ranges(layout):
+            if are_finite(stretch(layout, staged.dense, staged.encoding, arena, arena.start, arena.stop)):
+                continue
+            # What a contribution has no gradient for may be anything.
+            for position, (piece, start) in enumerate(zip(layout.slices, layout.offsets, strict=True)):
+                if arena.start <= start < arena.stop and position not in absent:
+                    elements = stretch(layout, staged.dense, staged.encoding, arena, start, start + piece.nbytes)
+                    refuse_nonfinite(piece.variable.name, elements, who=who)
 
     def _check(self, sparse: Sequence[SparsePart], absent: tuple[int, ...]) -> None:
         tables, num_slices, num_tables = [part.table for part in sparse], len(self._layout.slices), len(self._layout.tables)
@@ -282,26 +308,3 @@ def _uninitialised(nbytes: int) -> Array:
 
 def _ascend(positions: Sequence[int], count: int) -> bool:
     return positions[0] >= 0 and positions[-1] < count and all(a < b for a, b in pairwise(positions))
-
-
-# Refuses contributions whose gradients are not finite.
-
-
-def check_finite(memory: StagedGradients, layout: Layout, *, who: str) -> None:
-    """Raises NonFiniteGradient, naming the first variable, unless all gradients of a contribution that is in order are finite."""
-    if memory.dense.size:
-        _check_dense(memory, layout, who)
-    for position, gradient in memory.rows.items():
-        refuse_nonfinite(layout.tables[position].variable.name, gradient.rows.reshape(-1), who=who)
-
-
-def _check_dense(memory: StagedGradients, layout: Layout, who: str) -> None:
-    absent = frozenset(memory.absent)
-    for arena in gradient_ranges(layout):
-        if are_finite(stretch(layout, memory.dense, memory.encoding, arena, arena.start, arena.stop)):
-            continue
-        # What a contribution has no gradient for may be anything.
-        for position, (piece, start) in enumerate(zip(layout.slices, layout.offsets, strict=True)):
-            if arena.start <= start < arena.stop and position not in absent:
-                elements = stretch(layout, memory.dense, memory.encoding, arena, start, start + piece.nbytes)
-                refuse_nonfinite(piece.variable.name, elements, who=who)

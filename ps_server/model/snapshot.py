@@ -1,4 +1,4 @@
-"""All that a shard's next steps depend on, tensors and numbers: taken from a model, copied, given to another. Knows no file, no lock.
+"""All that a shard's next steps depend on, tensors and numbers, as a checkpoint has it. Knows layouts and texts; no model, file or lock.
 
 The numbers stand in a file's metadata, written so that the same bits come back.
 """
@@ -13,7 +13,6 @@ from ps_protocol.errors import DataLoss
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import AppliedPush, MetricCell, ShardSpec, WorkerPushes
-from ps_server.model.shard_model import ShardModel
 from ps_server.numbers.apply import averaged_slices
 from ps_server.optimizers.rule import UpdateRule
 
@@ -116,9 +115,6 @@ def _finite(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-# The tensors of a shard's state, taken from a model, copied, given to another.
-
-
 # What the moving averages are called in a file; no slot of an optimizer has this name.
 AVERAGE_PART = "average"
 
@@ -154,17 +150,6 @@ class StateMemory:
         return sum(memory.nbytes for memory in self.arrays)
 
 
-def memory_of(model: ShardModel, *, values: Array) -> StateMemory:
-    """Returns a model's memories; `values` is the one of its two arenas that is meant."""
-    tables = [model.tables.table(position) for position in range(len(model.tables))]
-    return StateMemory(
-        values=values,
-        slots=model.arena.slots,
-        average=model.arena.average,
-        tables=[(table.values, table.slots) for table in tables],
-    )
-
-
 def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMemory:
     """Returns memories of the same sizes, with the contents that `allocate` gives so many bytes."""
     pieces = iter([allocate(memory.nbytes).view(memory.dtype).reshape(memory.shape) for memory in state.arrays])
@@ -193,26 +178,18 @@ def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory
             yield StateTensor(piece, name, slot.reshape(piece.shape))
 
 
-def hidden_state_of(model: ShardModel, *, step: int) -> HiddenState:
-    """Returns what a model's next steps depend on besides tensors; `step` is the one that it is saved as."""
-    return HiddenState(
-        step=step,
-        powers=dict(zip(rule_keys(model.spec.layout), (rule.powers for rule in model.settings.rules), strict=True)),
-        average_product=model.fused.average_product(model.step),
-        num_nonfinite=model.num_nonfinite,
-        metrics=tuple(model.metrics.cells()),
-        pushes=model.applied.lately(),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One step of a shard: tensors in `memory`, and the rest in `hidden`. Holds no model."""
 
+    spec: ShardSpec
+    rules: Sequence[UpdateRule]
+    hidden: HiddenState
+    memory: StateMemory
 
-def resume(model: ShardModel, state: HiddenState) -> None:
-    """Lets a new model, whose tensors have been filled, go on from there. Raises InvalidSpec, LimitExceeded if it is not its state."""
-    for key, rule in zip(rule_keys(model.spec.layout), model.settings.rules, strict=True):
-        rule.resume(state.powers.get(key, rule.powers))
-    model.fused.resume_averages(state.average_product)
-    model.metrics.resume(state.metrics)
-    model.applied.resume(state.pushes)
-    model.num_nonfinite = state.num_nonfinite
+    def tensors(self) -> Iterator[StateTensor]:
+        """Yields what stands for the state: takes a while where there is much of it."""
+        return tensors_of(self.spec, self.rules, self.memory)
 
 
 def rule_keys(layout: Layout) -> list[str]:

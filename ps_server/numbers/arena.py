@@ -67,8 +67,7 @@ class ShardArena:
         self.layout = layout
         self._rules = tuple(rules)
         self._budget = budget
-        self._padding = padding_words(layout)
-        self._word = np.dtype(f"u{word_bytes(layout)}")
+        self.padding = Padding(layout)
         self.memory = budget.allocate_by(lambda: allocate(layout.nbytes), 2 * layout.nbytes, purpose="the copies of the variables")
         self.words = self.memory.words
         self._buffers = [
@@ -124,14 +123,22 @@ class ShardArena:
         """Returns the copy that holds `step`, if one does."""
         return next((buffer for buffer in self._buffers if buffer.step == step), None)
 
-    def clear_padding(self, memory: Array) -> None:
-        """Zeroes the bytes between the slices, whatever a client sent there."""
-        if self._padding.size:
-            memory.view(self._word)[self._padding] = 0
-
     def release(self) -> None:
         """Takes the arena's bytes off the budget; the owner must not use it again."""
         self._budget.release(self._nbytes)
+
+
+class Padding:
+    """The bytes of a layout's memory that belong to no slice."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._words = padding_words(layout)
+        self._word = np.dtype(f"u{word_bytes(layout)}")
+
+    def clear(self, memory: Array) -> None:
+        """Zeroes them, whatever a client sent there."""
+        if self._words.size:
+            memory.view(self._word)[self._words] = 0
 
 
 def slot_names(layout: Layout, rules: Sequence[UpdateRule]) -> tuple[str, ...]:

@@ -241,7 +241,7 @@ class Table:
                 return rows
         raise self._gone(step)
 
-    def settle_journal(self) -> None:
+    def count_journal(self) -> None:
         """Counts the journal's bytes in the budget, in place of those of the journal before. Under the owner's lock."""
         journal = self._progress.journal
         held = 0 if journal is None or journal.indices is None else journal.indices.nbytes + journal.rows.nbytes
@@ -343,13 +343,18 @@ class TableGroup:
             self.release()
             raise
 
-    def __len__(self) -> int:
-        return len(self._tables)
+    def __iter__(self) -> Iterator[Table]:
+        return iter(self._tables)
 
     @property
     def slot_names(self) -> set[str]:
         """Names of the slots that any of them has."""
         return {name for table in self._tables for name in table.slots}
+
+    @property
+    def contents(self) -> list[Array]:
+        """The bytes of all rows, table by table."""
+        return [table.memory for table in self._tables]
 
     @property
     def first_values(self) -> list[Array]:
@@ -407,10 +412,10 @@ class TableGroup:
                     table.skip()
         return num_nonfinite
 
-    def settle_journals(self) -> None:
+    def count_journals(self) -> None:
         """Counts the journals' bytes. Under the owner's lock."""
         for table in self._tables:
-            table.settle_journal()
+            table.count_journal()
 
     def release(self) -> None:
         """Takes the memory off the budget; the owner must not use it again."""

@@ -42,20 +42,16 @@ from ps_protocol.roles.shard import CheckpointFile, RestoreProgress, RestoreRequ
 from ps_server.model.shard_model import ShardModel
 from ps_server.model.snapshot import (
     HiddenState,
+    Snapshot,
     StateMemory,
     StateTensor,
     decode_hidden_state,
     encode_hidden_state,
-    hidden_state_of,
     memory_like,
-    memory_of,
-    resume,
     rule_keys,
-    tensors_of,
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import MemoryBudget, format_bytes
-from ps_server.optimizers.rule import UpdateRule
 from ps_server.shard.gate import TURN_WAIT_S, Turns
 from ps_server.shard.handles import Creations
 
@@ -444,15 +440,12 @@ class _Save:
 class _Copy:
     """What is to be written, in memory of its own."""
 
-    spec: ShardSpec
-    rules: Sequence[UpdateRule]
-    hidden: HiddenState
+    snapshot: Snapshot
     memory: CopyMemory
 
     def tensors(self) -> list[SavedTensor]:
         """One for each tensor of each slice: takes a while where there are many."""
-        tensors = tensors_of(self.spec, self.rules, self.memory.state)
-        return [SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in tensors]
+        return [SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in self.snapshot.tensors()]
 
 
 class ShardSaves:
@@ -546,7 +539,7 @@ class ShardSaves:
     def _copy(self, request: SaveRequest) -> _Copy:
         with self._lock:
             model = self._find_model(request)
-            like = memory_of(model, values=model.arena.current.memory)
+            like = model.state
         memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}")
         try:
             with self._turns.alone():
@@ -556,14 +549,14 @@ class ShardSaves:
                         raise Unavailable(f"{self._name}: the model was replaced; repeat the call")
                     self._check_step(model, request)
                 started = time.perf_counter()
-                copy_memory(memory_of(model, values=model.arena.current.memory), memory.state, stripes=self._stripes)
-                hidden = hidden_state_of(model, step=request.step)
+                copy_memory(model.state, memory.state, stripes=self._stripes)
+                snapshot = model.snapshot(memory.state, step=request.step)
             seconds = time.perf_counter() - started
         except BaseException:
             self._memories.take_back(memory)
             raise
         log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, like.nbytes, seconds)
-        return _Copy(model.spec, model.settings.rules, hidden, memory)
+        return _Copy(snapshot, memory)
 
     def _write(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> None:
         request, started = save.request, time.perf_counter()
@@ -595,7 +588,7 @@ class ShardSaves:
             shard=self._index,
             num_shards=request.num_shards,
             tensors=copy.tensors(),
-            metadata=encode_hidden_state(copy.hidden),
+            metadata=encode_hidden_state(copy.snapshot.hidden),
             between=between,
         )
 
@@ -618,7 +611,7 @@ class ShardSaves:
 
     def _check_step(self, model: ShardModel, request: SaveRequest) -> None:
         # Where contributions are applied as they arrive, no two shards are at one step: what they have at this moment is what is saved.
-        if model.step != request.step and not model.settings.current.applies_on_arrival:
+        if model.step != request.step and not model.applies_on_arrival:
             raise StepMismatch(
                 f"{self._name}: step {request.step} cannot be saved, it is at step {model.step}", facts={"step": str(model.step)}
             )
@@ -764,14 +757,11 @@ class ShardRestores:
         # Nothing has been changed until now: what is no checkpoint of this model harms nothing.
         model = self._make_room(restore)
         try:
-            values, *_ = model.first_values
-            # The padding, and what no slot belongs to, begins as in a model that was created.
-            model.arena.fill_slots(values)
-            tensors = tensors_of(request.spec, model.settings.rules, memory_of(model, values=values))
-            resume(model, plan.read(storage, tensors, on_progress=lambda num_bytes: self._note(restore, num_bytes)))
+            tensors = model.begin_restore()
+            hidden = plan.read(storage, tensors, on_progress=lambda num_bytes: self._note(restore, num_bytes))
             with self._lock:
                 self._check_wanted(restore)
-                model.publish_restored(request.settings)
+                model.publish_restored(hidden, request.settings)
                 self._on_restored(model, request, stored.checkpoint.epoch)
                 self._creations.put_locked(model)
         except BaseException:

@@ -15,7 +15,7 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.roles.shard import PushReply, ShardSpec
 from ps_server.contributions.inbox import Contribution
-from ps_server.contributions.staging import StagedGradients, check_finite
+from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel, difference
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
@@ -35,7 +35,7 @@ class Push:
     ) -> None:
         self._lock = lock
         self._model = model
-        self._accumulator = model.accumulator
+        self._inbox = model.inbox
         self._contribution = contribution
         self._end = end
 
@@ -47,7 +47,7 @@ class Push:
     ) -> None:
         if self._contribution.outcome is None:
             with self._lock:
-                self._accumulator.abandon(self._contribution)
+                self._inbox.abandon(self._contribution)
 
     @property
     def is_settled(self) -> bool:
@@ -98,23 +98,18 @@ class Push:
         return self._end(self._model, self._contribution)
 
     def _complete(self, memory: StagedGradients) -> None:
-        memory.writer.finish()
-        self._model.complete(memory)
-        if self._model.settings.current.rejects_nonfinite:
-            contribution = self._contribution
-            who = f"worker {contribution.push_id.worker}, step {contribution.step}"
-            check_finite(memory, self._model.spec.layout, who=who)
+        self._inbox.complete(self._contribution, memory)
 
     def _with_memory(self, act: Callable[[StagedGradients], None]) -> bool:
         with self._lock:
-            memory = self._accumulator.begin_write(self._contribution)
+            memory = self._inbox.begin_write(self._contribution)
         if memory is None:
             return False
         try:
             act(memory)
         finally:
             with self._lock:
-                self._accumulator.end_write(self._contribution)
+                self._inbox.end_write(self._contribution)
         return True
 
 
@@ -334,9 +329,9 @@ class Creations:
                 break
             self._displace_locked(self._creation, spec)
         model = self.model or self.make(spec)
-        if len(model.tables):
+        if model.spec.layout.tables:
             # Tables have one copy: while it is written anew, there are no variables.
-            model.accumulator.clear(Cancelled(f"{self._name}: the variables are created anew"))
+            model.inbox.clear(Cancelled(f"{self._name}: the variables are created anew"))
             model.serve(0)
             self.model = None
             self._on_model()
@@ -364,7 +359,7 @@ class Creations:
     def drop_locked(self, reason: PsError) -> None:
         """Drops contributions and creations, whole or under way; their streams end with `reason`."""
         if self.model is not None:
-            self.model.accumulator.clear(reason)
+            self.model.inbox.clear(reason)
         while self._creation is not None:
             self._break_off_locked(self._creation, reason)
 

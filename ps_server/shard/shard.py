@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import (
     EpochMismatch,
@@ -19,7 +17,6 @@ from ps_protocol.errors import (
     Superseded,
     Unavailable,
 )
-from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import HistoryWriter
@@ -41,7 +38,6 @@ from ps_protocol.roles.shard import (
     ShardSpec,
     ShardStatus,
 )
-from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
 from ps_server.model.shard_model import ShardModel
@@ -65,9 +61,7 @@ class ShardHistory:
     def created(self, model: ShardModel) -> None:
         """The variables have their first values."""
         if self._writer is not None:
-            tables = [_bytes(model.tables.table(index).values) for index in range(len(model.tables))]
-            sent = [memory for memory, piece in zip(tables, model.spec.layout.tables, strict=True) if piece.variable.initializer is None]
-            events.note_created(self._writer, model.spec, [model.buffer(None).memory, *sent], process=self._process)
+            events.note_created(self._writer, model.spec, model.sent_contents, process=self._process)
 
     def restored(self, model: ShardModel, request: RestoreRequest, from_epoch: int) -> None:
         """The variables are those of a checkpoint, which was saved in `from_epoch`."""
@@ -99,11 +93,8 @@ class ShardHistory:
 
 
 def _digest(model: ShardModel) -> str:
-    return events.digest(model.buffer(None).memory, [_bytes(model.tables.table(index).values) for index in range(len(model.tables))])
-
-
-def _bytes(values: Array) -> Array:
-    return values.reshape(-1).view(np.uint8)
+    values, *tables = model.contents
+    return events.digest(values, tables)
 
 
 # What a shard reports of itself.
@@ -123,7 +114,7 @@ def shard_status(
     is_alone: bool = False,
 ) -> ShardStatus:
     """Returns step, memory and counters; zeros for what there is not before the variables stand."""
-    accumulator = model.accumulator if model else None
+    inbox = model.inbox if model else None
     layout = model.spec.layout if model else None
     return ShardStatus(
         shard=shard,
@@ -132,15 +123,15 @@ def shard_status(
         chief_incarnation=fences.chief_incarnation,
         step=model.step if model else None,
         num_slices=len(layout.slices) + len(layout.tables) if layout else 0,
-        arena_bytes=layout.nbytes + sum(table.nbytes for table in layout.tables) if layout else 0,
+        arena_bytes=model.num_bytes if model else 0,
         allocated_bytes=allocated_bytes,
-        num_staged=accumulator.num_staged if accumulator else 0,
-        num_pushes=accumulator.num_pushes + model.shared.total(at.NUM_PUSHES) if model and accumulator else 0,
-        num_stale=accumulator.num_stale + model.shared.total(at.NUM_STALE) if model and accumulator else 0,
-        num_duplicates=accumulator.num_duplicates + model.shared.total(at.NUM_DUPLICATES) if model and accumulator else 0,
+        num_staged=inbox.num_staged if inbox else 0,
+        num_pushes=inbox.num_pushes if inbox else 0,
+        num_stale=inbox.num_stale if inbox else 0,
+        num_duplicates=inbox.num_duplicates if inbox else 0,
         num_nonfinite=model.num_nonfinite if model else 0,
         last_apply_s=last_apply_s,
-        settings_version=model.settings.current.version if model else 0,
+        settings_version=model.settings_version if model else 0,
         num_sharing=num_sharing,
         chief_address=chief_address,
         chief_heard_ago_s=chief_heard_ago_s,
@@ -155,13 +146,13 @@ def shard_status(
 def begin_variables(model: ShardModel, turns: Turns, *, step: int | None) -> Reading:
     """Begins to read the variables of `step` (None: the latest); raises StepGone or StepNotReady."""
     buffer = model.buffer(step)
-    version, found, is_torn_allowed = buffer.version, buffer.step, model.settings.current.applies_on_arrival
+    found = buffer.step
     assert found is not None
     return Reading(
         buffer.memory,
         layout=model.spec.layout,
         step=found,
-        is_intact=lambda: is_torn_allowed or buffer.version == version,
+        is_intact=model.watch(buffer),
         hold=turns.reading,
         name="the copy of the variables",
     )
@@ -169,12 +160,11 @@ def begin_variables(model: ShardModel, turns: Turns, *, step: int | None) -> Rea
 
 def begin_slot(model: ShardModel, turns: Turns, *, name: str) -> Reading:
     """Begins to read one slot of the dense variables; no step may be under way. Raises SlotNotFound."""
-    arena, version, is_torn_allowed = model.arena, model.arena.slots_version, model.settings.current.applies_on_arrival
     return Reading(
         model.slot(name),
         layout=model.spec.layout,
         step=model.step,
-        is_intact=lambda: is_torn_allowed or arena.slots_version == version,
+        is_intact=model.watch_slots(),
         hold=turns.reading,
         name=f"slot {name!r}",
     )
@@ -182,14 +172,13 @@ def begin_slot(model: ShardModel, turns: Turns, *, name: str) -> Reading:
 
 def begin_rows(model: ShardModel, turns: Turns, request: RowsRequest) -> RowReading:
     """Begins to read rows of a table, or of a slot of it while no step is under way. Raises what `ShardModel.step_of_rows` raises."""
-    step, arena, version = model.step_of_rows(request), model.arena, model.arena.slots_version
-    is_torn_allowed = model.settings.current.applies_on_arrival
+    step = model.step_of_rows(request)
     return RowReading(
-        model.tables.table(request.table),
-        slot=model.tables.slot(request.table, request.slot) if request.slot else None,
+        model.table(request.table),
+        slot=model.table_slot(request.table, request.slot),
         step=step,
-        is_torn_allowed=is_torn_allowed,
-        is_intact=lambda: is_torn_allowed or arena.slots_version == version,
+        is_torn_allowed=model.applies_on_arrival,
+        is_intact=model.watch_slots(),
         hold=turns.reading(step),
     )
 
@@ -376,14 +365,14 @@ class AdoptableStore:
 
     def _adoption_locked(self) -> Adoption:
         model, notes = self._creations.model, self._chief
-        last = model.last.request if model else None
+        last = model.last_request if model else None
         return Adoption(
             step=model.step if model else None,
             layout_hash=model.spec.layout.hash if model else "",
             record=notes.record,
             record_version=notes.record_version,
             last_apply=last if last is not None and last.epoch == self._fences.epoch else None,
-            pushes=model.applied.lately() if model else (),
+            pushes=model.inbox.ledger.lately_applied() if model else (),
         )
 
     def _check_chief_locked(self, epoch: int, chief_incarnation: int) -> None:
@@ -443,7 +432,7 @@ class ParameterStore(AdoptableStore):
         with self._lock:
             model = self._model_locked(header.epoch, header.layout_hash)
             self._fences.check_life(header.life)
-            return Push(self._lock, model, model.open_push(header), end=self._end_push)
+            return Push(self._lock, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
 
     def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
         """Begins to read the variables of `step` (None: the latest)."""
@@ -548,7 +537,7 @@ class ParameterStore(AdoptableStore):
                 model = self._model_locked(request.epoch)
                 if model.is_repeated(request):
                     return ApplyReply(step=model.step, repeated_request=True)
-                if model.settings.current.accepts_stale:
+                if model.accepts_stale:
                     # Steps come as fast as they can, and each overwrites the copy before the last: a slow reader would never come through.
                     self._turns.wait_for_readers_locked(before=model.step)
                 work = model.begin_apply(request)
@@ -570,7 +559,7 @@ class ParameterStore(AdoptableStore):
     def read_metrics(self, *, epoch: int) -> tuple[MetricCell, ...]:
         """Returns what workers have reported, by name and worker."""
         with self._lock:
-            return tuple(self._model_locked(epoch).metrics.cells())
+            return tuple(self._model_locked(epoch).inbox.metrics.cells())
 
     def list_slots(self, *, epoch: int) -> tuple[str, ...]:
         """Returns the names of the optimizers' slots, sorted."""
@@ -604,14 +593,14 @@ class ParameterStore(AdoptableStore):
     def _end_push(self, model: ShardModel, contribution: Contribution) -> PushReply:
         """Stages a contribution that has all its bytes, or applies it at once, beside others."""
         with self._lock:
-            if model.settings.current.applies_on_arrival:
+            if model.applies_on_arrival:
                 self._turns.wait_locked()
-            is_arrival = contribution.outcome is None and model.settings.current.applies_on_arrival
+            is_arrival = contribution.outcome is None and model.applies_on_arrival
             if is_arrival:
                 work = model.begin_arrival(contribution)
                 self._turns.share_locked()
             else:
-                reply = model.accumulator.stage(contribution, current_step=model.step)
+                reply = model.inbox.stage(contribution, current_step=model.step)
         if not is_arrival:
             failpoint("ps.push.staged_before_ack")
             return reply
@@ -629,7 +618,7 @@ class ParameterStore(AdoptableStore):
                     self._history.arrived(model, contribution.push_id, epoch=self._fences.epoch)
             self._listeners.tell()
         with self._lock:
-            reply = model.accumulator.stage(contribution, current_step=model.step)
+            reply = model.inbox.stage(contribution, current_step=model.step)
         failpoint("ps.push.staged_before_ack")
         return reply
 

@@ -119,7 +119,7 @@ class Sharings:
 
     def variables(self, model: ShardModel) -> Segment:
         """Returns the segment that a model's variables lie in."""
-        memory = model.arena.memory
+        memory = model.memory
         if self._maker is None or not isinstance(memory, Segment):
             raise Unimplemented(f"{self._name}: its system has no memory that could be shared", facts={"same_host": "true"})
         return memory
@@ -135,7 +135,7 @@ class Sharings:
     def check_claim(self, sharing: Sharing) -> None:
         """Raises Superseded if a later incarnation of the worker has pushed."""
         with self._lock:
-            sharing.model.accumulator.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
+            sharing.model.inbox.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
 
     def grant(self, sharing: Sharing, slots: Sequence[GradientSlot]) -> None:
         """Has contributions looked for in the slots. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
@@ -144,7 +144,7 @@ class Sharings:
                 raise Cancelled(f"{self._name}: what was shared with worker {sharing.claim.worker} is not there any more; register again")
             earlier = [other for other in self.open if slots and other.slots and self._is_earlier(other, sharing)]
             say_so = self.end_locked(earlier)
-            sharing.model.shared.add(slots)
+            sharing.model.inbox.share(slots)
             sharing.slots += slots
             if sharing not in self.open:
                 self.open.append(sharing)
@@ -167,7 +167,7 @@ class Sharings:
         sharings = tuple(sharings)
         for sharing in sharings:
             sharing.is_ended = True
-            sharing.model.shared.remove(sharing.slots, is_lost=is_lost)
+            sharing.model.inbox.unshare(sharing.slots, is_lost=is_lost)
             sharing.slots = []
             if sharing in self.open:
                 self.open.remove(sharing)

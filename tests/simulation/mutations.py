@@ -14,10 +14,8 @@ from chief.core.training import Training
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.roles.chief import Participant
 from ps_protocol.roles.shard import PushId
-from ps_server.model import snapshot
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
-from ps_server.shard import checkpoints
 from ps_server.shard.gate import Fences
 from tests.simulation.chief_shards import ChiefAtShards
 from tests.simulation.scenario import Fault, Scenario
@@ -74,8 +72,8 @@ def _believes_rotten_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_slots(patch: pytest.MonkeyPatch) -> None:
-    real = snapshot.tensors_of
-    patch.setattr(checkpoints, "tensors_of", lambda *given: (tensor for tensor in real(*given) if not tensor.part))
+    real = ShardModel.begin_restore
+    patch.setattr(ShardModel, "begin_restore", lambda self: [tensor for tensor in real(self) if not tensor.part])
 
 
 def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An accumulator at a step, and the words of workers for it. Knows how to open, fill and stage; asserts nothing."""
+"""An inbox at a step, and the words of workers for it. Knows how to open, fill and stage; asserts nothing."""
 
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import DataType, VariableSpec
@@ -14,7 +14,7 @@ STEP = 5
 
 
 class StagingShard:
-    """An accumulator and its pool, at a step."""
+    """An inbox and its pool, at a step."""
 
     def __init__(self, *, max_staged_per_worker: int = 2, limit_bytes: int | None = None) -> None:
         self.budget = MemoryBudget(limit_bytes, owner="ps 0")
@@ -22,7 +22,7 @@ class StagingShard:
         staging = StagingMemory(LAYOUT, self.pool, budget=self.budget)
         self.released: list[GradientSlot] = []
         self.shared = GradientSlots(release=self.released.append)
-        self.accumulator = Inbox(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
+        self.inbox = Inbox(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
         self.step = STEP
 
     def open(
@@ -30,18 +30,18 @@ class StagingShard:
     ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
         header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=LAYOUT.hash, memory_slot=memory_slot)
-        return self.accumulator.open(header, current_step=self.step)
+        return self.inbox.open(header, current_step=self.step)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:
-        memory = self.accumulator.begin_write(contribution)
+        memory = self.inbox.begin_write(contribution)
         if memory is None:
             return False
         memory.writer.write(0, bytes([value]) * NBYTES)
-        self.accumulator.end_write(contribution)
+        self.inbox.end_write(contribution)
         return True
 
     def stage(self, contribution: Contribution) -> PushReply:
-        return self.accumulator.stage(contribution, current_step=self.step)
+        return self.inbox.stage(contribution, current_step=self.step)
 
     def push(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, value: int = 1) -> PushResult:
         contribution = self.open(worker, incarnation=incarnation, sequence=sequence, step=step)
@@ -49,12 +49,12 @@ class StagingShard:
         return self.stage(contribution).result
 
     def values(self, *push_ids: PushId) -> list[int]:
-        contributions = self.accumulator.contributions(push_ids, step=self.step)
+        contributions = self.inbox.select(push_ids, step=self.step)
         return [int(contribution.memory.dense[0]) for contribution in contributions if contribution.memory is not None]
 
     def advance(self) -> None:
         self.step += 1
-        self.accumulator.advance(self.step)
+        self.inbox.advance(self.step)
 
     @property
     def num_lent(self) -> int:

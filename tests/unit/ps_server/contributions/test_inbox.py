@@ -30,21 +30,21 @@ from tests.support.staging import NBYTES, STEP, StagingShard, push_id
 def shard() -> Iterator[StagingShard]:
     fixture = StagingShard()
     yield fixture
-    fixture.accumulator.clear(EpochMismatch("the test is over"))
+    fixture.inbox.clear(EpochMismatch("the test is over"))
     assert fixture.num_lent == 0
-    assert not fixture.accumulator._num_held
+    assert not fixture.inbox._num_held
     fixture.pool.release_all()
     assert fixture.budget.allocated_bytes == 0
 
 
 def test_whole_push_is_staged(shard: StagingShard) -> None:
     assert shard.push() is PushResult.STAGED
-    assert (shard.accumulator.num_staged, shard.accumulator.num_pushes) == (1, 1)
+    assert (shard.inbox.num_staged, shard.inbox.num_pushes) == (1, 1)
 
 
 def test_open_push_is_not_staged(shard: StagingShard) -> None:
     shard.fill(shard.open())
-    assert shard.accumulator.num_staged == 0
+    assert shard.inbox.num_staged == 0
     with pytest.raises(ContributionMissing):
         shard.values(push_id(0))
 
@@ -52,7 +52,7 @@ def test_open_push_is_not_staged(shard: StagingShard) -> None:
 def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: StagingShard) -> None:
     contribution = shard.open()
     shard.fill(contribution)
-    shard.accumulator.abandon(contribution)
+    shard.inbox.abandon(contribution)
     assert shard.num_lent == 0
     assert shard.push() is PushResult.STAGED
 
@@ -60,8 +60,8 @@ def test_abandoned_push_gives_its_buffer_back_and_can_be_sent_again(shard: Stagi
 def test_abandoning_after_staging_changes_nothing(shard: StagingShard) -> None:
     contribution = shard.open()
     shard.stage(contribution)
-    shard.accumulator.abandon(contribution)
-    assert shard.accumulator.num_staged == 1
+    shard.inbox.abandon(contribution)
+    assert shard.inbox.num_staged == 1
 
 
 def test_gradients_come_in_the_order_of_push_ids(shard: StagingShard) -> None:
@@ -88,7 +88,7 @@ def test_push_id_that_is_staged_is_a_duplicate_without_a_buffer(shard: StagingSh
     again = shard.open()
     assert again.outcome == PushReply(result=PushResult.DUPLICATE, step=STEP)
     assert not shard.fill(again, 99)
-    assert (shard.num_lent, shard.accumulator.num_duplicates) == (1, 1)
+    assert (shard.num_lent, shard.inbox.num_duplicates) == (1, 1)
     assert shard.values(push_id(0)) == [1]
 
 
@@ -96,12 +96,12 @@ def test_push_id_of_an_applied_step_is_a_duplicate(shard: StagingShard) -> None:
     shard.push()
     shard.advance()
     assert shard.push() is PushResult.DUPLICATE
-    assert shard.accumulator.num_stale == 0
+    assert shard.inbox.num_stale == 0
 
 
 def test_push_id_that_was_stale_stays_stale(shard: StagingShard) -> None:
     assert [shard.push(step=STEP - 1), shard.push(step=STEP - 1)] == [PushResult.STALE, PushResult.STALE]
-    assert (shard.accumulator.num_stale, shard.accumulator.num_duplicates, shard.num_lent) == (1, 1, 0)
+    assert (shard.inbox.num_stale, shard.inbox.num_duplicates, shard.num_lent) == (1, 1, 0)
 
 
 def test_push_id_with_another_step_is_refused(shard: StagingShard) -> None:
@@ -134,7 +134,7 @@ def test_newer_incarnation_keeps_what_the_older_one_staged(shard: StagingShard) 
     shard.push(incarnation=2, value=2)
     assert shard.values(push_id(0, incarnation=1)) == [1]
     shard.advance()
-    assert (shard.accumulator.num_staged, shard.num_lent) == (0, 0)
+    assert (shard.inbox.num_staged, shard.num_lent) == (0, 0)
 
 
 def test_newer_incarnation_ends_the_streams_of_the_older_one(shard: StagingShard) -> None:
@@ -156,11 +156,11 @@ def test_same_push_on_a_second_stream_ends_the_first(shard: StagingShard) -> Non
 
 def test_buffer_that_is_being_written_goes_back_when_the_copy_ends(shard: StagingShard) -> None:
     first = shard.open()
-    assert shard.accumulator.begin_write(first) is not None
+    assert shard.inbox.begin_write(first) is not None
     second = shard.open()
     assert shard.num_lent == 2
     assert second.memory is not None and first.memory is not None and second.memory.dense is not first.memory.dense
-    shard.accumulator.end_write(first)
+    shard.inbox.end_write(first)
     assert shard.num_lent == 1
 
 
@@ -171,7 +171,7 @@ def test_worker_has_a_limit_of_pushes_in_flight(shard: StagingShard) -> None:
         shard.open(3, sequence=3)
     assert caught.value.facts == {"worker": "3", "in_flight": "2", "limit": "2"}
     assert shard.push(4) is PushResult.STAGED
-    shard.accumulator.abandon(open_one)
+    shard.inbox.abandon(open_one)
     assert shard.push(3, sequence=3) is PushResult.STAGED
 
 
@@ -186,27 +186,27 @@ def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: StagingSha
     shard.push(0)
     late = shard.open(1)
     shard.advance()
-    assert (shard.accumulator.num_staged, shard.num_lent) == (0, 0)
+    assert (shard.inbox.num_staged, shard.num_lent) == (0, 0)
     assert not shard.fill(late)
     assert shard.stage(late) == PushReply(result=PushResult.STALE, step=STEP + 1)
     assert shard.push(1) is PushResult.STALE
-    assert shard.accumulator.num_stale == 1
+    assert shard.inbox.num_stale == 1
 
 
 def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: StagingShard) -> None:
     late = shard.open()
-    assert shard.accumulator.begin_write(late) is not None
+    assert shard.inbox.begin_write(late) is not None
     shard.advance()
     shard.advance()
-    assert (shard.num_lent, shard.accumulator.num_stale) == (1, 1)
-    shard.accumulator.end_write(late)
+    assert (shard.num_lent, shard.inbox.num_stale) == (1, 1)
+    shard.inbox.end_write(late)
     assert shard.num_lent == 0
 
 
 def test_new_epoch_forgets_everything(shard: StagingShard) -> None:
     shard.push(0, incarnation=5)
     under_way = shard.open(1)
-    shard.accumulator.clear(EpochMismatch("cluster epoch rose to 2"))
+    shard.inbox.clear(EpochMismatch("cluster epoch rose to 2"))
     with pytest.raises(EpochMismatch, match="rose to 2"):
         shard.stage(under_way)
     assert shard.push(0, incarnation=1) is PushResult.STAGED
@@ -214,12 +214,12 @@ def test_new_epoch_forgets_everything(shard: StagingShard) -> None:
 
 def test_failed_write_leaves_the_push_to_be_abandoned(shard: StagingShard) -> None:
     contribution = shard.open()
-    memory = shard.accumulator.begin_write(contribution)
+    memory = shard.inbox.begin_write(contribution)
     assert memory is not None
     with pytest.raises(FrameOutOfOrder):
         memory.writer.write(8, b"x")
-    shard.accumulator.end_write(contribution)
-    shard.accumulator.abandon(contribution)
+    shard.inbox.end_write(contribution)
+    shard.inbox.abandon(contribution)
     assert shard.num_lent == 0
 
 
@@ -238,14 +238,14 @@ def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
             shard.push(worker, sequence=sequence, step=shard.step)
         shard.advance()
     assert shard.pool.num_buffers == 3
-    assert shard.accumulator._seen.num_outcomes(0) <= 64
+    assert shard.inbox.ledger.num_outcomes(0) <= 64
 
 
 def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "MAX_WORKERS", 2)
     for worker in (0, 1, 2):
         shard.push(worker)
-    assert shard.accumulator._seen.workers == {1, 2}
+    assert shard.inbox.ledger.workers == {1, 2}
     # Forgotten, but what it staged is still recognised.
     assert shard.push(0) is PushResult.DUPLICATE
     assert shard.num_lent == 3
@@ -266,20 +266,20 @@ def test_any_sequence_of_events_loses_no_buffer(shard: StagingShard, seed: int) 
             elif under_way:
                 contribution = under_way[int(rng.integers(len(under_way)))]
                 if event == 2 and not contribution.is_writing:
-                    shard.accumulator.begin_write(contribution)
+                    shard.inbox.begin_write(contribution)
                 elif contribution.is_writing:
-                    shard.accumulator.end_write(contribution)
+                    shard.inbox.end_write(contribution)
                 elif event == 3:
-                    shard.accumulator.abandon(contribution)
+                    shard.inbox.abandon(contribution)
                 else:
                     shard.stage(contribution)
         except PsError:
             pass
         num_writing = sum(c.is_writing and c.outcome is not None for c in under_way)
-        assert shard.num_lent == shard.accumulator.num_staged + len(shard.accumulator._open) + num_writing
+        assert shard.num_lent == shard.inbox.num_staged + len(shard.inbox._open) + num_writing
     for contribution in under_way:
         if contribution.is_writing:
-            shard.accumulator.end_write(contribution)
+            shard.inbox.end_write(contribution)
 
 
 # Contributions of steps gone by, where they are accepted: staged until they are applied, discarded, or applied on arrival.
@@ -288,9 +288,9 @@ def test_any_sequence_of_events_loses_no_buffer(shard: StagingShard, seed: int) 
 @pytest.fixture
 def lenient() -> Iterator[StagingShard]:
     shard = StagingShard()
-    shard.accumulator.accepts_any_step = True
+    shard.inbox.accepts_any_step = True
     yield shard
-    shard.accumulator.clear(EpochMismatch("the test is over"))
+    shard.inbox.clear(EpochMismatch("the test is over"))
     assert shard.num_lent == 0
 
 
@@ -299,7 +299,7 @@ def test_contributions_of_any_step_are_staged_and_stay(lenient: StagingShard) ->
         assert lenient.push(worker, step=step) is PushResult.STAGED
     under_way = lenient.open(3, step=STEP - 2)
     lenient.advance()
-    assert lenient.accumulator.num_staged == 3
+    assert lenient.inbox.num_staged == 3
     assert lenient.fill(under_way)
     assert lenient.stage(under_way).result is PushResult.STAGED
 
@@ -307,9 +307,9 @@ def test_contributions_of_any_step_are_staged_and_stay(lenient: StagingShard) ->
 def test_applied_contributions_are_ended_by_name(lenient: StagingShard) -> None:
     lenient.push(0)
     lenient.push(1)
-    lenient.accumulator.end(lenient.accumulator.contributions([push_id(0)], step=STEP))
+    lenient.inbox.end(lenient.inbox.select([push_id(0)], step=STEP), step=STEP)
     lenient.advance()
-    assert (lenient.accumulator.num_staged, lenient.num_lent) == (1, 1)
+    assert (lenient.inbox.num_staged, lenient.num_lent) == (1, 1)
     assert lenient.push(0) is PushResult.DUPLICATE
 
 
@@ -318,25 +318,25 @@ def test_discarding_drops_what_is_named_and_knows_no_others(lenient: StagingShar
     lenient.push(1, sequence=1)
     lenient.push(1, sequence=2)
     late, given_up = lenient.open(2), lenient.open(3)
-    lenient.accumulator.discard([push_id(0), push_id(9), push_id(2), push_id(3, sequence=0)], current_step=STEP)
-    assert lenient.accumulator.num_staged == 2
+    lenient.inbox.discard([push_id(0), push_id(9), push_id(2), push_id(3, sequence=0)], current_step=STEP)
+    assert lenient.inbox.num_staged == 2
     assert lenient.stage(late).result is PushResult.STALE
     with pytest.raises(Superseded, match="given up incarnation 1"):
         lenient.stage(given_up)
-    lenient.accumulator.discard([push_id(1, incarnation=2, sequence=0)], current_step=STEP)
-    assert lenient.accumulator.num_staged == 2
-    lenient.accumulator.discard([push_id(1, sequence=0)], current_step=STEP)
-    assert (lenient.accumulator.num_staged, lenient.num_lent) == (0, 0)
+    lenient.inbox.discard([push_id(1, incarnation=2, sequence=0)], current_step=STEP)
+    assert lenient.inbox.num_staged == 2
+    lenient.inbox.discard([push_id(1, sequence=0)], current_step=STEP)
+    assert (lenient.inbox.num_staged, lenient.num_lent) == (0, 0)
 
 
 def test_arrival_counts_as_applied_before_it_is(lenient: StagingShard) -> None:
     contribution = lenient.open()
     lenient.fill(contribution)
-    lenient.accumulator.begin_arrival(contribution, step=STEP)
+    lenient.inbox.begin_arrival(contribution, step=STEP)
     assert lenient.push() is PushResult.DUPLICATE
-    lenient.accumulator.clear(EpochMismatch("cluster epoch rose to 2"))
+    lenient.inbox.clear(EpochMismatch("cluster epoch rose to 2"))
     assert lenient.num_lent == 1
-    lenient.accumulator.end([contribution])
-    lenient.accumulator.abandon(contribution)
+    lenient.inbox.end([contribution], step=STEP)
+    lenient.inbox.abandon(contribution)
     assert lenient.stage(contribution) == PushReply(result=PushResult.APPLIED, step=STEP)
-    assert (lenient.num_lent, lenient.accumulator.num_pushes) == (0, 1)
+    assert (lenient.num_lent, lenient.inbox.num_pushes) == (0, 1)

@@ -46,8 +46,8 @@ class _Sharing:
         return self.worker.commit(slot, header).result
 
     def apply(self, *sequences: int) -> None:
-        accumulator = self.shard.accumulator
-        accumulator.end(accumulator.contributions([push_id(0, sequence=sequence) for sequence in sequences], step=self.shard.step))
+        inbox, step = self.shard.inbox, self.shard.step
+        inbox.end(inbox.select([push_id(0, sequence=sequence) for sequence in sequences], step=step), step=step)
         self.shard.advance()
         self.board[at.OPEN_STEP] = self.shard.step
 
@@ -60,7 +60,7 @@ def shard() -> StagingShard:
 def test_contribution_that_nobody_told_of_is_found(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     assert sharing.push(1, value=7) is PushResult.STAGED
-    assert shard.accumulator.num_staged == 1
+    assert shard.inbox.num_staged == 1
     assert shard.values(push_id(0, sequence=1)) == [7]
 
 
@@ -114,7 +114,7 @@ def test_slot_stays_taken_where_any_step_is_accepted(shard: StagingShard) -> Non
     sharing.push(1)
     sharing.board[at.MODE], sharing.board[at.OPEN_STEP] = PushMode.ANY_STEP, STEP + 1
     assert sharing.worker.free() is None
-    shard.accumulator.discard([push_id(0, sequence=1)], current_step=STEP)
+    shard.inbox.discard([push_id(0, sequence=1)], current_step=STEP)
     assert sharing.worker.free() is not None
 
 
@@ -122,7 +122,7 @@ def test_slot_of_a_refused_contribution_is_free(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
     assert sharing.worker.release([1]) == ()
-    assert shard.accumulator.num_staged == 0
+    assert shard.inbox.num_staged == 0
     assert sharing.push(2) is PushResult.STAGED
 
 
@@ -147,7 +147,7 @@ def test_pushes_in_memory_and_by_call_share_one_limit(shard: StagingShard) -> No
     sharing = _Sharing(shard)
     sharing.push(1)
     assert shard.push(sequence=2) is PushResult.STAGED
-    assert shard.accumulator.num_staged == 2
+    assert shard.inbox.num_staged == 2
     with pytest.raises(Exception, match="worker 0: 2 pushes in flight, limit 2"):
         shard.open(sequence=3)
 
@@ -196,7 +196,7 @@ def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> No
     assert contribution.memory is not None and contribution.memory.dense is sharing.slots[0].memory
     shard.shared.remove(sharing.slots)
     assert not shard.released
-    shard.accumulator.abandon(contribution)
+    shard.inbox.abandon(contribution)
     assert shard.released == sharing.slots
 
 
@@ -211,7 +211,7 @@ def test_slot_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
 def test_new_epoch_forgets_what_lies_in_slots(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
-    shard.accumulator.clear(InvalidSpec("a new epoch"))
+    shard.inbox.clear(InvalidSpec("a new epoch"))
     assert shard.released == sharing.slots
     with pytest.raises(ContributionMissing):
         shard.values(push_id(0, sequence=1))

@@ -8,6 +8,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import SparsePart
 from ps_server.contributions.staging import StagedGradients, StagingMemory
+from ps_server.numbers.arena import Padding
 from ps_server.numbers.memory import BufferPool, MemoryBudget
 
 
@@ -57,6 +58,7 @@ def test_bytes_go_to_the_arena_then_to_indices_and_rows_of_each_table(fixture: _
         staged.writer.write(offset, content[offset : offset + 7])
     staged.writer.finish()
     fixture.staging.put_in_order(staged)
+    Padding(LAYOUT).clear(arena)
     np.testing.assert_array_equal(staged.dense, arena)
     assert staged.rows[0].indices.tolist() == [1, 4, 9]
     np.testing.assert_array_equal(staged.rows[0].rows, emb[[1, 0, 2]])

@@ -6,7 +6,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.roles.shard import Metric
-from ps_server.model.shard_model import MAX_METRICS, MetricCells
+from ps_server.contributions.inbox import MAX_METRICS, MetricCells
 
 
 def test_cell_sums_values_by_their_weights() -> None:

@@ -62,7 +62,7 @@ def test_clearing_the_padding_leaves_the_variables(layout: Layout) -> None:
     arena = _arena(layout)
     memory = arena.current.memory
     memory[:] = 255
-    arena.clear_padding(memory)
+    arena.padding.clear(memory)
     for index, piece in enumerate(layout.slices):
         assert np.isnan(layout.view(memory, index)).all(), piece.variable.name
     assert int((memory == 255).sum()) == sum(piece.nbytes for piece in layout.slices)
@@ -73,7 +73,7 @@ def test_arena_without_bytes_steps_along(layout: Layout) -> None:
     arena = _arena(layout, ADAM, averages=AverageSpec(decay=0.5))
     arena.begin_next()
     arena.publish_next(8)
-    arena.clear_padding(arena.current.memory)
+    arena.padding.clear(arena.current.memory)
     assert (arena.current.step, arena.current.memory.nbytes, sum(slot.nbytes for slot in arena.slots.values())) == (8, 0, 0)
 
 

@@ -43,7 +43,7 @@ def _step(table: Table, gradient: RowGradient, *, step: int) -> None:
     table._rule.begin(step)
     table.apply(gradient)
     table._rule.advance()
-    table.settle_journal()
+    table.count_journal()
 
 
 ALL = np.arange(NUM_ROWS)
