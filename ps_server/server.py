@@ -35,7 +35,7 @@ from ps_server.serving.calls import (
 )
 from ps_server.serving.local import new_process_incarnation
 from ps_server.serving.streams import CommandService, IdleStreams, StreamService
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
 # Since when no chief has been heard, and when that is to be said.
@@ -106,7 +106,7 @@ class ParameterServer:
         self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._apply_threads = ApplyThreads(config.apply_threads if config.apply_threads is not None else default_apply_threads())
         process_incarnation = new_process_incarnation()
-        self._store = ParameterStore(
+        self._store = Shard(
             index=config.index,
             process_incarnation=process_incarnation,
             memory_limit_bytes=limit_bytes,
@@ -133,7 +133,7 @@ class ParameterServer:
         return self._address
 
     @property
-    def store(self) -> ParameterStore:
+    def store(self) -> Shard:
         """What it serves: for a chief in the same process, which then calls `hear_chief` itself."""
         return self._store
 

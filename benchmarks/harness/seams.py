@@ -38,8 +38,8 @@ WORKER_SEAMS = (
     ("ps_protocol.rpc.chief:GrpcChief.commit_push", "commit and token"),
 )
 SERVER_SEAMS = (
-    ("ps_server.shard.shard:ParameterStore.apply_step", "apply"),
-    ("ps_server.shard.shard:ParameterStore.prepare_step", "norms"),
+    ("ps_server.shard.shard:Shard.apply_step", "apply"),
+    ("ps_server.shard.shard:Shard.prepare_step", "norms"),
 )
 # Generators of the messages with variables, in each module that calls them.
 SERVER_STREAMS = (
@@ -47,7 +47,7 @@ SERVER_STREAMS = (
     ("ps_server.serving.calls:content_messages", "send"),
 )
 # Where a contribution begins at a parameter server, and what it then goes through.
-RECEIVING_BEGIN = "ps_server.shard.shard:ParameterStore.open_push"
+RECEIVING_BEGIN = "ps_server.shard.shard:Shard.open_push"
 RECEIVING_CALLS = tuple(f"ps_server.shard.handles:Push.{method}" for method in ("write", "finish", "finish_with"))
 SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), RECEIVING_BEGIN, *RECEIVING_CALLS)
 

@@ -18,7 +18,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 from ps_server.config import default_apply_threads
 from ps_server.numbers.apply import FusedApply, StepMemory, share
 from ps_server.optimizers.rule import UpdateRule
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
@@ -122,7 +122,7 @@ def small_step_us(name: str, *, num_steps: int) -> float:
     variables = [VariableSpec(name=f"v{index}", data_type=DataType.FLOAT32, shape=(_SMALL_BYTES // 16,)) for index in range(4)]
     layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
     threads = ApplyThreads(default_apply_threads())
-    store = ParameterStore(index=0, process_incarnation=1, apply_threads=threads)
+    store = Shard(index=0, process_incarnation=1, apply_threads=threads)
     store.adopt(epoch=1, chief_incarnation=1)
     spec = ShardSpec(epoch=1, shard=0, layout=layout, optimizer=OptimizerSpec(name=name, learning_rate=constant(0.001)))
     with store.open_creation(spec) as creation:
@@ -133,7 +133,7 @@ def small_step_us(name: str, *, num_steps: int) -> float:
     return round(statistics.median(seconds[num_steps // 10 :]) * 1e6, 1)
 
 
-def _small_step_s(store: ParameterStore, layout: Layout, step: int) -> float:
+def _small_step_s(store: Shard, layout: Layout, step: int) -> float:
     push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(_NUM_CONTRIBUTIONS))
     for push_id in push_ids:
         with store.open_push(PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout.hash)) as push:

@@ -19,7 +19,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.config import default_apply_threads
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
 _NUM_CONTRIBUTIONS = 2
@@ -115,9 +115,7 @@ class _Server:
         ]
         self._layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
         self.threads = ApplyThreads(num_threads)
-        self._store = ParameterStore(
-            index=0, process_incarnation=1, apply_threads=self.threads, storage=LocalStorage(directory / "checkpoints")
-        )
+        self._store = Shard(index=0, process_incarnation=1, apply_threads=self.threads, storage=LocalStorage(directory / "checkpoints"))
         self._store.adopt(epoch=1, chief_incarnation=1)
         chosen = OptimizerSpec(name=optimizer, learning_rate=constant(0.001))
         with self._store.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:

@@ -335,7 +335,7 @@ class AccumulatorRegistry:
         """Adds a copy of a gradient, unless it is stale."""
         with self.open_gradient(header) as incoming:
             for offset, data in content_of(values, indices).chunks(1 << 30):
-                if incoming.is_settled:
+                if incoming.is_answered:
                     break
                 incoming.write(offset, data)
             return incoming.finish()
@@ -421,7 +421,7 @@ class IncomingGradient:
         self._nbytes = 0
 
     @property
-    def is_settled(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether no bytes are wanted."""
         return self._reply is not None
 

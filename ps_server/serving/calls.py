@@ -25,7 +25,7 @@ from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
 from ps_server.accumulators.registry import AccumulatorRegistry, IncomingGradient
 from ps_server.serving.streams import IdleStreams, content_messages, index_blocks, row_messages
 from ps_server.shard.handles import Creation, Push
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from ps_server.shard.sharing import Claim, Sharing
 
 # The calls of workers and the chief.
@@ -42,7 +42,7 @@ class ParameterService:
 
     def __init__(
         self,
-        store: ParameterStore,
+        store: Shard,
         *,
         idle_streams: IdleStreams,
         on_chief_call: Callable[[], None],
@@ -197,7 +197,7 @@ def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tupl
 def _feed(target: Push | Creation, frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]) -> None:
     """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
     while True:
-        if target.is_settled or (frame is not None and not target.write(frame.offset, frame.data)):
+        if target.is_answered or (frame is not None and not target.write(frame.offset, frame.data)):
             return
         message = next(messages, None)
         if message is None:
@@ -213,7 +213,7 @@ def _feed(target: Push | Creation, frame: Frame | None, messages: Iterator[bytes
 class RecoveryService:
     """Serves one store. Thread-safe. `on_chief_call` is told of each call; it must not block."""
 
-    def __init__(self, store: ParameterStore, *, on_chief_call: Callable[[], None]) -> None:
+    def __init__(self, store: Shard, *, on_chief_call: Callable[[], None]) -> None:
         self._store = store
         self._on_chief_call = on_chief_call
         self._name = f"ps {store.index}"
@@ -257,7 +257,7 @@ class RecoveryService:
 class MemoryService:
     """Serves one store. Thread-safe."""
 
-    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams) -> None:
+    def __init__(self, store: Shard, *, idle_streams: IdleStreams) -> None:
         self._store = store
         self._idle_streams = idle_streams
         self._boot_id = memory_segments.boot_id()
@@ -411,7 +411,7 @@ def _first_gradient(messages: Iterator[bytes]) -> tuple[GradientHeader, Frame | 
 
 def _feed_gradient(incoming: IncomingGradient, frame: Frame | None, messages: Iterator[bytes]) -> None:
     """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
-    while not incoming.is_settled:
+    while not incoming.is_answered:
         if frame is not None:
             incoming.write(frame.offset, frame.data)
         message = next(messages, None)

@@ -31,7 +31,7 @@ from ps_protocol.roles.shard import (
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.shard.checkpoints import RunInBackground
 from ps_server.shard.handles import Reading
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 
 # Large enough that the loop costs nothing; small enough that a copy that has become useless ends soon.
 _CHUNK_BYTES = 8 << 20
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 8 << 20
 class InProcessShard:
     """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here.
 
-    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`: see ParameterStore.
+    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`: see Shard.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class InProcessShard:
         run_in_background: RunInBackground | None = None,
         history: HistoryWriter | None = None,
     ) -> None:
-        self._store = ParameterStore(
+        self._store = Shard(
             index=index,
             process_incarnation=new_process_incarnation(),
             memory_limit_bytes=memory_limit_bytes,

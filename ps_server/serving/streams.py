@@ -32,7 +32,7 @@ from ps_protocol.wire.codec import VariablesRequest, decode_message, decode_stan
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
 from ps_server.shard.handles import Push, Reading
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 #
@@ -285,7 +285,7 @@ _Flow = Generator[_Wish, bytes | None, None]
 class PushStream:
     """See FinishingHandler. One stream of contributions."""
 
-    def __init__(self, store: ParameterStore, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(self, store: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
         self._stream = idle_streams.begin_standing(context, name="StreamPushes")
         self._flow: _Flow = _Contributions(store, peer, self._stream, name=name).flow()
@@ -347,7 +347,7 @@ class PushStream:
 class _Contributions:
     """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
 
-    def __init__(self, store: ParameterStore, peer: Peer, stream: Stream, *, name: str) -> None:
+    def __init__(self, store: Shard, peer: Peer, stream: Stream, *, name: str) -> None:
         self._store, self._peer, self._stream, self._name = store, peer, stream, name
         self._is_dropping = False
         # Begins the next contribution, and was read too early.
@@ -395,14 +395,14 @@ class _Contributions:
             if num_bytes:
                 # Nothing but their number tells where the contribution ends.
                 push.expect(num_bytes)
-            while not push.is_settled:
+            while not push.is_answered:
                 if frame is not None and header.encoding is FloatEncoding.INT8_BLOCKS:
                     yield _Wish.TIME
                 if (frame is not None and not push.write(frame.offset, frame.data)) or push.is_whole:
                     break
                 frame = yield from self._next_frame()
             # Whoever sends on does not know yet that nothing more is wanted.
-            self._is_dropping = push.is_settled
+            self._is_dropping = push.is_answered
             if not self._is_quick(push):
                 yield _Wish.TIME
             return push.finish()
@@ -443,7 +443,7 @@ class VariablesStreamOut:
 
     def __init__(
         self,
-        store: ParameterStore,
+        store: Shard,
         peer: Peer,
         context: grpc.ServicerContext,
         *,
@@ -563,7 +563,7 @@ class _Wait:
         self.wanted = wanted
         self._stream = stream
         self._lock = threading.Lock()
-        self._is_settled = False
+        self._is_answered = False
         self._watched: tuple[CallDeadlines, int] | None = None
 
     def begin(self, deadlines: CallDeadlines, max_wait_s: float) -> None:
@@ -571,16 +571,16 @@ class _Wait:
         number = deadlines.begin(self, timeout_s=max_wait_s)
         with self._lock:
             self._watched = deadlines, number
-            is_late = self._is_settled
+            is_late = self._is_answered
         if is_late:
             deadlines.end(number)
 
     def settle(self) -> bool:
         """Whether it is the caller's to answer; nobody else's then."""
         with self._lock:
-            if self._is_settled:
+            if self._is_answered:
                 return False
-            self._is_settled = True
+            self._is_answered = True
             watched = self._watched
         if watched is not None:
             watched[0].end(watched[1])
@@ -588,7 +588,7 @@ class _Wait:
 
     def look(self) -> None:
         """Something has changed."""
-        if not self._is_settled:
+        if not self._is_answered:
             self._stream.look(self)
 
     def expire(self) -> None:
@@ -606,7 +606,7 @@ class _Wait:
 class CommandService:
     """Serves one store. Thread-safe. `on_chief_call` is told of each command; it must not block."""
 
-    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
+    def __init__(self, store: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
         self._store = store
         self._idle_streams = idle_streams
         self._on_chief_call = on_chief_call
@@ -707,7 +707,7 @@ class _Commands:
 class StreamService:
     """Serves one store. Thread-safe; events serve a stream as long as what it carries is small."""
 
-    def __init__(self, store: ParameterStore, *, idle_streams: IdleStreams) -> None:
+    def __init__(self, store: Shard, *, idle_streams: IdleStreams) -> None:
         name = f"ps {store.index}"
         self._deadlines = deadlines = CallDeadlines()
         self.StreamPushes = standing_method_handler(

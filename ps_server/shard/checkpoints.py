@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from threading import Condition
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +29,6 @@ from ps_protocol.errors import (
     DataLoss,
     InternalError,
     PsError,
-    StepMismatch,
     Unavailable,
     WrongRole,
 )
@@ -52,8 +50,9 @@ from ps_server.model.snapshot import (
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import MemoryBudget, format_bytes
-from ps_server.shard.gate import TURN_WAIT_S, Turns
-from ps_server.shard.handles import Creations
+from ps_server.shard.gate import TURN_WAIT_S
+
+log = logging.getLogger("lockstep.server")
 
 # How work beside the steps is begun: in a thread of its own, unless the owner has another way.
 
@@ -413,375 +412,309 @@ class CheckpointPlan:
         return f"{self._checkpoint.tag}/{self._checkpoint.files[shard].name}"
 
 
-# Saving one shard's part of a checkpoint: the copy, for which steps wait, and the writing, for which nobody does.
+# Saving and restoring.
 
 
-log = logging.getLogger("lockstep.server")
+class Side(Protocol):
+    """What the shard does for its checkpoints, each in a block of its gate: nothing here takes its lock."""
+
+    def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
+        """Returns the model that is to be saved and its memories as they are; raises why it cannot be."""
+
+    def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
+        """Calls `copy` with the memories of the step while no other begins; raises why that is not the step to save."""
+
+    def make_room(self, request: RestoreRequest, *, check: Callable[[], None]) -> ShardModel:
+        """Drops the model that is here, for there may not be memory for two, and returns a new one for the request."""
+
+    def put_restored(
+        self, model: ShardModel, hidden: HiddenState, request: RestoreRequest, *, from_epoch: int, check: Callable[[], None]
+    ) -> None:
+        """Makes a model whose tensors were filled the shard's."""
+
+    def drop(self, model: ShardModel) -> None:
+        """Lets go of a model that came to nothing."""
 
 
 @dataclass(slots=True, eq=False)
-class _Save:
-    """One attempt. `is_copied`: steps may go on; `progress` says the rest."""
+class Attempt:
+    """One save or restoration, beside the calls that ask how far it is. `unwanted`: why it is to end before it is done.
 
-    request: SaveRequest
+    `is_copied`: steps may go on beside a save; `file` is what it wrote. The numbers are a restoration's.
+    """
+
+    key: tuple[object, ...]
+    tag: str
     is_copied: bool = False
-    is_unwanted: bool = False
-    progress: SaveProgress = field(default_factory=lambda: SaveProgress(state=SaveState.WRITING))
+    is_done: bool = False
+    failure: PsError | None = None
+    unwanted: PsError | None = None
+    file: CheckpointFile | None = None
+    num_bytes: int = 0
+    num_bytes_read: int = 0
 
     @property
     def is_over(self) -> bool:
-        return self.progress.state is not SaveState.WRITING
+        """Whether it has an outcome."""
+        return self.is_done or self.failure is not None
 
-    def is_for(self, request: SaveRequest) -> bool:
-        return (self.request.epoch, self.request.step, self.request.tag) == (request.epoch, request.step, request.tag)
+    def check_wanted(self) -> None:
+        """Raises `unwanted`."""
+        if self.unwanted is not None:
+            raise self.unwanted
+
+    @property
+    def save_progress(self) -> SaveProgress:
+        """How far a save is."""
+        if self.failure is not None:
+            return SaveProgress(state=SaveState.FAILED, failure=self.failure)
+        return SaveProgress(state=SaveState.DONE, file=self.file) if self.is_done else SaveProgress(state=SaveState.WRITING)
+
+    @property
+    def restore_progress(self) -> RestoreProgress:
+        """How far a restoration is."""
+        return RestoreProgress(is_done=self.is_done, num_bytes_read=self.num_bytes_read, num_bytes=self.num_bytes)
+
+    def restore_words(self) -> str:
+        """The same for people."""
+        share = f"{format_bytes(self.num_bytes_read)} of {format_bytes(self.num_bytes)} read" if self.num_bytes else "its manifest is read"
+        return f"being restored from checkpoint {self.tag}: {share}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """What is to be written, in memory of its own."""
+class Checkpoints:
+    """The saves of one shard, one at a time, and its restorations likewise. Thread-safe.
 
-    snapshot: Snapshot
-    memory: CopyMemory
-
-    def tensors(self) -> list[SavedTensor]:
-        """One for each tensor of each slice: takes a while where there are many."""
-        return [SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in self.snapshot.tensors()]
-
-
-class ShardSaves:
-    """The saves of one shard, one at a time. Thread-safe. `find_model` returns the model, or raises why there is none, under the lock.
-
-    `stripes` share the copying, while no step has them.
+    May be called in a block of the shard's gate where a method says so. `on_restored` is called when a restoration is over.
     """
 
     def __init__(
         self,
-        lock: Condition,
-        turns: Turns,
+        side: Side,
+        turns: StepTurns,
         *,
         index: int,
         budget: MemoryBudget,
         storage: CheckpointStorage | None,
-        find_model: Callable[[SaveRequest], ShardModel],
-        run_in_background: RunInBackground,
+        run_in_background: RunInBackground | None,
+        on_restored: Callable[[], object],
         stripes: StripeRunner = ONE_THREAD,
     ) -> None:
-        self._lock, self._turns = lock, turns
+        self._side, self._turns = side, turns
         self._index, self._name = index, f"ps {index}"
+        self._storage = storage
         self._memories = CopyMemories(budget)
         self._stripes = stripes
-        self._storage = storage
-        self._find_model = find_model
-        self._run_in_background = run_in_background
-        self._latest: _Save | None = None
+        self._run_save = run_in_background or run_quietly_in_thread
+        self._run_restore = run_in_background or run_in_thread
+        self._on_restored = on_restored
+        self._changed = threading.Condition()
+        self._save: Attempt | None = None
+        self._restore: Attempt | None = None
 
     def save(self, request: SaveRequest, *, max_wait_s: float) -> SaveProgress:
         """Copies the model's step and has it written, or says how far that is; see Shard.save. The caller has been let in.
 
         An attempt that is over is begun anew if this asks for it without a wait, as long as the step stands, and the file does not.
         """
-        storage = self._storage
-        if storage is None:
-            raise CheckpointStorageMissing(f"{self._name}: it was started without --checkpoint-dir; give all roles the same one")
-        with self._lock:
-            save = self._known_locked(request)
-        if save is not None and save.is_over and not max_wait_s and not self._stands(storage, save):
+        storage = self._required_storage()
+        key = request.epoch, request.step, request.tag
+        save = self._save
+        if save is not None and save.key != key:
+            save = None
+        if save is not None and save.is_over and not max_wait_s and not _stands(storage, save):
             save = None
         if save is None:
-            save, is_mine = self._begin(request)
+            save, is_mine = self._begin_save(request, key)
             if is_mine:
-                self._copy_and_write(save, storage)
-        with self._lock:
+                self._copy_and_write(save, request, storage)
+        with self._changed:
             if max_wait_s or not save.is_copied:
-                self._lock.wait_for(lambda: save.is_over if max_wait_s else save.is_copied or save.is_over, max_wait_s or TURN_WAIT_S)
-            return save.progress
+                self._changed.wait_for(lambda: save.is_over or (save.is_copied and not max_wait_s), max_wait_s or TURN_WAIT_S)
+            return save.save_progress
 
-    def wait_until_over(self, timeout_s: float) -> None:
+    def wait_until_saved(self, timeout_s: float) -> None:
         """Waits until nothing is being written, but not longer than this."""
-        with self._lock:
-            self._lock.wait_for(lambda: self._latest is None or self._latest.is_over, timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._save is None or self._save.is_over, timeout_s)
 
-    def break_off_locked(self) -> None:
-        """Lets go of a save that nobody wants any more, as soon as it comes to its next file operation."""
-        if self._latest is not None:
-            self._latest.is_unwanted = True
-
-    def _known_locked(self, request: SaveRequest) -> _Save | None:
-        return self._latest if self._latest is not None and self._latest.is_for(request) else None
-
-    def _begin(self, request: SaveRequest) -> tuple[_Save, bool]:
-        with self._lock:
-            model, latest = self._find_model(request), self._latest
-            self._check_step(model, request)
-            if latest is not None and not latest.is_over:
-                if latest.is_for(request):
-                    return latest, False
-                latest.is_unwanted = True
-                raise Unavailable(f"{self._name}: checkpoint {latest.request.tag} is still being written; repeat the call")
-            self._latest = save = _Save(request)
-            return save, True
-
-    def _copy_and_write(self, save: _Save, storage: CheckpointStorage) -> None:
-        try:
-            copy = self._copy(save.request)
-        except BaseException:
-            with self._lock:
-                # As if it had never been asked for.
-                self._latest = None
-                save.progress = SaveProgress(state=SaveState.FAILED, failure=Cancelled(f"{self._name}: nothing was copied; ask again"))
-                self._lock.notify_all()
-            raise
-        with self._lock:
-            save.is_copied = True
-            self._lock.notify_all()
-        self._run_in_background(lambda: self._write(save, copy, storage))
-
-    def _copy(self, request: SaveRequest) -> _Copy:
-        with self._lock:
-            model = self._find_model(request)
-            like = model.state
-        memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}")
-        try:
-            with self._turns.alone():
-                with self._lock:
-                    # Another one would not be the model that there is memory for.
-                    if self._find_model(request) is not model:
-                        raise Unavailable(f"{self._name}: the model was replaced; repeat the call")
-                    self._check_step(model, request)
-                started = time.perf_counter()
-                copy_memory(model.state, memory.state, stripes=self._stripes)
-                snapshot = model.snapshot(memory.state, step=request.step)
-            seconds = time.perf_counter() - started
-        except BaseException:
-            self._memories.take_back(memory)
-            raise
-        log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, like.nbytes, seconds)
-        return _Copy(snapshot, memory)
-
-    def _write(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> None:
-        request, started = save.request, time.perf_counter()
-        file: CheckpointFile | None = None
-        failure: PsError | None = None
-        try:
-            self._check_wanted(save)
-            failpoint("ps.save.before_write")
-            file = self._write_file(save, copy, storage)
-            failpoint("ps.save.before_ack")
-        except PsError as error:
-            failure = error.with_traceback(None)  # which would hold on to the copy
-        except Exception as error:
-            log.exception("%s: checkpoint %s could not be written", self._name, request.tag)
-            failure = InternalError(f"{self._name}: checkpoint {request.tag} could not be written ({type(error).__name__}); see its log")
-        self._memories.take_back(copy.memory)
-        self._end(save, file, failure, seconds=time.perf_counter() - started)
-
-    def _write_file(self, save: _Save, copy: _Copy, storage: CheckpointStorage) -> CheckpointFile:
-        request, pace = save.request, SavePace(self._turns)
-
-        def between() -> None:
-            self._check_wanted(save)
-            pace.give_way()
-
-        return write_file(
-            storage,
-            request.tag,
-            shard=self._index,
-            num_shards=request.num_shards,
-            tensors=copy.tensors(),
-            metadata=encode_hidden_state(copy.snapshot.hidden),
-            between=between,
-        )
-
-    def _check_wanted(self, save: _Save) -> None:
-        if save.is_unwanted:
-            raise Cancelled(f"{self._name}: checkpoint {save.request.tag} is not wanted any more")
-
-    def _end(self, save: _Save, file: CheckpointFile | None, failure: PsError | None, *, seconds: float) -> None:
-        tag = save.request.tag
-        if failure is not None:
-            log.warning("%s: checkpoint not saved tag=%s cause=%s", self._name, tag, failure.message)
-        elif file is not None:
-            log.debug("%s saved tag=%s size=%s seconds=%.3f", self._name, tag, format_bytes(file.num_bytes), seconds)
-        with self._lock:
-            if failure is None:
-                save.progress = SaveProgress(state=SaveState.DONE, file=file)
-            else:
-                save.progress = SaveProgress(state=SaveState.FAILED, failure=failure)
-            self._lock.notify_all()
-
-    def _check_step(self, model: ShardModel, request: SaveRequest) -> None:
-        # Where contributions are applied as they arrive, no two shards are at one step: what they have at this moment is what is saved.
-        if model.step != request.step and not model.applies_on_arrival:
-            raise StepMismatch(
-                f"{self._name}: step {request.step} cannot be saved, it is at step {model.step}", facts={"step": str(model.step)}
-            )
-
-    def _stands(self, storage: CheckpointStorage, save: _Save) -> bool:
-        """Whether the file of a save that is done is still there: what was begun in vain elsewhere is removed, and tried again."""
-        file = save.progress.file
-        if file is None:
-            return False
-        sizes = [stored.files.get(file.name) for stored in storage.stored() if stored.tag == save.request.tag]
-        return file.num_bytes in sizes
-
-
-# Bringing a shard back to a checkpoint, beside the calls that ask how far that is.
-
-
-@dataclass(slots=True, eq=False)
-class _Restore:
-    """One attempt. `reason` is set when nobody wants it any more."""
-
-    request: RestoreRequest
-    num_bytes: int = 0
-    num_bytes_read: int = 0
-    is_done: bool = False
-    failure: PsError | None = None
-    reason: PsError | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.is_done or self.failure is not None
-
-    def is_for(self, request: RestoreRequest) -> bool:
-        mine = self.request
-        return (mine.spec.epoch, mine.tag, mine.manifest_sha256) == (request.spec.epoch, request.tag, request.manifest_sha256)
-
-    def progress(self) -> RestoreProgress:
-        return RestoreProgress(is_done=self.is_done, num_bytes_read=self.num_bytes_read, num_bytes=self.num_bytes)
-
-    def words(self) -> str:
-        share = f"{format_bytes(self.num_bytes_read)} of {format_bytes(self.num_bytes)} read" if self.num_bytes else "its manifest is read"
-        return f"being restored from checkpoint {self.request.tag}: {share}"
-
-
-class ShardRestores:
-    """The restorations of one shard, one at a time. Thread-safe. `on_restored` is told of the model that comes
-    of one, with the epoch that it was saved in, before anybody else; `on_done` is called, without the lock, when it is over.
-    """
-
-    def __init__(
-        self,
-        lock: Condition,
-        turns: Turns,
-        creations: Creations,
-        *,
-        index: int,
-        storage: CheckpointStorage | None,
-        run_in_background: RunInBackground,
-        on_restored: Callable[[ShardModel, RestoreRequest, int], None],
-        on_done: Callable[[], None],
-    ) -> None:
-        self._lock, self._turns, self._creations = lock, turns, creations
-        self._index, self._name = index, f"ps {index}"
-        self._storage = storage
-        self._run_in_background = run_in_background
-        self._on_restored = on_restored
-        self._on_done = on_done
-        self._latest: _Restore | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the shard is being brought back now."""
-        return self._latest is not None and not self._latest.is_over
+    def break_off_save(self) -> None:
+        """Lets go of a save that nobody wants any more, as soon as it comes to its next file operation. In a block, too."""
+        if self._save is not None:
+            self._save.unwanted = Cancelled(f"{self._name}: checkpoint {self._save.tag} is not wanted any more")
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float) -> RestoreProgress:
         """Begins a restoration, or says how far it is; see Shard.restore. The caller has been let in, under the epoch of the request.
 
         One that has failed is begun anew if this asks for it without a wait.
         """
-        storage = self._storage
-        if storage is None:
-            raise CheckpointStorageMissing(f"{self._name}: it was started without --checkpoint-dir; give all roles the same one")
+        storage = self._required_storage()
         if request.spec.shard != self._index:
             raise WrongRole(f"this is {self._name}, not ps {request.spec.shard}; check the addresses and their order")
-        with self._lock:
-            restore = self._latest
-            if restore is None or not restore.is_for(request) or (restore.failure is not None and not max_wait_s):
-                self.break_off_locked(Cancelled(f"{self._name}: another restoration has begun"))
-                self._latest = restore = self._begin_locked(request, storage)
-        with self._lock:
+        key = request.spec.epoch, request.tag, request.manifest_sha256
+        with self._changed:
+            known = self._restore
+            is_new = known is None or known.key != key or (known.failure is not None and not max_wait_s)
+            if is_new:
+                self.break_off_restore(Cancelled(f"{self._name}: another restoration has begun"))
+            restore = Attempt(key, request.tag) if known is None or is_new else known
+            self._restore = restore
+        if is_new:
+            self._run_restore(lambda: self._read(restore, request, storage))
+        with self._changed:
             if max_wait_s:
-                self._lock.wait_for(lambda: restore.is_over, max_wait_s)
+                self._changed.wait_for(lambda: restore.is_over, max_wait_s)
             if restore.failure is not None:
                 raise restore.failure
-            return restore.progress()
+            return restore.restore_progress
 
-    def break_off_locked(self, reason: PsError) -> None:
-        """Gives up a restoration under way: what has been read is dropped."""
-        if self.is_under_way and self._latest is not None:
-            self._latest.reason = self._latest.failure = reason
-            self._creations.restoring = None
-            self._lock.notify_all()
+    @property
+    def restoring(self) -> str:
+        """How far a restoration that is under way is, in words; empty if there is none. In a block, too."""
+        restore = self._restore
+        return "" if restore is None or restore.is_over else restore.restore_words()
 
-    def forget_locked(self, reason: PsError) -> None:
-        """As `break_off_locked`; and what has been restored is dropped by the caller, so that the same may be asked for again."""
-        self.break_off_locked(reason)
-        self._latest = None
+    def break_off_restore(self, reason: PsError) -> None:
+        """Gives up a restoration under way: what has been read is dropped. In a block, too."""
+        with self._changed:
+            if self._restore is not None and not self._restore.is_over:
+                self._restore.unwanted = self._restore.failure = reason
+                self._changed.notify_all()
 
-    def _begin_locked(self, request: RestoreRequest, storage: CheckpointStorage) -> _Restore:
-        restore = _Restore(request)
-        self._creations.restoring = restore.words
-        self._run_in_background(lambda: self._run(restore, storage))
-        return restore
+    def forget_restore(self, reason: PsError) -> None:
+        """As `break_off_restore`; and what has been restored is dropped by the caller, so that the same may be asked for again."""
+        with self._changed:
+            self.break_off_restore(reason)
+            self._restore = None
 
-    def _run(self, restore: _Restore, storage: CheckpointStorage) -> None:
-        started, failure = time.perf_counter(), None
+    def _required_storage(self) -> CheckpointStorage:
+        if self._storage is None:
+            raise CheckpointStorageMissing(f"{self._name}: it was started without --checkpoint-dir; give all roles the same one")
+        return self._storage
+
+    def _end(self, attempt: Attempt, failure: PsError | None) -> None:
+        with self._changed:
+            if not attempt.is_over:
+                attempt.failure, attempt.is_done = failure, failure is None
+            self._changed.notify_all()
+
+    def _failure_of(self, attempt: Attempt, work: Callable[[], None], *, what: str) -> PsError | None:
+        """Does the work, and returns why it failed; `what` did not happen to the checkpoint then."""
         try:
-            self._restore(restore, storage)
+            work()
         except PsError as error:
-            failure = error.with_traceback(None)  # which would hold on to the model that came to nothing
+            return error.with_traceback(None)  # which would hold on to the copy, or to the model that came to nothing
         except Exception as error:
-            log.exception("%s: checkpoint %s could not be restored", self._name, restore.request.tag)
-            failure = InternalError(
-                f"{self._name}: checkpoint {restore.request.tag} could not be restored ({type(error).__name__}); see its log"
+            log.exception("%s: checkpoint %s could not be %s", self._name, attempt.tag, what)
+            return InternalError(f"{self._name}: checkpoint {attempt.tag} could not be {what} ({type(error).__name__}); see its log")
+        return None
+
+    def _begin_save(self, request: SaveRequest, key: tuple[object, ...]) -> tuple[Attempt, bool]:
+        self._side.find_state(request)
+        with self._changed:
+            latest = self._save
+            if latest is not None and not latest.is_over:
+                if latest.key == key:
+                    return latest, False
+                self.break_off_save()
+                raise Unavailable(f"{self._name}: checkpoint {latest.tag} is still being written; repeat the call")
+            self._save = save = Attempt(key, request.tag)
+            return save, True
+
+    def _copy_and_write(self, save: Attempt, request: SaveRequest, storage: CheckpointStorage) -> None:
+        try:
+            snapshot, memory = self._copy(request)
+        except BaseException:
+            with self._changed:
+                # As if it had never been asked for.
+                self._save = None
+            self._end(save, Cancelled(f"{self._name}: nothing was copied; ask again"))
+            raise
+        with self._changed:
+            save.is_copied = True
+            self._changed.notify_all()
+        self._run_save(lambda: self._write(save, request, snapshot, memory, storage))
+
+    def _copy(self, request: SaveRequest) -> tuple[Snapshot, CopyMemory]:
+        model, like = self._side.find_state(request)
+        memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}")
+
+        def copy(state: StateMemory) -> None:
+            started = time.perf_counter()
+            copy_memory(state, memory.state, stripes=self._stripes)
+            stall_s = time.perf_counter() - started
+            log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, state.nbytes, stall_s)
+
+        try:
+            return self._side.copy_state(request, model, memory.state, copy=copy), memory
+        except BaseException:
+            self._memories.take_back(memory)
+            raise
+
+    def _write(self, save: Attempt, request: SaveRequest, snapshot: Snapshot, memory: CopyMemory, storage: CheckpointStorage) -> None:
+        started, pace = time.perf_counter(), SavePace(self._turns)
+
+        def between() -> None:
+            save.check_wanted()
+            pace.give_way()
+
+        def write() -> None:
+            save.check_wanted()
+            failpoint("ps.save.before_write")
+            save.file = write_file(
+                storage,
+                request.tag,
+                shard=self._index,
+                num_shards=request.num_shards,
+                tensors=[SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in snapshot.tensors()],
+                metadata=encode_hidden_state(snapshot.hidden),
+                between=between,
             )
-        with self._lock:
-            if restore.reason is None:
-                restore.failure, restore.is_done = failure, failure is None
-                self._creations.restoring = None
-            self._lock.notify_all()
-        seconds, request = time.perf_counter() - started, restore.request
+            failpoint("ps.save.before_ack")
+
+        failure = self._failure_of(save, write, what="written")
+        self._memories.take_back(memory)
+        if failure is not None:
+            log.warning("%s: checkpoint not saved tag=%s cause=%s", self._name, save.tag, failure.message)
+        elif save.file is not None:
+            seconds = time.perf_counter() - started
+            log.debug("%s saved tag=%s size=%s seconds=%.3f", self._name, save.tag, format_bytes(save.file.num_bytes), seconds)
+        self._end(save, failure)
+
+    def _read(self, restore: Attempt, request: RestoreRequest, storage: CheckpointStorage) -> None:
+        started = time.perf_counter()
+        failure = self._failure_of(restore, lambda: self._read_model(restore, request, storage), what="restored")
+        self._end(restore, failure)
         if failure is None:
-            size = format_bytes(restore.num_bytes)
+            seconds, size = time.perf_counter() - started, format_bytes(restore.num_bytes)
             log.info("%s restored tag=%s step=%d size=%s seconds=%.3f", self._name, request.tag, request.spec.initial_step, size, seconds)
         else:
             log.warning("%s: not restored tag=%s cause=%s", self._name, request.tag, failure.message)
-        self._on_done()
+        self._on_restored()
 
-    def _restore(self, restore: _Restore, storage: CheckpointStorage) -> None:
-        request = restore.request
+    def _read_model(self, restore: Attempt, request: RestoreRequest, storage: CheckpointStorage) -> None:
         stored = read_checkpoint(storage, request.tag, sha256=request.manifest_sha256)
         plan = CheckpointPlan(stored.checkpoint, request.spec)
         restore.num_bytes = plan.num_bytes
+
+        def note(num_bytes: int) -> None:
+            failpoint("ps.restore.mid")
+            restore.num_bytes_read = num_bytes
+            restore.check_wanted()
+
         # Nothing has been changed until now: what is no checkpoint of this model harms nothing.
-        model = self._make_room(restore)
+        model = self._side.make_room(request, check=restore.check_wanted)
         try:
-            tensors = model.begin_restore()
-            hidden = plan.read(storage, tensors, on_progress=lambda num_bytes: self._note(restore, num_bytes))
-            with self._lock:
-                self._check_wanted(restore)
-                model.publish_restored(hidden, request.settings)
-                self._on_restored(model, request, stored.checkpoint.epoch)
-                self._creations.put_locked(model)
+            hidden = plan.read(storage, model.begin_restore(), on_progress=note)
+            self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.epoch, check=restore.check_wanted)
         except BaseException:
-            with self._lock:
-                model.release()
+            self._side.drop(model)
             raise
 
-    def _make_room(self, restore: _Restore) -> ShardModel:
-        """Drops the model that is here, for there may not be memory for two."""
-        tag = restore.request.tag
-        with self._turns.alone(), self._lock:
-            self._check_wanted(restore)
-            self._creations.drop_model_locked(Cancelled(f"{self._name}: it is brought back to checkpoint {tag}; connect again"))
-            return self._creations.make(restore.request.spec)
 
-    def _note(self, restore: _Restore, num_bytes: int) -> None:
-        failpoint("ps.restore.mid")
-        restore.num_bytes_read = num_bytes
-        self._check_wanted(restore)
-
-    def _check_wanted(self, restore: _Restore) -> None:
-        if restore.reason is not None:
-            raise restore.reason
+def _stands(storage: CheckpointStorage, save: Attempt) -> bool:
+    """Whether the file of a save that is done is still there: what was begun in vain elsewhere is removed, and tried again."""
+    file = save.file
+    if file is None or save.failure is not None:
+        return False
+    sizes = [stored.files.get(file.name) for stored in storage.stored() if stored.tag == save.tag]
+    return file.num_bytes in sizes

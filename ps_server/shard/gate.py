@@ -1,75 +1,106 @@
-"""Who is let in, who may change a model now, and who is reading it. Knows threads, epochs and chiefs; no model.
+"""Who is let in, whose turn it is, who reads and who waits: the shard's one lock. Knows threads, epochs and chiefs; no model.
 
 A step takes its turn alone, arrivals share theirs; whoever waits for a step without a thread is told when anything has changed.
 """
 
+import time
 from collections.abc import Callable
-from threading import Condition
+from functools import partial
 from types import TracebackType
 
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LimitExceeded, ShuttingDown, Superseded, Unavailable
+from ps_protocol.process.waiting import QuickCondition
 from ps_server.numbers.memory import MemoryBudget
-
-# Who may change a model now, and who is reading it: a step takes its turn alone, arrivals share theirs.
-
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
 TURN_WAIT_S = 20.0
 # How long an apply waits for readers of what it would overwrite, where steps do not wait for anybody else.
 READERS_WAIT_S = 2.0
+# As much as one message can carry, with room for what stands beside it.
+MAX_RECORD_BYTES = 12 << 20
 
 
-class Turns:
-    """`lock` is the owner's; what ends in `_locked` is called while it is held, and may let it go while waiting."""
+class Gate:
+    """Owns the lock of a shard; only here is it waited for. `name` is the server's, for texts.
 
-    def __init__(self, lock: Condition, *, name: str) -> None:
-        self._lock = lock
+    All that belongs to the shard is looked at and changed inside a block: `with gate:`, or one of those that the methods return. A block
+    holds the lock. What is called in it may let the lock go while it waits, where it says so; then everything may have changed.
+    """
+
+    def __init__(self, name: str, *, budget: MemoryBudget) -> None:
+        self.fences = Fences(name)
+        self.chief = ChiefNotes(budget=budget)
         self._name = name
+        self._lock = QuickCondition()
         self._is_taken = False
-        self._num_sharing = 0
+        self._num_arrivals = 0
         self._readers: dict[int, int] = {}
         # Readers of earlier steps than this one have been waited for in vain.
         self._given_up_before = 0
+        self._listeners: set[Callable[[], object]] = set()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.release()
+
+    # Who is let in
+
+    def admit(self, epoch: int) -> "_Admission":
+        """A block for a caller of this epoch; raises EpochMismatch, ShuttingDown or InternalError unless it is served."""
+        return _Admission(self, epoch)
+
+    def check_chief(self, epoch: int, chief_incarnation: int) -> None:
+        """In a block: hears a chief; raises what `Fences.check_chief_call` raises."""
+        self.fences.check_chief_call(epoch, chief_incarnation)
+        self.chief.heard(time.monotonic())
+
+    def step(self, epoch: int, chief_incarnation: int) -> "_Turn":
+        """A turn for a chief, which is checked before it waits, and after it has; see `turn`."""
+        return _Turn(self, partial(self.check_chief, epoch, chief_incarnation))
+
+    def turn(self, check: Callable[[], object]) -> "_Turn":
+        """A block with a turn that nobody else has. Waits for those under way; raises Unavailable if that takes too long.
+
+        `check` raises if the caller is not served any more; it is asked before the wait, and after it.
+        """
+        return _Turn(self, check)
+
+    def arrival(self) -> "_Arrival":
+        """A block while no step is under way, which may go on beside others like it. Waits for a step; raises Unavailable."""
+        return _Arrival(self)
+
+    # Who reads
+
+    def reading(self, step: int) -> "_Reader":
+        """A reader of `step` is at work in the `with` block, without the lock; an apply that would overwrite what it reads may wait."""
+        return _Reader(self, step)
+
+    # Who waits
 
     @property
     def is_free(self) -> bool:
-        """Whether whoever takes the turn now would wait for nobody, and nobody for readers."""
-        return not (self._is_taken or self._num_sharing or self._readers)
+        """Whether whoever takes the turn now would wait for nobody, and nobody for readers; asks without the lock."""
+        return not (self._is_taken or self._num_arrivals or self._readers)
 
     @property
     def is_idle(self) -> bool:
         """Whether no step and no arrival is under way; asks without the lock."""
-        return not (self._is_taken or self._num_sharing)
+        return not (self._is_taken or self._num_arrivals)
 
     def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits until no step and no arrival is under way, but not longer than this."""
+        """Waits until no step and no arrival is under way, but not longer than this. Not in a block."""
         with self._lock:
             self._lock.wait_for(lambda: self.is_idle, timeout_s)
 
-    def alone(self) -> "_Turn":
-        """A turn that nobody else has, for the `with` block. Waits for those under way; raises Unavailable if that takes too long."""
-        return _Turn(self)
-
-    def wait_locked(self) -> None:
-        """Waits until no step is under way. Raises Unavailable."""
+    def wait_for_step(self) -> None:
+        """In a block: waits until no step is under way, without the lock. Raises Unavailable."""
         if self._is_taken:
-            self._wait_for_locked(lambda: not self._is_taken)
+            self._wait_for(lambda: not self._is_taken)
 
-    def share_locked(self) -> None:
-        """Begins an arrival; `wait_locked` must have returned just now."""
-        self._num_sharing += 1
-
-    def end_shared_locked(self) -> None:
-        """Ends an arrival."""
-        self._num_sharing -= 1
-        self._lock.notify_all()
-
-    def reading(self, step: int) -> "_Reader":
-        """A reader of `step` is at work in the `with` block; an apply that would overwrite what it reads may wait for it."""
-        return _Reader(self._lock, self._readers, step)
-
-    def wait_for_readers_locked(self, *, before: int) -> None:
-        """Waits until nobody reads a step before `before`, but at most READERS_WAIT_S.
+    def wait_for_readers(self, *, before: int) -> None:
+        """In a block: waits until nobody reads a step before `before`, without the lock, but at most READERS_WAIT_S.
 
         Who is slower than that has to read again, and is not waited for any more: one reader that hangs does not set the pace.
         """
@@ -78,71 +109,175 @@ class Turns:
         if not self._lock.wait_for(lambda: not any(self._given_up_before <= step < before for step in self._readers), READERS_WAIT_S):
             self._given_up_before = before
 
-    def begin(self) -> None:
-        """Takes the turn; see `alone`."""
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        """In a block: waits, without the lock, until something is so that takes a moment, and whose end calls `changed`."""
+        self._lock.wait_for(is_so)
+
+    def changed(self) -> None:
+        """In a block: lets those look who wait in another."""
+        self._lock.notify_all()
+
+    @property
+    def num_listeners(self) -> int:
+        """Readers that wait for a step without a thread."""
+        return len(self._listeners)
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """In a block: has a listener called once, without the lock, when anything has changed."""
+        self._listeners.add(listener)
+
+    def forget(self, listener: Callable[[], object]) -> None:
+        """Does not call a listener any more, or at least not later than now."""
         with self._lock:
-            self.wait_locked()
+            self._listeners.discard(listener)
+
+    def tell(self) -> None:
+        """Calls all listeners. Not in a block."""
+        if self._listeners:
+            with self._lock:
+                told, self._listeners = self._listeners, set()
+            for listener in told:
+                listener()
+
+    def _begin_turn(self, check: Callable[[], object]) -> None:
+        check()
+        if not self._is_taken and not self._num_arrivals:
             self._is_taken = True
-            if not self._num_sharing:
-                return
-            try:
-                self._wait_for_locked(lambda: not self._num_sharing)
-            except BaseException:
-                self._end_locked()
-                raise
+            return
+        self.wait_for_step()
+        self._is_taken = True
+        try:
+            self._wait_for(lambda: not self._num_arrivals)
+            check()
+        except BaseException:
+            self._end_turn()
+            raise
 
-    def end(self) -> None:
-        """Gives the turn back."""
-        with self._lock:
-            self._end_locked()
-
-    def _wait_for_locked(self, is_so: Callable[[], bool]) -> None:
-        if not self._lock.wait_for(is_so, TURN_WAIT_S):
-            raise Unavailable(f"{self._name}: a step has been under way for {TURN_WAIT_S:g} s; repeat the call")
-
-    def _end_locked(self) -> None:
+    def _end_turn(self) -> None:
         self._is_taken = False
         self._lock.notify_all()
 
+    def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        if not self._lock.wait_for(is_so, TURN_WAIT_S):
+            raise Unavailable(f"{self._name}: a step has been under way for {TURN_WAIT_S:g} s; repeat the call")
 
-class _Turn:
-    """A turn for a `with` block. A generator would do, at three times the price, and every step takes one."""
 
-    __slots__ = ("_turns",)
+# Blocks are classes with slots: a generator would do, at three times the price, and every step takes some.
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+
+class _Admission:
+    """Holds the lock, if the caller's epoch is served."""
+
+    __slots__ = ("_epoch", "_gate")
+
+    def __init__(self, gate: Gate, epoch: int) -> None:
+        self._gate, self._epoch = gate, epoch
 
     def __enter__(self) -> None:
-        self._turns.begin()
+        gate = self._gate
+        gate._lock.acquire()
+        try:
+            gate.fences.check_caller(self._epoch)
+        except BaseException:
+            gate._lock.release()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._turns.end()
+        self._gate._lock.release()
+
+
+class _Turn:
+    """Holds the lock and the turn; the turn alone in a block of `unlocked`."""
+
+    __slots__ = ("_check", "_gate")
+
+    def __init__(self, gate: Gate, check: Callable[[], object]) -> None:
+        self._gate, self._check = gate, check
+
+    def __enter__(self) -> "_Turn":
+        gate = self._gate
+        gate._lock.acquire()
+        try:
+            gate._begin_turn(self._check)
+        except BaseException:
+            gate._lock.release()
+            raise
+        return self
+
+    def unlocked(self) -> "_Unlocked":
+        """A block inside this one that does not hold the lock, for what takes long."""
+        return _Unlocked(self._gate._lock)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._gate._end_turn()
+        self._gate._lock.release()
+
+
+class _Arrival:
+    """Holds the lock while no step is under way; in a block of `unlocked` no step begins, either."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> "_Arrival":
+        gate = self._gate
+        gate._lock.acquire()
+        try:
+            gate.wait_for_step()
+            gate._num_arrivals += 1
+        except BaseException:
+            gate._lock.release()
+            raise
+        return self
+
+    def unlocked(self) -> "_Unlocked":
+        """A block inside this one that does not hold the lock, for what takes long."""
+        return _Unlocked(self._gate._lock)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        gate = self._gate
+        gate._num_arrivals -= 1
+        gate._lock.notify_all()
+        gate._lock.release()
+
+
+class _Unlocked:
+    """Lets the lock of the block around it go."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: QuickCondition) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.release()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.acquire()
 
 
 class _Reader:
-    """One reader among those of `readers`, which has their number by step."""
+    """One reader of a step."""
 
-    __slots__ = ("_lock", "_readers", "_step")
+    __slots__ = ("_gate", "_step")
 
-    def __init__(self, lock: Condition, readers: dict[int, int], step: int) -> None:
-        self._lock = lock
-        self._readers = readers
-        self._step = step
+    def __init__(self, gate: Gate, step: int) -> None:
+        self._gate, self._step = gate, step
 
     def __enter__(self) -> None:
-        with self._lock:
-            self._readers[self._step] = self._readers.get(self._step, 0) + 1
+        gate = self._gate
+        with gate._lock:
+            gate._readers[self._step] = gate._readers.get(self._step, 0) + 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._lock:
-            self._readers[self._step] -= 1
-            if not self._readers[self._step]:
-                del self._readers[self._step]
-                self._lock.notify_all()
-
-
-# Whom a parameter server serves: its epoch, the chief that has it, and whether it still works at all.
+        gate = self._gate
+        with gate._lock:
+            gate._readers[self._step] -= 1
+            if not gate._readers[self._step]:
+                del gate._readers[self._step]
+                gate._lock.notify_all()
 
 
 class Fences:
@@ -250,44 +385,6 @@ class Fences:
                 f"{self._name}: chief incarnation {self.chief_incarnation} has adopted it, you are {chief_incarnation}; end this chief",
                 facts={"chief_incarnation": str(self.chief_incarnation)},
             )
-
-
-# Readers that wait for a step without a thread: whom to call when anything has changed.
-
-
-class Listeners:
-    """Each is called once, without the lock. What ends in `_locked` is called while the lock is held, the rest while it is not."""
-
-    def __init__(self, lock: Condition) -> None:
-        self._lock = lock
-        self._waiting: set[Callable[[], object]] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add_locked(self, listener: Callable[[], object]) -> None:
-        """Has a listener called the next time."""
-        self._waiting.add(listener)
-
-    def forget(self, listener: Callable[[], object]) -> None:
-        """Does not call a listener any more, or at least not later than now."""
-        with self._lock:
-            self._waiting.discard(listener)
-
-    def tell(self) -> None:
-        """Calls them all."""
-        if self._waiting:
-            with self._lock:
-                told, self._waiting = self._waiting, set()
-            for listener in told:
-                listener()
-
-
-# What a server keeps for its chief, and knows of it: a record for the successor, its address, when it was heard.
-
-
-# As much as one message can carry, with room for what stands beside it.
-MAX_RECORD_BYTES = 12 << 20
 
 
 class ChiefNotes:

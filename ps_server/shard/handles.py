@@ -2,26 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from threading import Condition
 from types import TracebackType
 
 import numpy as np
 
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
-from ps_protocol.errors import Cancelled, FrameOutOfOrder, PsError, StepGone, TruncatedStream, VariableExists, WrongRole
+from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.roles.shard import PushReply, ShardSpec
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
-from ps_server.model.shard_model import SMALL_BYTES, ShardModel, difference
-from ps_server.numbers.apply import ONE_THREAD, StripeRunner
-from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
+from ps_server.model.shard_model import SMALL_BYTES, ShardModel
 from ps_server.numbers.tables import Table, check_indices
-
-# A push, a creation and readings, each under way with one caller.
+from ps_server.shard.gate import Gate
 
 
 class Push:
@@ -31,9 +26,9 @@ class Push:
     """
 
     def __init__(
-        self, lock: Condition, model: ShardModel, contribution: Contribution, *, end: Callable[[ShardModel, Contribution], PushReply]
+        self, gate: Gate, model: ShardModel, contribution: Contribution, *, end: Callable[[ShardModel, Contribution], PushReply]
     ) -> None:
-        self._lock = lock
+        self._gate = gate
         self._model = model
         self._inbox = model.inbox
         self._contribution = contribution
@@ -46,11 +41,11 @@ class Push:
         self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._contribution.outcome is None:
-            with self._lock:
+            with self._gate:
                 self._inbox.abandon(self._contribution)
 
     @property
-    def is_settled(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether the outcome is known and no more bytes are wanted."""
         return self._contribution.outcome is not None
 
@@ -83,7 +78,7 @@ class Push:
 
         def complete(memory: StagedGradients) -> None:
             memory.writer.write(0, data)
-            self._complete(memory)
+            self._inbox.complete(self._contribution, memory)
 
         self.expect(len(data))
         self._with_memory(complete)
@@ -94,21 +89,18 @@ class Push:
 
         Raises IndexOutOfRange if a table has no such row, NonFiniteGradient where those are refused; that, too, has no effect.
         """
-        self._with_memory(self._complete)
+        self._with_memory(lambda memory: self._inbox.complete(self._contribution, memory))
         return self._end(self._model, self._contribution)
 
-    def _complete(self, memory: StagedGradients) -> None:
-        self._inbox.complete(self._contribution, memory)
-
     def _with_memory(self, act: Callable[[StagedGradients], None]) -> bool:
-        with self._lock:
+        with self._gate:
             memory = self._inbox.begin_write(self._contribution)
         if memory is None:
             return False
         try:
             act(memory)
         finally:
-            with self._lock:
+            with self._gate:
                 self._inbox.end_write(self._contribution)
         return True
 
@@ -116,16 +108,16 @@ class Push:
 class Creation:
     """Initial values on their way in; leaving the `with` block before `finish` drops them without effect. For one thread.
 
-    `model` None: the variables stand already, and nothing is wanted.
+    `model` None: the variables stand already, and nothing is wanted. `end` is called once, and told whether all values are there.
     """
 
-    def __init__(self, lock: Condition, spec: ShardSpec, model: ShardModel | None, *, end: "Callable[[Creation, bool], None]") -> None:
+    def __init__(self, gate: Gate, spec: ShardSpec, model: ShardModel | None, *, end: "Callable[[Creation, bool], None]") -> None:
         self.spec = spec
         self.model = model
-        self.is_writing = False
         self.failure: PsError | None = None
-        self._lock = lock
+        self._gate = gate
         self._end = end
+        self._is_writing = False
         self._is_ended = model is None
         # The first is the arena's.
         self._memories: list[Array] = [] if model is None else model.first_values
@@ -141,6 +133,11 @@ class Creation:
             self._is_ended = True
             self._end(self, False)
 
+    def break_off(self, reason: PsError) -> None:
+        """In a block: refuses more bytes, and waits, without the lock, for a copy that is at work, which takes a moment."""
+        self.failure = reason
+        self._gate.wait_for(lambda: not self._is_writing)
+
     def let_go(self) -> None:
         """Drops its memory, after a failure, while its caller may still wait for a message."""
         self.model, self._memories, self._writer = None, [], None
@@ -151,7 +148,7 @@ class Creation:
         return (self._writer.num_written if self._writer else 0, self.spec.content_bytes)
 
     @property
-    def is_settled(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether no bytes are wanted."""
         return self.model is None or self.failure is not None
 
@@ -185,14 +182,14 @@ class Creation:
         return has_created
 
     def _begin_write(self) -> bool:
-        with self._lock:
-            self.is_writing = self.failure is None
-            return self.is_writing
+        with self._gate:
+            self._is_writing = self.failure is None
+            return self._is_writing
 
     def _end_write(self) -> None:
-        with self._lock:
-            self.is_writing = False
-            self._lock.notify_all()
+        with self._gate:
+            self._is_writing = False
+            self._gate.changed()
 
 
 class Reading:
@@ -279,147 +276,3 @@ class RowReading:
         if not self._is_intact():
             raise StepGone(f"a slot of variable {piece.variable.name!r} changed while it was read at step {self.step}; read it again")
         return rows
-
-
-# How a shard comes to its model: the creation under way, and the model that came of one.
-
-
-_LARGE_BYTES = 16 << 20
-
-
-class Creations:
-    """`model` is None until a creation is whole. All calls are made while the owner's `lock` is held, and may let it go while waiting.
-
-    `allocate` gives memory for the variables. `on_model` is called, with the lock held, when `model` has changed.
-    """
-
-    def __init__(
-        self,
-        lock: Condition,
-        *,
-        index: int,
-        name: str,
-        budget: MemoryBudget,
-        stripes: StripeRunner = ONE_THREAD,
-        allocate: Callable[[int], VariablesMemory] = private_variables,
-        on_model: Callable[[], None] = lambda: None,
-        half_done: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.model: ShardModel | None = None
-        self._lock = lock
-        self._index = index
-        self._name = name
-        self._budget = budget
-        self._stripes = stripes
-        self._allocate = allocate
-        self._on_model = on_model
-        self._half_done = half_done
-        # Says how far a restoration is, while one is under way.
-        self.restoring: Callable[[], str] | None = None
-        self._creation: Creation | None = None
-
-    def open_locked(self, spec: ShardSpec, *, check: Callable[[], None]) -> Creation:
-        """Begins to create all variables; `check` raises if the caller is not served. The latest attempt displaces one under way."""
-        # Displacing may have to wait, and then everything may have changed.
-        while True:
-            check()
-            if self._is_created_locked(spec):
-                return Creation(self._lock, spec, None, end=self._end)
-            if self._creation is None:
-                break
-            self._displace_locked(self._creation, spec)
-        model = self.model or self.make(spec)
-        if model.spec.layout.tables:
-            # Tables have one copy: while it is written anew, there are no variables.
-            model.inbox.clear(Cancelled(f"{self._name}: the variables are created anew"))
-            model.serve(0)
-            self.model = None
-            self._on_model()
-        self._creation = Creation(self._lock, spec, model, end=self._end)
-        return self._creation
-
-    def make(self, spec: ShardSpec) -> ShardModel:
-        """Returns a model whose values are undefined. Raises LimitExceeded if there is no memory for it."""
-        return ShardModel(spec, budget=self._budget, stripes=self._stripes, allocate=self._allocate, half_done=self._half_done)
-
-    def drop_model_locked(self, reason: PsError) -> None:
-        """Drops contributions, creations and the model; streams under way end with `reason`, and callers find no values."""
-        self.drop_locked(reason)
-        if self.model is not None:
-            model, self.model = self.model, None
-            model.serve(0)
-            self._on_model()
-            model.release()
-
-    def put_locked(self, model: ShardModel) -> None:
-        """Makes a model, whose values stand, the one that is here."""
-        self.model = model
-        self._on_model()
-
-    def drop_locked(self, reason: PsError) -> None:
-        """Drops contributions and creations, whole or under way; their streams end with `reason`."""
-        if self.model is not None:
-            self.model.inbox.clear(reason)
-        while self._creation is not None:
-            self._break_off_locked(self._creation, reason)
-
-    def awaited_locked(self) -> str:
-        """Says in words what is being waited for until there is a model."""
-        if self.restoring is not None:
-            return self.restoring()
-        if self._creation is None:
-            return "waiting for a worker to initialise the model"
-        received, wanted = self._creation.progress
-        spec = self._creation.spec
-        share = f"{format_bytes(received)} of {format_bytes(wanted)} for {len(spec.layout.slices) + len(spec.layout.tables)} variables"
-        return f"{share} received in attempt {spec.attempt}; waiting for the rest"
-
-    def _is_created_locked(self, spec: ShardSpec) -> bool:
-        if spec.shard != self._index:
-            raise WrongRole(
-                f"this is {self._name}, not ps {spec.shard}; check the addresses and their order", facts={"index": str(self._index)}
-            )
-        if self.model is None:
-            return False
-        if spec.epoch > self.model.spec.epoch and not (self.model.has_applied and self.model.step):
-            # Nobody has trained it: what a worker of an earlier epoch began, or a checkpoint of step 0 had, need not be gone on with.
-            self.drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
-            return False
-        words = difference(self.model.spec, spec)
-        if words:
-            raise VariableExists(f"{self._name}: {words}; use another cluster for another model")
-        return spec.attempt <= self.model.spec.attempt or self.model.has_applied
-
-    def _displace_locked(self, creation: Creation, spec: ShardSpec) -> None:
-        newest = max(spec.attempt, creation.spec.attempt)
-        reason = Cancelled(
-            f"{self._name}: initialisation attempt {spec.attempt} was broken off, attempt {newest} has begun on another stream"
-        )
-        if spec.attempt < newest:
-            raise reason
-        self._break_off_locked(creation, reason)
-
-    def _break_off_locked(self, creation: Creation, reason: PsError) -> None:
-        creation.failure = reason
-        # Its buffer may be written anew by another; a copy into it that is at work, which takes a moment, must end first.
-        self._lock.wait_for(lambda: not creation.is_writing)
-        self._forget_locked(creation)
-        creation.let_go()
-
-    def _end(self, creation: Creation, is_whole: bool) -> None:
-        with self._lock:
-            if creation.failure is None and is_whole and creation.model is not None:
-                creation.model.publish_initial(creation.spec)
-                self.model, self._creation = creation.model, None
-                self._on_model()
-            else:
-                self._forget_locked(creation)
-        if creation.spec.content_bytes >= _LARGE_BYTES:
-            # The messages of the first values; none like them comes again where steps go by shared memory.
-            give_back_freed_memory()
-
-    def _forget_locked(self, creation: Creation) -> None:
-        if self._creation is creation:
-            self._creation = None
-            if creation.model is not None and creation.model is not self.model:
-                creation.model.release()

@@ -6,13 +6,13 @@ A sharing lasts as long as its `with` block. A segment that was offered counts o
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Condition
 from types import TracebackType
 
 from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
 from ps_protocol.shared_memory.segment import Segment, SegmentMaker
 from ps_server.contributions.slots import GradientSlot
 from ps_server.model.shard_model import ShardModel
+from ps_server.shard.gate import Gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,10 @@ class Sharing:
 
 
 class Sharings:
-    """All sharings of one shard. Calls that end in `_locked` are made while the owner's lock is held, the others while it is not."""
+    """All sharings of one shard. Calls that end in `_locked` are made in a block of its gate, the others are not."""
 
-    def __init__(self, lock: Condition, maker: SegmentMaker | None, *, name: str) -> None:
-        self._lock = lock
+    def __init__(self, gate: Gate, maker: SegmentMaker | None, *, name: str) -> None:
+        self._gate = gate
         self._maker = maker
         self._name = name
         self.open: list[Sharing] = []
@@ -134,12 +134,12 @@ class Sharings:
 
     def check_claim(self, sharing: Sharing) -> None:
         """Raises Superseded if a later incarnation of the worker has pushed."""
-        with self._lock:
+        with self._gate:
             sharing.model.inbox.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
 
     def grant(self, sharing: Sharing, slots: Sequence[GradientSlot]) -> None:
         """Has contributions looked for in the slots. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
-        with self._lock:
+        with self._gate:
             if sharing.is_ended:
                 raise Cancelled(f"{self._name}: what was shared with worker {sharing.claim.worker} is not there any more; register again")
             earlier = [other for other in self.open if slots and other.slots and self._is_earlier(other, sharing)]
@@ -155,7 +155,7 @@ class Sharings:
 
         `is_lost`: the worker has not said that it goes.
         """
-        with self._lock:
+        with self._gate:
             self.end_locked([sharing], is_lost=is_lost)
 
     def _is_earlier(self, other: Sharing, sharing: Sharing) -> bool:

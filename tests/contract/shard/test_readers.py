@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ps_protocol.errors import StepGone, Unavailable
+from ps_protocol.errors import StepGone, Superseded, Unavailable
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, Shard, ShardSettings
+from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
-from ps_server.shard.gate import Turns
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard as ServedShard
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
@@ -28,7 +28,7 @@ class _Fixture:
     """A store that accepts stale contributions, and the words of chief and workers for it."""
 
     def __init__(self) -> None:
-        self.store = ParameterStore(index=0, process_incarnation=1)
+        self.store = ServedShard(index=0, process_incarnation=1)
         self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0), LAYOUT)
@@ -110,25 +110,47 @@ def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.Monk
 
 def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "TURN_WAIT_S", 0.01)
-    lock = threading.Condition()
-    mine = Turns(lock, name="ps 0")
-    with ThreadPoolExecutor(1) as pool, mine.alone():
+    mine = gate.Gate("ps 0", budget=MemoryBudget(None, owner="ps 0"))
 
-        def other() -> None:
-            with mine.alone():
-                raise AssertionError
+    def other() -> None:
+        with mine.turn(lambda: None):
+            raise AssertionError
 
-        with pytest.raises(Unavailable, match=r"ps 0: a step has been under way for 0\.01 s; repeat the call"):
-            pool.submit(other).result(10)
-    with lock:
-        mine.wait_locked()
-        mine.share_locked()
-    # One that shares is in the way, too, and afterwards the turn is free again.
-    with pytest.raises(Unavailable), mine.alone():
-        raise AssertionError
-    with lock:
-        mine.end_shared_locked()
-        mine.wait_locked()
+    with ThreadPoolExecutor(1) as pool:
+        with mine.turn(lambda: None) as turn, turn.unlocked():
+            with pytest.raises(Unavailable, match=r"ps 0: a step has been under way for 0\.01 s; repeat the call"):
+                pool.submit(other).result(10)
+        # An arrival is in the way, too, and afterwards the turn is free again.
+        with mine.arrival() as arrival, arrival.unlocked():
+            with pytest.raises(Unavailable):
+                pool.submit(other).result(10)
+            assert not mine.is_idle
+        assert mine.is_free
+        with mine.turn(lambda: None):
+            assert not mine.is_free
+
+
+def test_caller_who_is_not_served_any_more_after_the_wait_gives_its_turn_back() -> None:
+    mine, answers = gate.Gate("ps 0", budget=MemoryBudget(None, owner="ps 0")), [None, Superseded("a later chief has it")]
+    has_begun = threading.Event()
+
+    def check() -> None:
+        has_begun.set()
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    def other() -> None:
+        with mine.turn(check):
+            raise AssertionError
+
+    with ThreadPoolExecutor(1) as pool:
+        with mine.turn(lambda: None) as turn, turn.unlocked():
+            waiting = pool.submit(other)
+            assert has_begun.wait(10)
+        with pytest.raises(Superseded):
+            waiting.result(10)
+    assert mine.is_free
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -9,7 +9,7 @@ import pytest
 from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
 from tests.support.shards import CHIEF, EPOCH, MIXED
 
@@ -220,11 +220,11 @@ def test_bad_input_is_answered_and_harms_nobody(
 def test_defect_is_answered_with_a_number_that_is_in_the_log(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def defective(store: ParameterStore) -> None:
+    def defective(store: Shard) -> None:
         raise ZeroDivisionError("secret")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(ParameterStore, "status", defective)
+        patched.setattr(Shard, "status", defective)
         ended = server.raw.call("GetShardStatus", b"")
     assert (ended.code, ended.reason) == (CODE.INTERNAL, "INTERNAL")
     assert ended.text.startswith("internal error ") and ended.text.endswith(" (see the log of ps 0)")

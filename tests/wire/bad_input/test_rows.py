@@ -20,7 +20,7 @@ from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import ParameterService, parameter_service_handler
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
@@ -198,7 +198,7 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
 
 
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
-    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams()
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     service = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None)
     with serving(parameter_service_handler(service)) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
         Server(raw, shard)
@@ -217,4 +217,4 @@ def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
             call.cancel()
         gone.set()
         wait_until(lambda: not idle_streams.num_streams, timeout_s=10, what="the streams have ended")
-        assert not store._turns._readers
+        assert not store._gate._readers

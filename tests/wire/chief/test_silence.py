@@ -16,7 +16,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.calls import ParameterService, parameter_service_handler
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving
 
@@ -30,7 +30,7 @@ def calls() -> list[str]:
 
 @pytest.fixture
 def shard(calls: list[str]) -> Iterator[RawShard]:
-    store = ParameterStore(index=0, process_incarnation=7)
+    store = Shard(index=0, process_incarnation=7)
     service = ParameterService(store, idle_streams=IdleStreams(), on_chief_call=lambda: calls.append("chief"))
     with serving(parameter_service_handler(service)) as address, RawShard(address) as raw:
         yield raw

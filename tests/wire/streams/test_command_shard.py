@@ -20,7 +20,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, parameter_service_handler
 from ps_server.serving.streams import CommandService, IdleStreams
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving, unary
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
@@ -135,7 +135,7 @@ def test_what_is_no_message_ends_the_stream(trainer: Trainer, server: ParameterS
 
 
 def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
-    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
     idle_streams.start()
     parts = (
         ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None),

@@ -16,7 +16,7 @@ from ps_protocol.wire.codec import encode_duration
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import ParameterService, parameter_service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.raw_shard import SERVICE, TIMEOUT_S, Outcome, RawShard
 from tests.support.servers import serving
 from tests.support.shards import EPOCH, MIXED, Trainer, open_server
@@ -114,7 +114,7 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
 
 
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
-    store, idle_streams = ParameterStore(index=0, process_incarnation=1), IdleStreams()
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw:
         with contextlib.closing(GrpcShard(address)) as shard:

@@ -20,7 +20,7 @@ from ps_protocol.errors import (
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushResult, ShardSpec
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
-from ps_server.shard.shard import ParameterStore
+from ps_server.shard.shard import Shard
 from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer
 
 HALF = MIXED.nbytes // 2
@@ -30,7 +30,7 @@ class _Fixture:
     """A store, and the words of chief and workers for it."""
 
     def __init__(self) -> None:
-        self.store = ParameterStore(index=0, process_incarnation=1)
+        self.store = Shard(index=0, process_incarnation=1)
         self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0))
@@ -97,7 +97,7 @@ def test_push_under_way_when_its_step_is_applied_is_stale(created: _Fixture) -> 
     with created.store.open_push(created.header(0)) as push:
         assert push.write(0, created.bytes[:HALF])
         created.store.apply_step(created.request(other))
-        assert push.is_settled
+        assert push.is_answered
         assert not push.write(HALF, created.bytes[HALF:])
         assert push.finish() == PushReply(result=PushResult.STALE, step=1)
     assert created.store.status().num_staged == 0
