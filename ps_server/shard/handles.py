@@ -22,7 +22,7 @@ from ps_server.shard.gate import Gate
 class Push:
     """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread.
 
-    `end` is called once all bytes are there, or no more are wanted, and says what became of it.
+    `end` is called once all bytes are there, or no more are wanted; it ends the writing, and says what became of the contribution.
     """
 
     def __init__(
@@ -71,38 +71,46 @@ class Push:
 
     def write(self, offset: int, data: bytes | memoryview) -> bool:
         """Takes the next bytes; False if they are not wanted any more, since the outcome is known."""
-        return self._with_memory(lambda memory: memory.writer.write(offset, data))
+        memory = self._begin_write()
+        if memory is None:
+            return False
+        try:
+            memory.writer.write(offset, data)
+        finally:
+            self._end_write()
+        return True
 
     def finish_with(self, data: bytes | memoryview) -> PushReply:
         """Does at once what `expect`, `write` and `finish` do for a contribution whose bytes come in one piece."""
-
-        def complete(memory: StagedGradients) -> None:
-            memory.writer.write(0, data)
-            self._inbox.complete(self._contribution, memory)
-
         self.expect(len(data))
-        self._with_memory(complete)
-        return self._end(self._model, self._contribution)
+        return self._finish(data)
 
     def finish(self) -> PushReply:
         """Stages or applies the contribution, if all of it has come (else TruncatedStream), or tells what else became of it.
 
         Raises IndexOutOfRange if a table has no such row, NonFiniteGradient where those are refused; that, too, has no effect.
         """
-        self._with_memory(lambda memory: self._inbox.complete(self._contribution, memory))
+        return self._finish(None)
+
+    def _finish(self, data: bytes | memoryview | None) -> PushReply:
+        memory = self._begin_write()
+        if memory is not None:
+            try:
+                if data is not None:
+                    memory.writer.write(0, data)
+                self._inbox.complete(self._contribution, memory)
+            except BaseException:
+                self._end_write()
+                raise
         return self._end(self._model, self._contribution)
 
-    def _with_memory(self, act: Callable[[StagedGradients], None]) -> bool:
+    def _begin_write(self) -> StagedGradients | None:
         with self._gate:
-            memory = self._inbox.begin_write(self._contribution)
-        if memory is None:
-            return False
-        try:
-            act(memory)
-        finally:
-            with self._gate:
-                self._inbox.end_write(self._contribution)
-        return True
+            return self._inbox.begin_write(self._contribution)
+
+    def _end_write(self) -> None:
+        with self._gate:
+            self._inbox.end_write(self._contribution)
 
 
 class Creation:

@@ -402,6 +402,7 @@ class Shard:
     def _end_push(self, model: ShardModel, contribution: Contribution) -> PushReply:
         """Stages a contribution that has all its bytes, or applies it at once, beside others."""
         with self._gate:
+            model.inbox.end_write(contribution)
             is_arrival = model.applies_on_arrival
             if not is_arrival:
                 reply = model.inbox.stage(contribution, current_step=model.step)
