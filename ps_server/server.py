@@ -23,18 +23,9 @@ from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
-from ps_server.serving.calls import (
-    ACCUMULATOR_SERVICE,
-    SERVICE,
-    AccumulatorService,
-    MemoryService,
-    ParameterService,
-    RecoveryService,
-    accumulator_service_handler,
-    parameter_service_handler,
-)
+from ps_server.serving.calls import ACCUMULATOR_SERVICE, SERVICE, AccumulatorService, ParameterService, service_handler
 from ps_server.serving.local import new_process_incarnation
-from ps_server.serving.streams import CommandService, IdleStreams, StreamService
+from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
@@ -106,7 +97,7 @@ class ParameterServer:
         self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._apply_threads = ApplyThreads(config.apply_threads if config.apply_threads is not None else default_apply_threads())
         process_incarnation = new_process_incarnation()
-        self._store = Shard(
+        self._shard = Shard(
             index=config.index,
             process_incarnation=process_incarnation,
             memory_limit_bytes=limit_bytes,
@@ -116,9 +107,9 @@ class ParameterServer:
             storage=open_storage(config.checkpoint_dir) if config.checkpoint_dir else None,
             history=HistoryWriter(config.history, role=f"ps-{config.index}") if config.history else None,
         )
-        self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._store.budget)
+        self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._shard.budget)
         self._idle_streams = IdleStreams()
-        self._stream_service = StreamService(self._store, idle_streams=self._idle_streams)
+        self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, on_chief_call=self.hear_chief)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
         self._guards = interceptors(config.security, cluster=config.cluster, address=config.address)
@@ -135,7 +126,7 @@ class ParameterServer:
     @property
     def store(self) -> Shard:
         """What it serves: for a chief in the same process, which then calls `hear_chief` itself."""
-        return self._store
+        return self._shard
 
     def hear_chief(self) -> None:
         """Notes a sign of life of the chief. Thread-safe; never blocks."""
@@ -147,22 +138,19 @@ class ParameterServer:
             cluster=self._config.cluster,
             role=Role.PARAMETER_SERVER,
             index=self._config.index,
-            process_incarnation=self._store.process_incarnation,
+            process_incarnation=self._shard.process_incarnation,
         )
-        streams, store, hear_chief = self._idle_streams, self._store, self.hear_chief
+        streams, store, hear_chief = self._idle_streams, self._shard, self.hear_chief
         parts = (
             ParameterService(store, idle_streams=streams, on_chief_call=hear_chief, is_chief=self._is_chief),
-            RecoveryService(store, on_chief_call=hear_chief),
             self._stream_service,
-            CommandService(store, idle_streams=streams, on_chief_call=hear_chief),
-            MemoryService(store, idle_streams=streams),
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
         self._server.add_generic_rpc_handlers(
             (
-                parameter_service_handler(*parts),
-                accumulator_service_handler(accumulators),
-                handshake_handler(identity, epoch=lambda: self._store.epoch),
+                service_handler(SERVICE, *parts),
+                service_handler(ACCUMULATOR_SERVICE, accumulators),
+                handshake_handler(identity, epoch=lambda: self._shard.epoch),
             )
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -183,7 +171,7 @@ class ParameterServer:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._ending.get(timeout=LOOK_INTERVAL_S)
-            warning = self._chief_silence.look(time.monotonic(), is_adopted=self._store.epoch > 0, address=self._address)
+            warning = self._chief_silence.look(time.monotonic(), is_adopted=self._shard.epoch > 0, address=self._address)
             if warning:
                 log.warning("%s", warning)
 
@@ -197,10 +185,10 @@ class ParameterServer:
         A checkpoint that is being written is finished before, unless there is no grace.
         """
         self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._store.begin_shutdown(reason)
+        self._shard.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
         if grace_s:
-            self._store.wait_for_save(SAVE_GRACE_S)
+            self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
         self._idle_streams.end_standing()
         self._server.stop(grace_s).wait()

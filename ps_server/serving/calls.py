@@ -6,13 +6,13 @@ All methods take and give bytes. The tensor streams are framed by hand, and what
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.accumulators import GradientHeader, content_of
+from ps_protocol.roles.accumulators import content_of
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
@@ -22,36 +22,37 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message, decode_read_request, require
 from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
-from ps_server.accumulators.registry import AccumulatorRegistry, IncomingGradient
+from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.serving.streams import IdleStreams, content_messages, index_blocks, row_messages
-from ps_server.shard.handles import Creation, Push
 from ps_server.shard.shard import Shard
 from ps_server.shard.sharing import Claim, Sharing
 
-# The calls of workers and the chief.
-
-
-SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
+_DESCRIPTORS = {
+    descriptor.full_name: descriptor
+    for descriptor in (pb.DESCRIPTOR.services_by_name["ParameterService"], accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"])
+}
+SERVICE, ACCUMULATOR_SERVICE = _DESCRIPTORS
 
 
 class ParameterService:
-    """Serves one store. Thread-safe. `on_chief_call` is told of each call that a chief makes; it must not block.
+    """Serves one shard. Thread-safe. `on_chief_call` is told of each call that a chief makes; it must not block.
 
     `is_chief`: whether a caller may speak for the chief, in a method that others may call as well.
     """
 
     def __init__(
         self,
-        store: Shard,
+        shard: Shard,
         *,
         idle_streams: IdleStreams,
         on_chief_call: Callable[[], None],
         is_chief: Callable[[grpc.ServicerContext], bool] = lambda context: True,
     ) -> None:
-        self._store = store
+        self._shard = shard
         self._idle_streams = idle_streams
         self._on_chief_call, self._is_chief = on_chief_call, is_chief
-        self._name = f"ps {store.index}"
+        self._name = f"ps {shard.index}"
+        self._boot_id = memory_segments.boot_id()
 
     def AdoptShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
@@ -59,7 +60,7 @@ class ParameterService:
             if message.chief_address:
                 parse_address(message.chief_address)
             self._on_chief_call()
-            adoption = self._store.adopt(
+            adoption = self._shard.adopt(
                 epoch=message.epoch,
                 chief_incarnation=message.chief_incarnation,
                 chief_address=message.chief_address,
@@ -73,14 +74,14 @@ class ParameterService:
         with self._answering(context), self._idle_streams.watching(context, name="CreateVariables") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.CreateVariablesRequest)
-            with self._store.open_creation(codec.decode_shard_spec(header.spec)) as creation:
+            with self._shard.open_creation(codec.decode_shard_spec(header.spec)) as creation:
                 _feed(creation, frame, messages, pb.CreateVariablesRequest)
                 return pb.CreateVariablesResponse(created=creation.finish()).SerializeToString()
 
     def ReadVariables(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadVariables") as stream:
             wanted = decode_read_request(decode_message(pb.ReadVariablesRequest, request))
-            reading = self._store.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             header = pb.ReadVariablesResponse(step=reading.step).SerializeToString()
             if reading.step == wanted.held_step:
                 yield header
@@ -91,7 +92,7 @@ class ParameterService:
         with self._answering(context), self._idle_streams.watching(context, name="PushGradients") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.PushGradientsRequest)
-            with self._store.open_push(codec.decode_push_header(header.header)) as push:
+            with self._shard.open_push(codec.decode_push_header(header.header)) as push:
                 _feed(push, frame, messages, pb.PushGradientsRequest)
                 return codec.encode_push_reply(push.finish()).SerializeToString()
 
@@ -99,14 +100,14 @@ class ParameterService:
         with self._answering(context):
             message = codec.decode_apply_request(decode_message(pb.ApplyStepRequest, request))
             self._on_chief_call()
-            reply = self._store.apply_step(message)
+            reply = self._shard.apply_step(message)
             return codec.encode_apply_reply(reply).SerializeToString()
 
     def ConfigureShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             settings = codec.decode_settings(decode_message(pb.ConfigureShardRequest, request))
             self._on_chief_call()
-            self._store.configure(settings)
+            self._shard.configure(settings)
             return pb.ConfigureShardResponse().SerializeToString()
 
     def PrepareStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -114,31 +115,31 @@ class ParameterService:
             message = decode_message(pb.PrepareStepRequest, request)
             require(message, "apply")
             self._on_chief_call()
-            sums = self._store.prepare_step(codec.decode_apply_request(message.apply))
+            sums = self._shard.prepare_step(codec.decode_apply_request(message.apply))
             return pb.PrepareStepResponse(sums=sums).SerializeToString()
 
     def ReadRows(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadRows") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.ReadRowsRequest)
-            with self._store.open_rows(codec.decode_rows_request(header.header)) as rows:
+            with self._shard.open_rows(codec.decode_rows_request(header.header)) as rows:
                 blocks = index_blocks(frame, messages, num_rows=header.header.num_rows)
                 yield from stream.outgoing(row_messages(rows, blocks))
 
     def ReadMetrics(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            cells = self._store.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
+            cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
             return codec.encode_metric_cells(cells).SerializeToString()
 
     def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            names = self._store.list_slots(epoch=decode_message(pb.ListSlotsRequest, request).epoch)
+            names = self._shard.list_slots(epoch=decode_message(pb.ListSlotsRequest, request).epoch)
             return pb.ListSlotsResponse(names=names).SerializeToString()
 
     def ReadSlot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadSlot") as stream:
             message = decode_message(pb.ReadSlotRequest, request)
-            reading = self._store.open_slot(message.name, epoch=message.epoch, layout_hash=message.layout_hash)
+            reading = self._shard.open_slot(message.name, epoch=message.epoch, layout_hash=message.layout_hash)
             header = pb.ReadSlotResponse(step=reading.step).SerializeToString()
             yield from stream.outgoing(content_messages(header, reading))
 
@@ -147,82 +148,20 @@ class ParameterService:
             message = decode_message(pb.GetShardStatusRequest, request)
             # Else anybody who may look could make a chief that is gone seem alive, and keep its successor waiting.
             if self._is_chief(context):
-                self._store.hear_chief(message.chief_incarnation)
+                self._shard.hear_chief(message.chief_incarnation)
                 self._on_chief_call()
-            return codec.encode_shard_status(self._store.status()).SerializeToString()
+            return codec.encode_shard_status(self._shard.status()).SerializeToString()
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.ShutdownShardRequest, request)
-            self._store.shutdown(epoch=message.epoch, reason=printable(message.reason))
+            self._shard.shutdown(epoch=message.epoch, reason=printable(message.reason))
             return pb.ShutdownShardResponse().SerializeToString()
 
-    def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:
-        return answering(context, server_name=self._name)
-
-
-def parameter_service_handler(*parts: object) -> grpc.GenericRpcHandler:
-    """Returns the handler of the RPCs of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
-
-    `parts`: the objects that together have a method, or a handler of gRPC's, for each RPC; the first that has it serves it. What none has
-    is not served.
-    """
-    kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-    for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods:
-        serve = next((getattr(part, method.name) for part in parts if hasattr(part, method.name)), None)
-        if isinstance(serve, grpc.RpcMethodHandler):
-            handlers[method.name] = serve
-        elif serve is not None:
-            handlers[method.name] = kinds[method.client_streaming, method.server_streaming](serve)
-    return grpc.method_handlers_generic_handler(SERVICE, handlers)
-
-
-def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tuple[StreamMessage, Frame | None]:
-    name = message_type.DESCRIPTOR.name
-    message = next(messages, None)
-    if message is None:
-        raise TruncatedStream(f"the stream ended before its first {name}; nothing was changed; send it again")
-    header, frame = parse(message, message_type)
-    if header is None:
-        raise MalformedMessage(f"{name}: the first message of the stream has no header; begin with it")
-    return header, frame
-
-
-def _feed(target: Push | Creation, frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]) -> None:
-    """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
-    while True:
-        if target.is_answered or (frame is not None and not target.write(frame.offset, frame.data)):
-            return
-        message = next(messages, None)
-        if message is None:
-            return
-        header, frame = parse(message, message_type)
-        if header is not None:
-            raise MalformedMessage(f"{message_type.DESCRIPTOR.name}: a header came again in the middle of the stream; send it first only")
-
-
-# The calls by which a chief leaves something for its successor, and saves and restores shards.
-
-
-class RecoveryService:
-    """Serves one store. Thread-safe. `on_chief_call` is told of each call; it must not block."""
-
-    def __init__(self, store: Shard, *, on_chief_call: Callable[[], None]) -> None:
-        self._store = store
-        self._on_chief_call = on_chief_call
-        self._name = f"ps {store.index}"
-
     def KeepRecord(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """See the .proto."""
-        with self._answering(context):
+        with self._answering_chief(context):
             message = decode_message(pb.KeepRecordRequest, request)
-            self._store.keep_record(
+            self._shard.keep_record(
                 epoch=message.epoch,
                 chief_incarnation=message.chief_incarnation,
                 version=message.version,
@@ -231,46 +170,25 @@ class RecoveryService:
             return pb.KeepRecordResponse().SerializeToString()
 
     def SaveShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """See the .proto."""
-        with self._answering(context):
+        with self._answering_chief(context):
             message = decode_message(pb.SaveShardRequest, request)
-            progress = self._store.save(codec.decode_save_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
+            progress = self._shard.save(codec.decode_save_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
             return codec.encode_save_progress(progress).SerializeToString()
 
     def RestoreShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """See the .proto."""
-        with self._answering(context):
+        with self._answering_chief(context):
             message = decode_message(pb.RestoreShardRequest, request)
-            progress = self._store.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
+            progress = self._shard.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
             return codec.encode_restore_progress(progress).SerializeToString()
 
-    @contextlib.contextmanager
-    def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:
-        with answering(context, server_name=self._name):
-            self._on_chief_call()
-            yield
-
-
-# Sharing of memory with workers of the same host: offer, proof, grant, and the end of it.
-
-
-class MemoryService:
-    """Serves one store. Thread-safe."""
-
-    def __init__(self, store: Shard, *, idle_streams: IdleStreams) -> None:
-        self._store = store
-        self._idle_streams = idle_streams
-        self._boot_id = memory_segments.boot_id()
-
     def ShareMemory(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Shares memory for as long as the stream lasts."""
         with (
-            answering(context, server_name=f"ps {self._store.index}"),
+            self._answering(context),
             self._idle_streams.standing(context, name="ShareMemory") as stream,
         ):
             messages = (decode_message(pb.ShareMemoryRequest, message) for message in stream.incoming(requests))
             claim = self._claim(next(messages, None))
-            with self._store.open_sharing(claim, on_end=context.cancel) as sharing:
+            with self._shard.open_sharing(claim, on_end=context.cancel) as sharing:
                 for response in _granted(sharing, claim.num_slots, messages):
                     yield response.SerializeToString()
 
@@ -279,9 +197,7 @@ class MemoryService:
             raise MalformedMessage("ShareMemoryRequest: the stream does not begin with a claim; begin with it")
         claim = message.claim
         if not self._boot_id or claim.boot_id != self._boot_id:
-            raise Unimplemented(
-                f"ps {self._store.index}: you run on another host; memory is shared on one only", facts={"same_host": "false"}
-            )
+            raise Unimplemented(f"{self._name}: you run on another host; memory is shared on one only", facts={"same_host": "false"})
         return Claim(
             epoch=claim.epoch,
             worker=claim.worker,
@@ -289,6 +205,15 @@ class MemoryService:
             layout_hash=claim.layout_hash,
             num_slots=claim.num_slots,
         )
+
+    @contextlib.contextmanager
+    def _answering_chief(self, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._answering(context):
+            self._on_chief_call()
+            yield
+
+    def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:
+        return answering(context, server_name=self._name)
 
 
 def _granted(sharing: Sharing, num_slots: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:
@@ -319,12 +244,6 @@ def _offer(segments: Sequence[Segment]) -> pb.MemoryOffer:
     return pb.MemoryOffer(pid=os.getpid(), segments=pieces)
 
 
-# The calls of the named accumulators.
-
-
-ACCUMULATOR_SERVICE: str = accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"].full_name
-
-
 class AccumulatorService:
     """Serves one registry. Thread-safe. `server_name` is for texts."""
 
@@ -348,9 +267,9 @@ class AccumulatorService:
         """Adds a gradient."""
         with self._answering(context), self._idle_streams.watching(context, name="ApplyGradient") as stream:
             messages = stream.incoming(requests)
-            header, frame = _first_gradient(messages)
-            with self._registry.open_gradient(header) as incoming:
-                _feed_gradient(incoming, frame, messages)
+            first, frame = _first(messages, accumulator_pb.ApplyGradientRequest)
+            with self._registry.open_gradient(codec.decode_gradient_header(first.header)) as incoming:
+                _feed(incoming, frame, messages, accumulator_pb.ApplyGradientRequest)
                 return codec.encode_gradient_reply(incoming.finish()).SerializeToString()
 
     def TakeGradient(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -387,36 +306,56 @@ class AccumulatorService:
         return answering(context, server_name=self._name)
 
 
-def accumulator_service_handler(service: AccumulatorService) -> grpc.GenericRpcHandler:
-    """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
+def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
+    """Returns the handler of the RPCs of a service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
+
+    `parts`: the objects that together have a method, or a handler of gRPC's, for each RPC; the first that has it serves it. What none has
+    is not served.
+    """
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
     }
-    methods = accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"].methods
-    calls = {method.name: kinds[method.client_streaming, method.server_streaming](getattr(service, method.name)) for method in methods}
-    return grpc.method_handlers_generic_handler(ACCUMULATOR_SERVICE, calls)
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for method in _DESCRIPTORS[service].methods:
+        serve = next((getattr(part, method.name) for part in parts if hasattr(part, method.name)), None)
+        if isinstance(serve, grpc.RpcMethodHandler):
+            handlers[method.name] = serve
+        elif serve is not None:
+            handlers[method.name] = kinds[method.client_streaming, method.server_streaming](serve)
+    return grpc.method_handlers_generic_handler(service, handlers)
 
 
-def _first_gradient(messages: Iterator[bytes]) -> tuple[GradientHeader, Frame | None]:
+class Incoming(Protocol):
+    """What takes the frames of one stream: a push, a creation, a gradient of a named accumulator."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether no more bytes are wanted."""
+
+    def write(self, offset: int, data: bytes | memoryview) -> bool:
+        """Takes the next bytes; False if they are not wanted any more."""
+
+
+def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tuple[StreamMessage, Frame | None]:
+    name = message_type.DESCRIPTOR.name
     message = next(messages, None)
     if message is None:
-        raise TruncatedStream("the stream ended before its first ApplyGradientRequest; nothing was changed; send it again")
-    first, frame = parse(message, accumulator_pb.ApplyGradientRequest)
-    if first is None:
-        raise MalformedMessage("ApplyGradientRequest: the first message of the stream has no header; begin with it")
-    return codec.decode_gradient_header(first.header), frame
+        raise TruncatedStream(f"the stream ended before its first {name}; nothing was changed; send it again")
+    header, frame = parse(message, message_type)
+    if header is None:
+        raise MalformedMessage(f"{name}: the first message of the stream has no header; begin with it")
+    return header, frame
 
 
-def _feed_gradient(incoming: IncomingGradient, frame: Frame | None, messages: Iterator[bytes]) -> None:
+def _feed(incoming: Incoming, frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]) -> None:
     """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
-    while not incoming.is_answered:
-        if frame is not None:
-            incoming.write(frame.offset, frame.data)
+    while not incoming.is_answered and (frame is None or incoming.write(frame.offset, frame.data)):
         message = next(messages, None)
         if message is None:
             return
-        header, frame = parse(message, accumulator_pb.ApplyGradientRequest)
+        header, frame = parse(message, message_type)
         if header is not None:
-            raise MalformedMessage("ApplyGradientRequest: a header came again in the middle of the stream; send it first only")
+            raise MalformedMessage(f"{message_type.DESCRIPTOR.name}: a header came again in the middle of the stream; send it first only")

@@ -52,7 +52,7 @@ class InProcessShard:
         run_in_background: RunInBackground | None = None,
         history: HistoryWriter | None = None,
     ) -> None:
-        self._store = Shard(
+        self._shard = Shard(
             index=index,
             process_incarnation=new_process_incarnation(),
             memory_limit_bytes=memory_limit_bytes,
@@ -60,27 +60,27 @@ class InProcessShard:
             run_in_background=run_in_background,
             history=history,
         )
-        self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._store.budget)
+        self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
 
     def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief."""
-        return self._store.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
 
     def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""
-        self._store.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        self._shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Copies a step and has it written, or says how far that is."""
-        return self._store.save(request, max_wait_s=max_wait_s)
+        return self._shard.save(request, max_wait_s=max_wait_s)
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
         """Begins to bring the shard back to a checkpoint, or says how far that is."""
-        return self._store.restore(request, max_wait_s=max_wait_s)
+        return self._shard.restore(request, max_wait_s=max_wait_s)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values; False if they stood already."""
-        with self._store.open_creation(spec) as creation:
+        with self._shard.open_creation(spec) as creation:
             for offset, data in values.chunks(_CHUNK_BYTES):
                 if not creation.write(offset, data):
                     break
@@ -97,7 +97,7 @@ class InProcessShard:
         timeout_s: float | None = None,
     ) -> int:
         """Copies the variables of a step into the caller's memory; returns their step."""
-        return _copy(self._store.open_variables(epoch=epoch, step=step, layout_hash=layout_hash), into)
+        return _copy(self._shard.open_variables(epoch=epoch, step=step, layout_hash=layout_hash), into)
 
     def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
         """Does nothing."""
@@ -112,7 +112,7 @@ class InProcessShard:
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Stages one contribution, or applies it."""
-        with self._store.open_push(header) as push:
+        with self._shard.open_push(header) as push:
             for offset, data in gradients.chunks(_CHUNK_BYTES):
                 if not push.write(offset, data):
                     break
@@ -120,15 +120,15 @@ class InProcessShard:
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works."""
-        self._store.configure(settings)
+        self._shard.configure(settings)
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
         """Returns the sums of squares of the step's means."""
-        return self._store.prepare_step(request)
+        return self._shard.prepare_step(request)
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Averages the contributions and makes the next step."""
-        return self._store.apply_step(request)
+        return self._shard.apply_step(request)
 
     def read_rows(
         self,
@@ -141,7 +141,7 @@ class InProcessShard:
     ) -> int:
         """Copies rows of one table, or of one of its slots, into the caller's memory; returns their step."""
         writer, offset = into.writer(), 0
-        with self._store.open_rows(request) as reading:
+        with self._shard.open_rows(request) as reading:
             num_rows = max(1, _CHUNK_BYTES // max(1, reading.row_bytes))
             for start in range(0, len(indices), num_rows):
                 rows = reading.take(indices[start : start + num_rows]).reshape(-1).view(np.uint8)
@@ -154,23 +154,23 @@ class InProcessShard:
 
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported."""
-        return self._store.read_metrics(epoch=epoch)
+        return self._shard.read_metrics(epoch=epoch)
 
     def list_slots(self, *, epoch: int) -> Sequence[str]:
         """Returns the names of the optimizers' slots, sorted."""
-        return self._store.list_slots(epoch=epoch)
+        return self._shard.list_slots(epoch=epoch)
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Copies one slot of all variables into the caller's memory; returns its step."""
-        return _copy(self._store.open_slot(name, epoch=epoch, layout_hash=layout_hash), into)
+        return _copy(self._shard.open_slot(name, epoch=epoch, layout_hash=layout_hash), into)
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
-        return self._store.status()
+        return self._shard.status()
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
         """Makes every later call raise ShuttingDown."""
-        self._store.shutdown(epoch=epoch, reason=reason)
+        self._shard.shutdown(epoch=epoch, reason=reason)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""

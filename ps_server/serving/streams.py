@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Protocol, TypeVar
 
 import grpc
@@ -23,7 +24,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.shard import PushHeader, PushReply
-from ps_protocol.rpc.server_stream import Peer, ThreadedHandler, standing_method_handler
+from ps_protocol.rpc.server_stream import Peer, standing_method_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -282,26 +283,59 @@ class _Wish(enum.Enum):
 _Flow = Generator[_Wish, bytes | None, None]
 
 
+class StreamThread:
+    """A thread of one standing stream, for what may take long; begun when it is first needed. It does one thing after the other."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], object] | None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was left to it."""
+        return self._work is not None
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Leaves it to the thread, which says itself what fails."""
+        if self._work is None:
+            self._work = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(self._work,), name="standing-stream", daemon=True).start()
+        self._work.put(work)
+
+    def end(self) -> None:
+        """Ends the thread after what was left to it."""
+        if self._work is not None:
+            self._work.put(None)
+
+    @staticmethod
+    def _run(work: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+        # Nothing is named here while it waits: what is done may be as much as the model.
+        while _do(work.get()):
+            pass
+
+
+def _do(work: Callable[[], object] | None) -> bool:
+    if work is not None:
+        work()
+    return work is not None
+
+
 class PushStream:
     """See FinishingHandler. One stream of contributions."""
 
-    def __init__(self, store: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
         self._stream = idle_streams.begin_standing(context, name="StreamPushes")
-        self._flow: _Flow = _Contributions(store, peer, self._stream, name=name).flow()
+        self._flow: _Flow = _Contributions(shard, peer, self._stream, name=name).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
-        self._long: queue.SimpleQueue[bool] | None = None
+        self._thread = StreamThread()
         self._go_on(None)
 
     def take(self, message: bytes) -> None:
         """Takes in the next message of a contribution, and answers the contribution that it completes; or has the stream's thread do it."""
         if self._go_on(message) is _Wish.TIME:
             self._peer.pause()
-            if self._long is None:
-                self._long = queue.SimpleQueue()
-                threading.Thread(target=self._work, args=(self._long,), name="standing-stream", daemon=True).start()
-            self._long.put(True)
+            self._thread.do(self._take_time)
 
     def finish(self) -> None:
         """The worker sends no more: what is not whole is answered as such."""
@@ -311,21 +345,19 @@ class PushStream:
     def close(self) -> None:
         """The stream is over; what is not whole is dropped."""
         self._idle_streams.end_of(self._stream)
-        if self._long is not None:
-            self._long.put(False)
+        self._thread.end()
         with self._lock:
             self._is_closed, is_left_to_others = True, self._is_running
         if not is_left_to_others:
             self._flow.close()
 
-    def _work(self, long: "queue.SimpleQueue[bool]") -> None:
-        while long.get():
-            try:
-                while self._go_on(None) is _Wish.TIME:
-                    pass
-                self._peer.go_on()
-            except Exception:
-                self._peer.end(defect(self._name))
+    def _take_time(self) -> None:
+        try:
+            while self._go_on(None) is _Wish.TIME:
+                pass
+            self._peer.go_on()
+        except Exception:
+            self._peer.end(defect(self._name))
 
     def _go_on(self, message: bytes | None) -> _Wish | None:
         """Lets the flow go on to its next wish; None if it is over. One thread at a time, but for `close`."""
@@ -347,8 +379,8 @@ class PushStream:
 class _Contributions:
     """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
 
-    def __init__(self, store: Shard, peer: Peer, stream: Stream, *, name: str) -> None:
-        self._store, self._peer, self._stream, self._name = store, peer, stream, name
+    def __init__(self, shard: Shard, peer: Peer, stream: Stream, *, name: str) -> None:
+        self._shard, self._peer, self._stream, self._name = shard, peer, stream, name
         self._is_dropping = False
         # Begins the next contribution, and was read too early.
         self._ahead: bytes | None = None
@@ -389,7 +421,7 @@ class _Contributions:
         return pb.StreamPushesResponse(push_id=push_id, error=encode_call_error(failure)).SerializeToString()
 
     def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int) -> Generator[_Wish, bytes | None, PushReply]:
-        with self._store.open_push(header) as push:
+        with self._shard.open_push(header) as push:
             if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._is_quick(push):
                 return push.finish_with(frame.data)
             if num_bytes:
@@ -408,7 +440,7 @@ class _Contributions:
             return push.finish()
 
     def _is_quick(self, push: Push) -> bool:
-        return push.is_small and self._store.is_quick
+        return push.is_small and self._shard.is_quick
 
     def _next_frame(self) -> Generator[_Wish, bytes | None, Frame | None]:
         self._stream.begin_waiting()
@@ -435,15 +467,13 @@ class _Contributions:
 # Answers that a reader has not taken; from here on they are made one by one, as it takes them.
 _MAX_UNSENT = 4
 
-_Job = tuple[bytes, Reading, FloatEncoding]
 
-
-class VariablesStreamOut:
+class VariablesStream:
     """See Handler. One stream of variables."""
 
     def __init__(
         self,
-        store: Shard,
+        shard: Shard,
         peer: Peer,
         context: grpc.ServicerContext,
         *,
@@ -451,10 +481,10 @@ class VariablesStreamOut:
         deadlines: CallDeadlines,
         name: str,
     ) -> None:
-        self._store, self._peer, self._idle_streams, self._deadlines, self._name = store, peer, idle_streams, deadlines, name
+        self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
         self._stream = idle_streams.begin_standing(context, name="StreamVariables")
         self._waiting: _Wait | None = None
-        self._jobs: queue.SimpleQueue[_Job | None] | None = None
+        self._thread = StreamThread()
 
     def take(self, message: bytes) -> None:
         """Answers a request, now or when its step is there."""
@@ -476,15 +506,14 @@ class VariablesStreamOut:
         self._idle_streams.end_of(self._stream)
         wait = self._waiting
         if wait is not None and wait.settle():
-            self._store.forget(wait.look)
-        if self._jobs is not None:
-            self._jobs.put(None)
+            self._shard.forget(wait.look)
+        self._thread.end()
 
     def look(self, wait: "_Wait") -> bool:
         """Answers a request whose step is there, or which is wrong; False if it waits on."""
         wanted = wait.wanted
         try:
-            reading = self._store.await_variables(wait.look, epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            reading = self._shard.await_variables(wait.look, epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             if reading is None:
                 return False
             if wait.settle():
@@ -500,7 +529,7 @@ class VariablesStreamOut:
     def answer(self, wanted: VariablesRequest) -> None:
         """Answers a request that does not wait, or not any more."""
         try:
-            reading = self._store.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             self._send(wanted, reading)
         except PsError as error:
             self._break_off(error)
@@ -508,8 +537,8 @@ class VariablesStreamOut:
             self._break_off(defect(self._name))
 
     def forget(self, wait: "_Wait") -> None:
-        """Has the store forget a request."""
-        self._store.forget(wait.look)
+        """Has the shard forget a request."""
+        self._shard.forget(wait.look)
 
     def _send(self, wanted: VariablesRequest, reading: Reading) -> None:
         header = pb.VariablesHeader(step=reading.step)
@@ -525,27 +554,23 @@ class VariablesStreamOut:
             self._done()
             return
         self._stream.is_resting = False
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(self._jobs,), name="standing-stream", daemon=True).start()
-        self._jobs.put((first, reading, wanted.encoding))
+        self._thread.do(partial(self._send_one_by_one, first, reading, wanted.encoding))
 
-    def _serve(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
-        for first, reading, encoding in iter(jobs.get, None):
-            messages = content_messages(first, reading, encoding)
-            try:
-                for message in self._stream.outgoing(messages):
-                    if not self._peer.wait_for_room():
-                        return
-                    self._peer.send(message)
-            except PsError as error:
-                self._break_off(error)
-            except Exception:
-                self._break_off(defect(self._name))
-            else:
-                self._done()
-            finally:
-                messages.close()
+    def _send_one_by_one(self, first: bytes, reading: Reading, encoding: FloatEncoding) -> None:
+        messages = content_messages(first, reading, encoding)
+        try:
+            for message in self._stream.outgoing(messages):
+                if not self._peer.wait_for_room():
+                    return
+                self._peer.send(message)
+        except PsError as error:
+            self._break_off(error)
+        except Exception:
+            self._break_off(defect(self._name))
+        else:
+            self._done()
+        finally:
+            messages.close()
 
     def _break_off(self, error: PsError) -> None:
         self._peer.send(pb.StreamVariablesResponse(header=pb.VariablesHeader(error=encode_call_error(error))).SerializeToString())
@@ -559,7 +584,7 @@ class VariablesStreamOut:
 class _Wait:
     """A request that waits for its step. Thread-safe: it is settled once, by the step, the time or the end of the stream."""
 
-    def __init__(self, stream: VariablesStreamOut, wanted: VariablesRequest) -> None:
+    def __init__(self, stream: VariablesStream, wanted: VariablesRequest) -> None:
         self.wanted = wanted
         self._stream = stream
         self._lock = threading.Lock()
@@ -603,49 +628,73 @@ class _Wait:
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
 
-class CommandService:
-    """Serves one store. Thread-safe. `on_chief_call` is told of each command; it must not block."""
+class CommandStream:
+    """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread.
 
-    def __init__(self, store: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None]) -> None:
-        self._store = store
-        self._idle_streams = idle_streams
-        self._on_chief_call = on_chief_call
-        self._name = f"ps {store.index}"
+    `on_chief_call` is told of each command; it must not block.
+    """
 
-        self.CommandShard = standing_method_handler(lambda peer, context: _Commands(self, peer, context), server_name=self._name)
+    def __init__(
+        self,
+        shard: Shard,
+        peer: Peer,
+        context: grpc.ServicerContext,
+        *,
+        idle_streams: IdleStreams,
+        on_chief_call: Callable[[], None],
+        name: str,
+    ) -> None:
+        self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
+        self._stream = idle_streams.begin_standing(context, name="CommandShard")
+        self._thread = StreamThread()
+        self._has_failed = False
 
-    def begin(self, context: grpc.ServicerContext) -> Stream:
-        """Notes a stream that begins, until `end`. Raises LimitExceeded."""
-        return self._idle_streams.begin_standing(context, name="CommandShard")
+    def take(self, message: bytes) -> None:
+        """Carries out a command, or has the stream's thread do it."""
+        if not self._thread.has_begun and self._shard.is_quick:
+            self._stream.is_resting = False
+            self._carry_out(message, self._peer.send)
+            self._stream.rest()
+        else:
+            self._peer.pause()
+            self._thread.do(partial(self._take_time, message))
 
-    def end(self, stream: Stream) -> None:
-        """Notes its end."""
-        self._idle_streams.end_of(stream)
+    def finish(self) -> None:
+        """The chief sends no more: the stream ends when all is done."""
+        if self._thread.has_begun:
+            self._thread.do(self._peer.end)
+        else:
+            self._peer.end()
 
-    def threaded(self, peer: Peer, stream: Stream, *, first: bytes) -> ThreadedHandler:
-        """Returns a thread that carries out the commands of a stream, one after the other."""
+    def close(self) -> None:
+        """The stream is over."""
+        self._idle_streams.end_of(self._stream)
+        self._thread.end()
 
-        def answers(commands: Iterator[bytes]) -> Iterator[bytes]:
-            for data in stream.incoming(commands):
-                stream.is_resting = False
-                said: list[bytes] = []
-                self.carry_out(data, said.append)
-                yield from said
-                stream.is_resting = True
+    def _take_time(self, message: bytes) -> None:
+        if self._has_failed:
+            return
+        # The next one may come while this is at work.
+        self._peer.go_on()
+        self._stream.is_resting = False
+        answers: list[bytes] = []
+        try:
+            self._carry_out(message, answers.append)
+        except PsError as error:
+            self._has_failed = True
+            self._peer.end(error)
+            return
+        for answer in answers:
+            if self._peer.wait_for_room():
+                self._peer.send(answer)
+        self._stream.rest()
 
-        return ThreadedHandler(peer, answers, first=first, server_name=self._name)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether a command is carried out in a moment now."""
-        return self._store.is_quick
-
-    def carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
+    def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
         """Carries out a command and answers it, before readers are told that there is a new step. Raises MalformedMessage."""
         message = decode_message(pb.CommandShardRequest, data)
         self._on_chief_call()
         try:
-            self._carry_out(message, lambda reply: answer(reply.SerializeToString()))
+            self._do(message, lambda reply: answer(reply.SerializeToString()))
             return
         except PsError as error:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
@@ -653,68 +702,39 @@ class CommandService:
             failure = defect(self._name)
         answer(pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
 
-    def _carry_out(self, message: pb.CommandShardRequest, answer: Callable[[pb.CommandShardResponse], object]) -> None:
+    def _do(self, message: pb.CommandShardRequest, answer: Callable[[pb.CommandShardResponse], object]) -> None:
         match message.WhichOneof("command"):
             case "apply":
-                self._store.apply_step(
+                self._shard.apply_step(
                     codec.decode_apply_request(message.apply),
                     on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode_apply_reply(reply))),
                 )
             case "prepare":
                 require(message.prepare, "apply")
-                sums = self._store.prepare_step(codec.decode_apply_request(message.prepare.apply))
+                sums = self._shard.prepare_step(codec.decode_apply_request(message.prepare.apply))
                 answer(pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums)))
             case "configure":
-                self._store.configure(codec.decode_settings(message.configure))
+                self._shard.configure(codec.decode_settings(message.configure))
                 answer(pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse()))
             case _:
                 raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")
 
 
-class _Commands:
-    """See FinishingHandler. One stream; as soon as a command may take long, a thread of its own carries out this and all later ones."""
-
-    def __init__(self, service: CommandService, peer: Peer, context: grpc.ServicerContext) -> None:
-        self._service, self._peer = service, peer
-        self._stream = service.begin(context)
-        self._threaded: ThreadedHandler | None = None
-
-    def take(self, message: bytes) -> None:
-        if self._threaded is not None:
-            self._threaded.take(message)
-        elif self._service.is_quick:
-            self._stream.is_resting = False
-            self._service.carry_out(message, self._peer.send)
-            self._stream.rest()
-        else:
-            self._threaded = self._service.threaded(self._peer, self._stream, first=message)
-
-    def finish(self) -> None:
-        if self._threaded is not None:
-            self._threaded.finish()
-        else:
-            self._peer.end()
-
-    def close(self) -> None:
-        self._service.end(self._stream)
-        if self._threaded is not None:
-            self._threaded.close()
-
-
-# The standing streams between a worker and a parameter server.
-
-
 class StreamService:
-    """Serves one store. Thread-safe; events serve a stream as long as what it carries is small."""
+    """Serves one shard. Thread-safe; events serve a stream as long as what it carries is small."""
 
-    def __init__(self, store: Shard, *, idle_streams: IdleStreams) -> None:
-        name = f"ps {store.index}"
+    def __init__(self, shard: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None] = lambda: None) -> None:
+        name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
         self.StreamPushes = standing_method_handler(
-            lambda peer, context: PushStream(store, peer, context, idle_streams=idle_streams, name=name), server_name=name
+            lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, name=name), server_name=name
         )
         self.StreamVariables = standing_method_handler(
-            lambda peer, context: VariablesStreamOut(store, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
+            lambda peer, context: VariablesStream(shard, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
+            server_name=name,
+        )
+        self.CommandShard = standing_method_handler(
+            lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, on_chief_call=on_chief_call, name=name),
             server_name=name,
         )
 

@@ -18,7 +18,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
@@ -200,7 +200,7 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     service = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None)
-    with serving(parameter_service_handler(service)) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
+    with serving(service_handler(SERVICE, service)) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
         Server(raw, shard)
         header = pb.RowsHeader(epoch=EPOCH, layout_hash=LAYOUT.hash, num_rows=2)
         gone = threading.Event()

@@ -14,7 +14,7 @@ from ps_protocol.wire import codec
 from ps_server import server as server_module
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
@@ -32,7 +32,7 @@ def calls() -> list[str]:
 def shard(calls: list[str]) -> Iterator[RawShard]:
     store = Shard(index=0, process_incarnation=7)
     service = ParameterService(store, idle_streams=IdleStreams(), on_chief_call=lambda: calls.append("chief"))
-    with serving(parameter_service_handler(service)) as address, RawShard(address) as raw:
+    with serving(service_handler(SERVICE, service)) as address, RawShard(address) as raw:
         yield raw
 
 

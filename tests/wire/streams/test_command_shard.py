@@ -18,8 +18,8 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from ps_server.serving.calls import SERVICE, ParameterService, parameter_service_handler
-from ps_server.serving.streams import CommandService, IdleStreams
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
+from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving, unary
@@ -139,9 +139,9 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
     idle_streams.start()
     parts = (
         ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
-        CommandService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
+        StreamService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
     )
-    with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw, open_channel(address) as channel:
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, open_channel(address) as channel:
         commands = Commands(channel)
         commands.command(1)
         silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

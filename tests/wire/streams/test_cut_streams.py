@@ -14,7 +14,7 @@ from ps_protocol.roles.shard import PushResult
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import (
@@ -133,7 +133,7 @@ def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
 def test_idle_streams_are_cut() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    handler = parameter_service_handler(ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None))
+    handler = service_handler(SERVICE, ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None))
     layout = layout_of(variable("w", (1 << 24,)))
     with serving(handler) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
         trainer = Trainer(shard, layout)

@@ -50,7 +50,7 @@ class _Peer:
 class _Scene:
     def __init__(self) -> None:
         shard, self.idle_streams, self.peer = InProcessShard(index=0), IdleStreams(), _Peer()
-        self.store, self.trainer = shard._store, Trainer(shard)
+        self.store, self.trainer = shard._shard, Trainer(shard)
         self.trainer.create()
         context: Any = None
         self.stream = PushStream(self.store, self.peer, context, idle_streams=self.idle_streams, name="ps 0")

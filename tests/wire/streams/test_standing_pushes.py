@@ -13,11 +13,11 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support import raw_shard
-from tests.support.raw_shard import HALF, SERVICE, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
+from tests.support.raw_shard import HALF, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
 from tests.support.servers import serving
 from tests.support.shards import MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
@@ -144,7 +144,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
-    with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw:
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
         with contextlib.closing(GrpcShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
@@ -169,7 +169,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 def test_without_room_for_standing_streams_pushes_and_reads_take_calls_of_their_own() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_standing=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
-    with serving(parameter_service_handler(*parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
+    with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         shard.expect_variables(epoch=3, step=1, layout_hash=MIXED.hash)

@@ -14,10 +14,10 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import encode_duration
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import ParameterService, parameter_service_handler
+from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
-from tests.support.raw_shard import SERVICE, TIMEOUT_S, Outcome, RawShard
+from tests.support.raw_shard import TIMEOUT_S, Outcome, RawShard
 from tests.support.servers import serving
 from tests.support.shards import EPOCH, MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
@@ -116,7 +116,7 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
-    with serving(parameter_service_handler(*parts)) as address, RawShard(address) as raw:
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
         with contextlib.closing(GrpcShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
