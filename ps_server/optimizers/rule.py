@@ -93,7 +93,7 @@ class _Moment:
         """Returns the formula's constants, and lr * weight decay."""
         if dtype not in self.known:
             with np.errstate(all="ignore"):
-                constants = self.formula.constants(self._rate, powers=self._powers, step=self._step, dtype=dtype)
+                constants = self.formula.constants(self._rate, self._powers, self._step, dtype.type)
                 self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay)
         return self.known[dtype]
 
@@ -145,7 +145,7 @@ class UpdateRule:
         """
         moment = self._moment
         constants, decay = moment.known.get(value.dtype) or moment.constants(value.dtype)
-        moment.formula.apply_block(value, out=out, slots=slots, gradient=gradient, scratch=scratch, constants=constants)
+        moment.formula.apply_block(value, out, slots, gradient, scratch, constants)
         if moment.has_weight_decay:
             np.multiply(value, decay, out=scratch[0])
             np.subtract(out, scratch[0], out=out)
