@@ -1,11 +1,13 @@
 """The documents agree with the repository: links lead somewhere, commands and flags exist. Knows their words; runs no cluster."""
 
+import ast
 import functools
 import inspect
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,12 @@ def test_anchors_lead_to_headings(page: Path) -> None:
     targets = [((page.parent / target).resolve() if target else page, anchor) for target, anchor in links]
     missing = [f"{path.name}#{anchor}" for path, anchor in targets if path.suffix == ".md" and anchor not in _anchors(path)]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_programs_are_python(page: Path) -> None:
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        ast.parse(textwrap.dedent(program))
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:

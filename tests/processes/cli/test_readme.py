@@ -1,4 +1,4 @@
-"""The first things that a reader will try do what the README and the page on migration say."""
+"""The first things that a reader will try do what the README, the tutorial and the page on migration say."""
 
 import os
 import re
@@ -46,3 +46,10 @@ def test_program_beside_the_original_trains_as_it_is_printed(tmp_path: Path) -> 
     result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "5", "--", sys.executable, "program.py"], tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "training is finished at step 1000" in result.stdout + result.stderr
+
+
+def test_program_of_the_tutorial_trains_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_example("docs/tutorials/first-cluster.md"), encoding="utf-8")
+    result = _run(["train.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout == "worker 0: w [ 2.  -1.   0.5] after 200 steps\n"
