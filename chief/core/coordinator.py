@@ -484,8 +484,7 @@ class Coordinator:
             self.finish(reason, now)
         elif not self._pending_finish:
             self._pending_finish = reason
-            if policy.spec.accepts_stale:
-                policy.close()
+            policy.finish()
             self._finish_timer.set(now + _FINISH_GRACE_S)
 
     def finish_as_asked(self, now: float) -> None:

@@ -9,8 +9,6 @@ from chief.core.model import ModelRegistry
 from chief.core.parameter_servers import ShardTable
 from chief.core.wording import lease_end, listed, seconds
 from chief.policies.base import Policy
-from chief.policies.queue import QueuePolicy
-from ps_protocol.model.policy import TokenMode
 from ps_protocol.roles.chief import ClusterState, ParticipantKind
 
 # A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
@@ -116,7 +114,7 @@ def _explain_step(situation: Situation, now: float) -> str:
         return f"{outage}the parameter servers are being told of new settings"
     if policy.is_complete:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
-    if policy.spec.accepts_stale:
+    if not policy.has_common_steps:
         return outage + _explain_free_step(situation, now)
     missing = list(_missing(situation, now))
     parts = [
@@ -134,8 +132,8 @@ def _explain_free_step(situation: Situation, now: float) -> str:
     if not live:
         return f"step {policy.step} has no contribution, and no worker is live; start one"
     waiting = [member for member in live if member.index in situation.waiting]
-    if waiting and isinstance(policy, QueuePolicy):
-        slowest = set(policy.slowest())
+    slowest = set(policy.slowest())
+    if waiting and slowest:
         behind = [f"{member.name} ({_sign_of_life(member, now)})" for member in live if member.index in slowest and member not in waiting]
         ahead = listed([f"{member.name} ({policy.lead(member.index)} ahead)" for member in waiting])
         return (
@@ -204,8 +202,8 @@ def _advice(situation: Situation) -> str:
     workers = {member.index: member for member in situation.membership.workers()}
     owing = [member for member in workers.values() if member.is_live and _owes(policy, member.index)]
     lacking = policy.num_required - policy.num_contributions - len(owing) - policy.num_free_tokens
-    if policy.spec.tokens is TokenMode.FIFO and not owing and any(member.is_live for member in workers.values()):
-        return "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
+    if policy.advice_to_all_waiting and not owing and any(member.is_live for member in workers.values()):
+        return policy.advice_to_all_waiting
     if lacking <= 0:
         if not owing:
             return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"

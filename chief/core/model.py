@@ -9,7 +9,8 @@ from chief.core.messages import CompleteInitialization, GetModel, RegisterModel
 from chief.core.parameter_servers import ShardTable, held_bytes
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
-from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
+from chief.policies.factory import check_model
+from ps_protocol.errors import ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, layouts, place
@@ -44,7 +45,7 @@ class ModelRegistry:
     def check_policy(self, policy: PolicySpec) -> None:
         """Raises InvalidSpec if the model that stands cannot be trained so."""
         if self.model is not None:
-            check_clip(self.model, policy)
+            check_model(policy, self.model)
 
     def check_placeable(self, model: ModelSpec) -> None:
         """Raises InvalidSpec if a model cannot lie on these shards."""
@@ -150,15 +151,6 @@ class ModelRegistry:
             return False
         self.initializer = None
         return True
-
-
-def check_clip(model: ModelSpec, policy: PolicySpec) -> None:
-    """Raises InvalidSpec if the policy cannot keep the model's limits."""
-    if policy.applies_on_arrival and model.clip.needs_norms:
-        raise InvalidSpec(
-            "clip: a norm over all parameter servers needs a step that they apply together, and under async without locking"
-            " there is none; use use_locking=True, or clip by value"
-        )
 
 
 class Host(Protocol):
@@ -304,7 +296,7 @@ class ModelCalls:
     def _join(self, participant: Participant, model: ModelSpec, *, may_initialize: bool) -> ModelReply | None:
         registry = self._registry
         registry.check(model)
-        check_clip(model, self._config().policy)
+        check_model(self._config().policy, model)
         if self._host.is_finished and not registry.is_ready:
             why = self._host.reason
             raise TrainingFailed(f"training was finished ({why}) before a model was initialised; start the cluster again")

@@ -26,7 +26,8 @@ from chief.core.messages import (
 from chief.core.training import Parts, Start, Training
 from chief.core.wording import listed, printable, seconds
 from chief.options import RESTORE_LATEST, RESTORE_NONE, CoordinationConfig
-from chief.policies.base import Counted
+from chief.policies.base import Counted, Policy
+from chief.policies.factory import new_policy
 from ps_protocol.errors import LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
@@ -46,7 +47,7 @@ class Resumption:
     redo: ApplyRequest | None = None
 
 
-def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], applies_on_arrival: bool = False) -> Resumption | str:
+def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], has_steps: bool = True) -> Resumption | str:
     """Returns where to go on, or, in words, why that is not possible.
 
     All shards are at the same step, or some are one ahead: the step between was interrupted, and is repeated with what it was made of.
@@ -57,7 +58,7 @@ def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], ap
         empty = [name for name, adoption in zip(names, adoptions, strict=True) if adoption is None or adoption.step is None]
         return f"{listed(empty)} {'has' if len(empty) == 1 else 'have'} lost the variables"
     low, high = min(steps), max(steps)
-    if low == high or applies_on_arrival:
+    if low == high or not has_steps:
         return Resumption(step=high)
     where = listed([f"{name} is at step {step}" for name, step in zip(names, steps, strict=True)])
     if high - low > 1:
@@ -584,12 +585,12 @@ class Recovery:
         """Takes note of where the shards are. Returns why training cannot go on there, in words; empty: it can."""
         record, names = stage.record, self._servers.names
         self._record_version = max((adoption.record_version for adoption in adoptions if adoption is not None), default=0)
-        policy = record.policy if record is not None else self._config.policy
-        found = resumption(adoptions, names=names, applies_on_arrival=policy.applies_on_arrival)
+        policy = new_policy(self._config if record is None else self._config.with_policy(record.policy))
+        found = resumption(adoptions, names=names, has_steps=policy.counts(is_applied=False))
         if isinstance(found, str):
             return found
         held = [adoption for adoption in adoptions if adoption is not None]
-        if self._lacks_its_record(record, held):
+        if self._lacks_its_record(record, held, policy):
             return "the chief before this one ended while it brought the parameter servers back to a checkpoint"
         if record is None or record.model is None:
             self._model.hold(tuple(adoption.layout_hash for adoption in held))
@@ -618,20 +619,20 @@ class Recovery:
                     for one in stage.pushes
                     for push in one.applied
                 }
-                is_open = policy.accepts_stale or record.step == found.step
+                is_open = not policy.has_common_steps or record.step == found.step
                 stage.chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
         self._members.remember(stage.pushes)
         stage.found = found
         return ""
 
-    def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> bool:
+    def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption], policy: Policy) -> bool:
         """Whether shards that were brought back have not been told what holds there: which training data is done, for one."""
         if any(adoption.last_apply is not None for adoption in held):
             return False
         if record is not None:
             return record.epoch not in (0, self._members.epoch)
-        config = self._config
-        return config.checkpoints is not None and not config.policy.applies_on_arrival and any(adoption.step for adoption in held)
+        has_steps = policy.counts(is_applied=False)
+        return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in held)
 
     def _take_data(self, stage: _TakingOver, record: ChiefRecord, held: Sequence[Adoption]) -> None:
         """What is done of the training data; and whoever contributed to it may have some of it still."""
@@ -672,13 +673,13 @@ class Recovery:
 
     def _counted(self, stage: _TakingOver, step: int) -> tuple[Counted, ...]:
         """What the earlier chief had counted is counted, in its order: somebody may have been told so."""
-        policy = self._config.policy
+        policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
-        steps = {one.push_id: step + position if policy.accepts_stale else step for position, one in enumerate(stage.chosen)}
+        steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)
-        return () if policy.applies_on_arrival else counted
+        return counted if policy.counts(is_applied=False) else ()
 
     def _secure(self, now: float) -> None:
         """The shards are at one step. Where a step is told once it is saved, so is this one: the earlier chief may not have done so."""

@@ -4,7 +4,6 @@ It is made of a `Start`, and dropped when the cluster goes back to a checkpoint 
 thing is under way at all shards; when it is done everywhere, the next is begun.
 """
 
-import dataclasses
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,6 @@ from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict
 from chief.policies.factory import new_policy
-from chief.policies.sync import SyncPolicy
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicySpec
@@ -421,7 +419,7 @@ class Training:
         self._policy.join(member.index)
         if held is not None:
             self._data.hold(member.index, member.incarnation, held)
-            if is_new_here and not self._policy.spec.accepts_stale and not self._policy.has_contributed(member.index):
+            if is_new_here and self._policy.has_common_steps and not self._policy.has_contributed(member.index):
                 # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
                 self._turned_away.add(member.index)
         if member.index in self._awaited:
@@ -443,13 +441,13 @@ class Training:
             self._settle_ranges(now)
         self._lower_quorum()
         self._turned_away.discard(gone.index)
-        if self._policy.spec.accepts_stale:
+        if not self._policy.has_common_steps:
             self._discards.add_incarnation(gone.index, gone.incarnation)
 
     def _lower_quorum(self) -> None:
         """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
         config, policy = self._settings.config, self._policy
-        if not isinstance(policy, SyncPolicy) or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
+        if not policy.has_quorum or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
             return
         required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
         self._is_quorum_lowered = required < config.num_required
@@ -571,11 +569,11 @@ class Training:
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome)
         self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
-        if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
+        if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
             self._discards.add(push_id)
-        if verdict.outcome is PushOutcome.ACCEPTED and commit.is_applied == policy.spec.applies_on_arrival:
+        if verdict.outcome is PushOutcome.ACCEPTED and policy.counts(is_applied=commit.is_applied):
             self._turned_away.discard(member.index)
-        elif policy.spec.accepts_stale or commit.is_applied or ((not commit.staged or not has_ranges) and not is_complete):
+        elif not policy.has_common_steps or commit.is_applied or ((not commit.staged or not has_ranges) and not is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
             self._count_ranges(member, commit, verdict)
@@ -599,24 +597,20 @@ class Training:
         policy, is_finished = self._policy, self._host.is_finished
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
-            if policy.spec.applies_on_arrival and not is_finished:
+            if policy.counts(is_applied=True) and not is_finished:
                 return policy.commit(commit.push_id, step=commit.step)
             # Applied by servers that had not heard yet of the end of that policy, or of training.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
-        if not commit.staged or (policy.spec.accepts_stale and commit.step < self._oldest_kept):
+        if not commit.staged or policy.is_stale(commit.step, oldest_kept=self._oldest_kept):
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
-        if policy.spec.applies_on_arrival:
-            return Verdict(outcome=PushOutcome.LATE, staleness=behind)  # staged before the servers heard of this policy
-        if is_finished:
-            is_stale = commit.step < policy.step and not policy.spec.accepts_stale
-            return Verdict(outcome=PushOutcome.STALE if is_stale else PushOutcome.LATE, staleness=behind)
+        if is_finished or not policy.counts(is_applied=False):
+            return Verdict(outcome=PushOutcome.LATE, staleness=behind)
         return policy.commit(commit.push_id, step=commit.step)
 
     def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
-        # Where contributions are applied one by one, workers read what the chief has not heard of yet.
-        if step > self._policy.step and not self._policy.spec.accepts_stale:
+        if self._policy.is_ahead(step):
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._host.explain(now)}")
             raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
@@ -785,7 +779,7 @@ class Training:
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
-        return self._discards.take(self._policy.counted()) if self._discards and self._policy.spec.accepts_stale else ()
+        return self._discards.take(self._policy.counted()) if self._discards and not self._policy.has_common_steps else ()
 
     def _is_of_step(self, step: int, epoch: int | None) -> bool:
         return self._step is not None and step == self._step.step and self._is_current(epoch)
@@ -849,7 +843,7 @@ class Training:
     def _holds_for_replicas(self) -> bool:
         """Whether the step that has just been applied is not told before replicas have been brought back."""
         is_ending = self._host.is_finishing or self._host.is_finished
-        return bool(self._replicas_due) and not (self._policy.spec.accepts_stale or is_ending)
+        return bool(self._replicas_due) and self._policy.has_common_steps and not is_ending
 
     def _gate_opened(self, tag: str, now: float) -> None:
         """The step is saved: replicas come back from it first, and then it is told."""
@@ -874,7 +868,7 @@ class Training:
 
     def replica_ready(self, event: ReplicaReady) -> None:
         """A lost replica could be brought back: it is after the next step, if that can be."""
-        record, spec = self._servers[event.shard], self._policy.spec
+        record = self._servers[event.shard]
         is_over = self._host.is_failed or self._host.is_finished
         if record.standby or is_over or self._host.is_recovering or event.shard in self._replicas_due:
             return
@@ -882,9 +876,9 @@ class Training:
             record.standby_missing = (
                 "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
             )
-        elif spec.accepts_stale or spec.applies_on_arrival:
+        elif not self._policy.has_common_steps:
             record.standby_missing = (
-                f"it is there again, and empty; with the policy {spec.text} it cannot be brought back between two steps"
+                f"it is there again, and empty; with the policy {self._policy.spec.text} it cannot be brought back between two steps"
             )
         else:
             record.standby_missing = "it is there again, and is brought back after the next step"
@@ -955,10 +949,10 @@ class Training:
     def _begin_changes(self, now: float) -> None:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
         first = self._settings.next_change
-        if first is not None and isinstance(first.asked, PolicySpec) and self._must_drain(first.asked):
-            self._policy.close()
+        if first is not None and isinstance(first.asked, PolicySpec):
+            self._policy.make_way(first.asked)
         while self._under_way is None and (change := self._settings.next_change) is not None:
-            policy = self._next_policy(change.asked) if isinstance(change.asked, PolicySpec) else None
+            policy = self._policy.way_to(change.asked) if isinstance(change.asked, PolicySpec) else None
             if policy is None and isinstance(change.asked, PolicySpec):
                 break
             wanted = self._settings.prepare(change, policy)
@@ -991,39 +985,16 @@ class Training:
         what = f"policy {self._policy.spec.text}" if change.policy is not None else f"optimizer {self._settings.optimizer_words()}"
         return f"settings version {self._settings.version} hold from step {self.step} on: {what}"
 
-    def _next_policy(self, policy: PolicySpec) -> PolicySpec | None:
-        """Returns the policy to introduce next on the way to `policy`; None: what is counted must be applied first."""
-        old = self._policy
-        if old.spec.applies_on_arrival:
-            old.close()
-            return policy
-        if self._must_drain(policy):
-            old.close()
-            return None if old.num_contributions else policy
-        if not policy.applies_on_arrival:
-            return policy
-        if old.num_contributions:
-            # By way of one under which each is applied as a step by itself.
-            return dataclasses.replace(policy, use_locking=True)
-        old.close()
-        return policy
-
-    def _must_drain(self, policy: PolicySpec) -> bool:
-        """Whether what waits for its turn cannot go over: it has been promised a step of its own, which not every policy can give."""
-        old = self._policy.spec
-        is_queue = old.accepts_stale and not old.applies_on_arrival
-        return is_queue and (policy.applies_on_arrival or not policy.accepts_stale)
-
     def _install(self, now: float) -> None:
         """The policy of the settings takes the place of the one before, with what is counted."""
-        old, config = self._policy, self._settings.config
-        if not config.policy.accepts_stale:
+        old = self._policy
+        self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
+        if new.has_common_steps:
             self._discards.clear()  # the shards drop by themselves what they cannot apply any more
-        if not old.spec.accepts_stale:
+        if old.has_common_steps:
             self._oldest_kept = old.step
-            if config.policy.accepts_stale:
+            if not new.has_common_steps:
                 self._spread(old.counted())
-        self._policy = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
         self._lower_quorum()
         granted = []
         for blocked in self._tokens:

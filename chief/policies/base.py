@@ -73,6 +73,36 @@ class Policy(Protocol):
     def is_complete(self) -> bool:
         """Whether the next step has all its contributions, and shall be applied."""
 
+    @property
+    def has_common_steps(self) -> bool:
+        """Whether a step is made of contributions to that step alone, which all servers apply together; else each is a step by itself."""
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether steps may be asked to need fewer contributions, by `require`."""
+
+    def require(self, num_required: int) -> None:
+        """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
+
+    def counts(self, *, is_applied: bool) -> bool:
+        """Whether it counts contributions that servers have applied as they came, or (not `is_applied`) have staged."""
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether nobody can have variables of this step yet."""
+
+    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
+        """Whether what was computed from this step cannot be applied any more; servers keep nothing of steps before `oldest_kept`."""
+
+    def slowest(self) -> Sequence[int]:
+        """Returns the live workers that others may have to wait for; empty: nobody waits for anybody."""
+
+    def lead(self, worker: int) -> int:
+        """Returns how many contributions a live worker is ahead of those."""
+
+    @property
+    def advice_to_all_waiting(self) -> str:
+        """What to do when all live workers wait for a token, where that can be; empty: it cannot."""
+
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
 
@@ -104,7 +134,16 @@ class Policy(Protocol):
         """The next step is applied everywhere."""
 
     def close(self) -> None:
-        """Takes no more contributions: another policy is about to follow, which can take none over."""
+        """Takes no more contributions."""
+
+    def finish(self) -> None:
+        """Training ends with the next step."""
+
+    def make_way(self, policy: PolicySpec) -> None:
+        """Another policy is to follow as soon as that can be: takes nothing more that could not go over."""
+
+    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
+        """Returns the policy to introduce now on the way to another; None: what is counted must be applied first."""
 
     def counted(self) -> Sequence[Counted]:
         """Returns what is counted and not applied, in order of counting: for the policy that follows."""

@@ -1,4 +1,4 @@
-"""Makes the policy that a configuration asks for. Knows all of them; no leases, calls or clocks."""
+"""Makes the policy that a configuration asks for, and checks what goes with which. Knows all of them; no leases, calls or clocks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,18 @@ from chief.policies.fifo import FifoPolicy
 from chief.policies.free import FreePolicy
 from chief.policies.queue import QueuePolicy
 from chief.policies.sync import SyncPolicy
-from ps_protocol.model.policy import PolicyName, TokenMode
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.spec import ModelSpec
+
+
+def check_model(spec: PolicySpec, model: ModelSpec) -> None:
+    """Raises InvalidSpec if a policy cannot keep the model's limits."""
+    if spec.applies_on_arrival and model.clip.needs_norms:
+        raise InvalidSpec(
+            "clip: a norm over all parameter servers needs a step that they apply together, and under async without locking"
+            " there is none; use use_locking=True, or clip by value"
+        )
 
 
 def new_policy(

@@ -6,6 +6,7 @@ their asking, whoever they are for, so an old one may be handed out, and the gra
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.errors import StepAhead
@@ -21,6 +22,9 @@ class FifoPolicy:
     """
 
     weights: tuple[float, ...] = ()
+    has_common_steps = True
+    has_quorum = False
+    advice_to_all_waiting = "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
     num_free_tokens = 0  # tokens are of no worker and, if they are old, of no use: none is leave to contribute to the open step
 
     def __init__(
@@ -72,6 +76,43 @@ class FifoPolicy:
     def is_complete(self) -> bool:
         """Whether the open step has its R contributions."""
         return len(self._contributors) >= self.num_required
+
+    def require(self, num_required: int) -> None:
+        """Never called: the queue has a fixed number of tokens a step."""
+
+    def counts(self, *, is_applied: bool) -> bool:
+        """Staged contributions count."""
+        return not is_applied
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether the step is after the open one."""
+        return step > self.step
+
+    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
+        """Whether the step is before the open one."""
+        return step < self.step
+
+    def slowest(self) -> Sequence[int]:
+        """Nobody waits for another worker by name."""
+        return ()
+
+    def lead(self, worker: int) -> int:
+        """Nobody is ahead."""
+        return 0
+
+    def finish(self) -> None:
+        """The step that is complete is the last one anyway."""
+
+    def make_way(self, policy: PolicySpec) -> None:
+        """What is counted can go over."""
+
+    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
+        """By way of one under which each contribution is applied as a step by itself, if servers are to apply on arrival."""
+        if policy.applies_on_arrival and self.num_contributions:
+            return replace(policy, use_locking=True)
+        if policy.applies_on_arrival:
+            self.close()
+        return policy
 
     def may_contribute(self, worker: int) -> bool:
         """Always: nobody needs a token to start."""

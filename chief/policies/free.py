@@ -13,6 +13,9 @@ class FreePolicy:
 
     num_required = 1
     num_free_tokens = 0
+    has_common_steps = False
+    has_quorum = False
+    advice_to_all_waiting = ""
     num_contributions = 0
     is_complete = False
     contributors: tuple[PushId, ...] = ()
@@ -28,6 +31,29 @@ class FreePolicy:
     def step(self) -> int:
         """The open step: the number of contributions told of."""
         return self._step
+
+    def require(self, num_required: int) -> None:
+        """Never called: each contribution is a step."""
+
+    def is_ahead(self, step: int) -> bool:
+        """Never: workers read what the chief has not heard of yet."""
+        return False
+
+    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
+        """Whether servers may have dropped it."""
+        return step < oldest_kept
+
+    def counts(self, *, is_applied: bool) -> bool:
+        """Applied contributions count; those that are staged were so before the servers heard of this policy."""
+        return is_applied
+
+    def slowest(self) -> Sequence[int]:
+        """Nobody waits for anybody."""
+        return ()
+
+    def lead(self, worker: int) -> int:
+        """Nobody is ahead."""
+        return 0
 
     def may_contribute(self, worker: int) -> bool:
         """Always."""
@@ -72,6 +98,18 @@ class FreePolicy:
     def close(self) -> None:
         """The step rises no more: servers are told to go on from it under another policy."""
         self._is_closed = True
+
+    def finish(self) -> None:
+        """The step rises no more."""
+        self.close()
+
+    def make_way(self, policy: PolicySpec) -> None:
+        """Nothing waits that would have to go over."""
+
+    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
+        """Another policy may follow at once."""
+        self.close()
+        return policy
 
     def counted(self) -> Sequence[Counted]:
         """Returns nothing: all is applied."""

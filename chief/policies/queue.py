@@ -30,6 +30,9 @@ class QueuePolicy:
 
     num_required = 1
     num_free_tokens = 0
+    has_common_steps = False
+    has_quorum = False
+    advice_to_all_waiting = ""
 
     def __init__(
         self,
@@ -99,6 +102,21 @@ class QueuePolicy:
         """Returns how many contributions a live worker is ahead of the slowest."""
         progress = self._progress.get(worker)
         return progress.num_done - self.least if progress else 0
+
+    def require(self, num_required: int) -> None:
+        """Never called: each contribution is a step."""
+
+    def is_ahead(self, step: int) -> bool:
+        """Never: workers read what the chief has not heard of yet."""
+        return False
+
+    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
+        """Whether servers may have dropped it."""
+        return step < oldest_kept
+
+    def counts(self, *, is_applied: bool) -> bool:
+        """Staged contributions count."""
+        return not is_applied
 
     def may_contribute(self, worker: int) -> bool:
         """Always: nobody needs a token to start."""
@@ -179,6 +197,20 @@ class QueuePolicy:
         """Takes no more contributions, and lets nobody go on."""
         self._is_closed = True
 
+    def finish(self) -> None:
+        """What waits for its turn is applied, and nothing more is taken."""
+        self.close()
+
+    def make_way(self, policy: PolicySpec) -> None:
+        """What waits for its turn has been promised a step of its own, which only another queue can give."""
+        if _must_drain(policy):
+            self.close()
+
+    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
+        """Another queue may follow at once, all else when this one is empty."""
+        self.make_way(policy)
+        return None if self._queue and _must_drain(policy) else policy
+
     def counted(self) -> Sequence[Counted]:
         """Returns the queue."""
         return tuple(self._queue)
@@ -221,3 +253,8 @@ class QueuePolicy:
         for worker in lucky:
             del self._wishes[worker]
         return [Grant(worker, self._step) for worker in lucky]
+
+
+def _must_drain(policy: PolicySpec) -> bool:
+    """Whether this policy cannot take over a queue."""
+    return policy.applies_on_arrival or not policy.accepts_stale

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.errors import StepAhead
@@ -117,6 +117,9 @@ class SyncPolicy:
     """Each worker gives one contribution to a step, and one more for each extra token; T > R: the first R win, T < R: R - T extras."""
 
     weights: tuple[float, ...] = ()
+    has_common_steps = True
+    has_quorum = True
+    advice_to_all_waiting = ""
 
     def __init__(
         self,
@@ -164,6 +167,40 @@ class SyncPolicy:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
         if not self.is_complete or num_required <= self.num_contributions:
             self.num_required = num_required
+
+    def counts(self, *, is_applied: bool) -> bool:
+        """Staged contributions count."""
+        return not is_applied
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether the step is after the open one."""
+        return step > self.step
+
+    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
+        """Whether the step is before the open one."""
+        return step < self.step
+
+    def slowest(self) -> Sequence[int]:
+        """Nobody waits for another worker by name."""
+        return ()
+
+    def lead(self, worker: int) -> int:
+        """Nobody is ahead."""
+        return 0
+
+    def finish(self) -> None:
+        """The step that is complete is the last one anyway."""
+
+    def make_way(self, policy: PolicySpec) -> None:
+        """What is counted can go over."""
+
+    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
+        """By way of one under which each contribution is applied as a step by itself, if servers are to apply on arrival."""
+        if policy.applies_on_arrival and self.num_contributions:
+            return replace(policy, use_locking=True)
+        if policy.applies_on_arrival:
+            self.close()
+        return policy
 
     def may_contribute(self, worker: int) -> bool:
         """Whether the step takes more, and the worker has not given its own contribution yet."""
