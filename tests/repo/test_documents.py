@@ -69,8 +69,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
         reached.add(page)
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
             path = (page.parent / target).resolve()
-            found = path.glob("*.md") if path.is_dir() and path.name == "decisions" else [path] if path.suffix == ".md" else []
-            to_follow += [new for new in found if new.exists() and new not in reached]
+            to_follow += [path] if path.suffix == ".md" and path.exists() and path not in reached else []
     lost = [_name(page) for page in DOCS if page not in reached]
     assert not lost, lost
 
@@ -164,3 +163,29 @@ def test_reference_shows_the_signature_of_every_optimizer_schedule_and_policy(na
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     wanted = f"{name}{inspect.Signature(plain)}"
     assert wanted in (ROOT / "docs" / "reference" / "optimizers.md").read_text(encoding="utf-8").splitlines(), f"want the line {wanted}"
+
+
+def test_every_path_of_the_design_page_exists() -> None:
+    text = (ROOT / "docs" / "contributing" / "design.md").read_text(encoding="utf-8")
+    paths = re.findall(
+        r"`((?:protos|ps_protocol|ps_server|chief|worker_client|lockstep|tests|benchmarks|docs|examples|deploy)(?:/[\w/.-]+)?)`", text
+    )
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    assert len(paths) > 50
+    assert not missing, missing
+
+
+def test_every_folder_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "contributing" / "design.md").read_text(encoding="utf-8")
+    tops = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep", "tests", "benchmarks", "docs")
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).glob("*/*") if path.is_file()}
+    modules = {path.relative_to(ROOT) for top in tops[:5] for path in (ROOT / top).glob("*.py") if not path.stem.startswith("__")}
+    lost = sorted(str(path) for path in folders | modules if f"`{path}`" not in text and path.name != "__pycache__")
+    assert not lost, f"docs/contributing/design.md: {lost}"
+
+
+def test_the_design_page_says_where_to_change_twelve_things() -> None:
+    text = (ROOT / "docs" / "contributing" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| an? .*\*\*(.+?)\*\*.* \| `(.+?)`", text, flags=re.MULTILINE)
+    kinds = "optimizer schedule policy RPC error transport encoding option hook metric"
+    assert {thing for thing, _ in rows} == {*kinds.split(), "checkpoint storage", "CLI command"}
