@@ -122,7 +122,7 @@ fix-protos: $(DEV)  ## … applied
 
 check-stubs: $(PROTO)  ## the committed stubs are those of the protos
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
-	  && .venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTOS) \
+	  && .venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out="$$out" --pyi_out="$$out" $(PROTOS) \
 	  && { diff -r -x __init__.py -x __pycache__ "$$out/ps_protocol/v1" ps_protocol/v1 \
 	  || { echo "ps_protocol/v1 is not what protos/ generates: run 'make proto'" >&2; exit 1; }; }
 
@@ -130,7 +130,7 @@ fix-stubs: proto
 
 proto: $(PROTO)  ## generate ps_protocol/v1 from protos/
 	@rm -f ps_protocol/v1/*_pb2*.py*
-	@.venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	@.venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. $(PROTOS)
 	@echo "generated ps_protocol/v1 with grpcio-tools $(GRPCIO_TOOLS)"
 
 check-imports: $(DEV)  ## who may import whom
