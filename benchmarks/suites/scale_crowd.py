@@ -20,14 +20,14 @@ import numpy as np
 from benchmarks.suites.scale_calls import KINDS, Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
-from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest
+from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.shard import PushHeader, PushId
 from ps_protocol.rpc.channel import open_aio_channel
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_duration, encode_push_header
+from ps_protocol.wire.fields import decode_duration
 from ps_protocol.wire.frames import encode_stream
 
 _PUSH = "/ps_protocol.v1.ParameterService/PushGradients"
@@ -64,8 +64,8 @@ class CrowdWorker:
         request = RegisterRequest(
             kind=ParticipantKind.WORKER, index=self._index, host="crowd", pid=os.getpid(), request_id=random.getrandbits(62)
         )
-        answer = await self._calls.register(codec.encode_register_request(request))
-        self._participant = codec.decode_registration(answer, kind=request.kind).participant
+        answer = await self._calls.register(codec.encode(request))
+        self._participant = codec.decode(Registration, answer).participant
         self._step = answer.global_step
         self._heart = asyncio.get_running_loop().create_task(self._beat(decode_duration(answer.lease) / 3))
         return tuple(answer.shard_addresses)
@@ -73,7 +73,7 @@ class CrowdWorker:
     async def push(self, shard: Any, header: Any, gradient: Segments) -> None:
         """Gives the one parameter server its contribution to the step."""
         self._sequence += 1
-        message = parameter_service_pb2.PushGradientsRequest(header=encode_push_header(header(self._push_id, self._step)))
+        message = parameter_service_pb2.PushGradientsRequest(header=codec.encode(header(self._push_id, self._step)))
         await shard(b"".join(encode_stream(message, gradient)))
 
     async def take_token(self) -> tuple[int, float]:
@@ -81,11 +81,11 @@ class CrowdWorker:
         commit: PushCommit | None = PushCommit(push_id=self._push_id, step=self._step, staged=True)
         while True:
             request = pb.DequeueTokenRequest(
-                participant=codec.encode_participant(self._participant),
+                participant=codec.encode(self._participant),
                 local_step=self._step,
                 request_id=self._sequence,
                 max_wait=codec.encode_max_wait(_MAX_WAIT_S),
-                commit=None if commit is None else codec.encode_commit(commit),
+                commit=None if commit is None else codec.encode(commit),
             )
             at, reply = await self._calls.dequeue(request)
             commit = None
@@ -97,7 +97,7 @@ class CrowdWorker:
         """Leaves the cluster."""
         if self._heart is not None:
             self._heart.cancel()
-        await self._calls.leave(pb.DeregisterWorkerRequest(participant=codec.encode_participant(self._participant)))
+        await self._calls.leave(pb.DeregisterWorkerRequest(participant=codec.encode(self._participant)))
 
     @property
     def _push_id(self) -> PushId:
@@ -107,7 +107,7 @@ class CrowdWorker:
         await asyncio.sleep(interval_s * random.random())  # machines do not start at the same moment
         while True:
             try:
-                await self._calls.heartbeat(pb.HeartbeatRequest(participant=codec.encode_participant(self._participant)))
+                await self._calls.heartbeat(pb.HeartbeatRequest(participant=codec.encode(self._participant)))
             except Exception as error:
                 print(f"ERROR heartbeat of worker {self._index}: {error!r}", flush=True)
                 raise

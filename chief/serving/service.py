@@ -17,12 +17,26 @@ from chief.core import messages as ev
 from chief.core.messages import LeaseRanges, SaveCheckpoint
 from chief.serving.runner import Runner
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
-from ps_protocol.roles.chief import CommitResult, ParticipantKind, TokenReply
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.chief import (
+    CommitResult,
+    HyperparameterChange,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    RegisterRequest,
+    TokenReply,
+)
 from ps_protocol.rpc.server_stream import Handler, Peer, standing_method_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_message, encode_call_error, encode_cluster_status, require
+from ps_protocol.wire.call_errors import encode_call_error
+from ps_protocol.wire.codec import decode_message
+from ps_protocol.wire.fields import require
+from ps_protocol.wire.step import check_ranges
 
 # Calls of one message each way, served without a thread that waits. Knows messages and the runner; decides nothing.
 
@@ -104,23 +118,25 @@ class ImmediateCall:
 
 def heartbeat_event(message: pb.HeartbeatRequest, call: int) -> ev.Heartbeat:
     """Decodes a sign of life."""
-    return ev.Heartbeat(call=call, participant=codec.decode_participant(message))
+    return ev.Heartbeat(call=call, participant=codec.decode_field(Participant, message, "participant"))
 
 
 def commit_event(message: pb.CommitPushRequest, call: int) -> ev.CommitPush:
     """Decodes a contribution to be counted."""
-    return ev.CommitPush(call=call, participant=codec.decode_participant(message), commit=codec.decode_commit(message.commit))
+    return ev.CommitPush(
+        call=call, participant=codec.decode_field(Participant, message, "participant"), commit=codec.decode(PushCommit, message.commit)
+    )
 
 
 def dequeue_event(message: pb.DequeueTokenRequest, call: int) -> ev.DequeueToken:
     """Decodes the wish for a token."""
     return ev.DequeueToken(
         call=call,
-        participant=codec.decode_participant(message),
+        participant=codec.decode_field(Participant, message, "participant"),
         local_step=message.local_step,
         request_id=message.request_id,
         max_wait_s=codec.decode_max_wait(message),
-        commit=codec.decode_commit(message.commit) if message.HasField("commit") else None,
+        commit=codec.decode(PushCommit, message.commit) if message.HasField("commit") else None,
     )
 
 
@@ -131,12 +147,13 @@ def heartbeat_answer(finished: bool) -> pb.HeartbeatResponse:
 
 def commit_answer(result: CommitResult) -> pb.CommitPushResponse:
     """Encodes what became of a contribution."""
-    return pb.CommitPushResponse(result=codec.encode_commit_result(result))
+    return pb.CommitPushResponse(result=codec.encode(result))
 
 
 def dequeue_answer(reply: TokenReply) -> pb.DequeueTokenResponse:
     """Encodes how a wait for a token ended."""
-    return codec.encode_token_reply(reply)
+    message: pb.DequeueTokenResponse = codec.encode(reply)
+    return message
 
 
 # By the field that a call has in ConverseRequest, and its answer in ConverseResponse: how to read the one and to write the other.
@@ -267,7 +284,8 @@ class ChiefService:
 
     def _status(self, data: bytes) -> Message:
         message = decode_message(pb.GetClusterStatusRequest, data)
-        return encode_cluster_status(self._runner.status(max_ledger_entries=message.max_ledger_entries))
+        status: Message = codec.encode(self._runner.status(max_ledger_entries=message.max_ledger_entries))
+        return status
 
 
 def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
@@ -280,25 +298,27 @@ def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
 
 
 def _registration(message: pb.RegisterWorkerRequest, call: int) -> ev.Event:
-    return ev.RegisterWorker(call=call, request=codec.decode_register_request(message))
+    return ev.RegisterWorker(call=call, request=codec.decode(RegisterRequest, message))
 
 
 def _departure(message: pb.DeregisterWorkerRequest, call: int) -> ev.Event:
-    return ev.DeregisterWorker(call=call, participant=codec.decode_participant(message), failure=message.failure)
+    return ev.DeregisterWorker(call=call, participant=codec.decode_field(Participant, message, "participant"), failure=message.failure)
 
 
 def _model(message: pb.RegisterModelRequest, call: int) -> ev.Event:
     return ev.RegisterModel(
         call=call,
-        participant=codec.decode_participant(message),
-        model=codec.decode_model(message.model),
+        participant=codec.decode_field(Participant, message, "participant"),
+        model=codec.decode(ModelSpec, message.model),
         max_wait_s=codec.decode_max_wait(message),
         may_initialize=not message.joins_only,
     )
 
 
 def _initialization(message: pb.CompleteInitializationRequest, call: int) -> ev.Event:
-    return ev.CompleteInitialization(call=call, participant=codec.decode_participant(message), attempt=message.attempt)
+    return ev.CompleteInitialization(
+        call=call, participant=codec.decode_field(Participant, message, "participant"), attempt=message.attempt
+    )
 
 
 def _model_wish(message: pb.GetModelRequest, call: int) -> ev.Event:
@@ -307,12 +327,12 @@ def _model_wish(message: pb.GetModelRequest, call: int) -> ev.Event:
 
 def _policy(message: pb.SetPolicyRequest, call: int) -> ev.Event:
     require(message, "policy")
-    policy, max_wait_s = codec.decode_policy(message.policy), codec.decode_max_wait(message)
+    policy, max_wait_s = codec.decode(PolicySpec, message.policy), codec.decode_max_wait(message)
     return ev.SetPolicy(call=call, policy=policy, request_id=message.request_id, max_wait_s=max_wait_s)
 
 
 def _hyperparameters(message: pb.SetHyperparametersRequest, call: int) -> ev.Event:
-    change, max_wait_s = codec.decode_hyperparameter_change(message), codec.decode_max_wait(message)
+    change, max_wait_s = codec.decode(HyperparameterChange, message), codec.decode_max_wait(message)
     return ev.SetHyperparameters(call=call, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
 
 
@@ -322,11 +342,11 @@ def _checkpoint(message: pb.SaveCheckpointRequest, call: int) -> ev.Event:
 
 def _lease(message: pb.LeaseRangesRequest, call: int) -> ev.Event:
     require(message, "data")
-    codec.check_ranges(message.returned, field="returned")
+    check_ranges(message.returned, field="returned")
     return LeaseRanges(
         call=call,
-        participant=codec.decode_participant(message),
-        data=codec.decode_data(message.data),
+        participant=codec.decode_field(Participant, message, "participant"),
+        data=codec.decode(DataSpec, message.data),
         max_ranges=message.max_ranges,
         request_id=message.request_id,
         max_wait_s=codec.decode_max_wait(message),
@@ -353,24 +373,24 @@ def _as_observer(name: str) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    "RegisterWorker": Method(pb.RegisterWorkerRequest, _registration, codec.encode_registration),
+    "RegisterWorker": Method(pb.RegisterWorkerRequest, _registration, codec.encode),
     "Heartbeat": Method(pb.HeartbeatRequest, heartbeat_event, heartbeat_answer),
     "DeregisterWorker": Method(pb.DeregisterWorkerRequest, _departure, lambda nothing: pb.DeregisterWorkerResponse()),
-    "RegisterModel": Method(pb.RegisterModelRequest, _model, codec.encode_model_reply),
+    "RegisterModel": Method(pb.RegisterModelRequest, _model, codec.encode),
     "CompleteInitialization": Method(
         pb.CompleteInitializationRequest, _initialization, lambda nothing: pb.CompleteInitializationResponse()
     ),
-    "GetModel": Method(pb.GetModelRequest, _model_wish, codec.encode_agreed_model),
+    "GetModel": Method(pb.GetModelRequest, _model_wish, codec.encode),
     "CommitPush": Method(pb.CommitPushRequest, commit_event, commit_answer),
     "DequeueToken": Method(pb.DequeueTokenRequest, dequeue_event, dequeue_answer),
-    "SetPolicy": Method(pb.SetPolicyRequest, _policy, lambda reply: pb.SetPolicyResponse(settings=codec.encode_settings_reply(reply))),
+    "SetPolicy": Method(pb.SetPolicyRequest, _policy, lambda reply: pb.SetPolicyResponse(settings=codec.encode_some(reply))),
     "SetHyperparameters": Method(
         pb.SetHyperparametersRequest,
         _hyperparameters,
-        lambda reply: pb.SetHyperparametersResponse(settings=codec.encode_settings_reply(reply)),
+        lambda reply: pb.SetHyperparametersResponse(settings=codec.encode_some(reply)),
     ),
-    "SaveCheckpoint": Method(pb.SaveCheckpointRequest, _checkpoint, codec.encode_saved),
-    "LeaseRanges": Method(pb.LeaseRangesRequest, _lease, codec.encode_lease_reply),
+    "SaveCheckpoint": Method(pb.SaveCheckpointRequest, _checkpoint, codec.encode),
+    "LeaseRanges": Method(pb.LeaseRangesRequest, _lease, codec.encode),
     "FinishTraining": Method(pb.FinishTrainingRequest, _finish, lambda step: pb.FinishTrainingResponse(global_step=step)),
 }
 _OBSERVING = {name: _as_observer(name) for name in ("RegisterWorker", "Heartbeat", "DeregisterWorker")}

@@ -46,7 +46,8 @@ from ps_protocol.rpc.status import from_status, rebuild
 from ps_protocol.v1 import handshake_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_call_error, decode_handshake_reply, decode_message, encode_handshake_request
+from ps_protocol.wire.call_errors import decode_call_error
+from ps_protocol.wire.codec import decode_message
 
 # The ways to a parameter server that a step takes when all is well: one attempt, and nobody waits for it. Repeat and explain nothing.
 
@@ -142,7 +143,7 @@ class GrpcShardCaller:
     def begin(self, request: ApplyRequest, report: Report) -> None:
         """Sends a step."""
         number = next(self._numbers)
-        data = pb.CommandShardRequest(call=number, apply=codec.encode_apply_request(request)).SerializeToString()
+        data = pb.CommandShardRequest(call=number, apply=codec.encode(request)).SerializeToString()
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
@@ -410,10 +411,10 @@ class GrpcShardLink:
         """Returns who is there."""
         role = Role.PARAMETER_SERVER
         request = HandshakeRequest(cluster=self._cluster, expected_role=role, expected_index=self._index, version=PROTOCOL_VERSION)
-        path, message = f"/{_HANDSHAKE}/Handshake", encode_handshake_request(request)
+        path, message = f"/{_HANDSHAKE}/Handshake", codec.encode(request)
         try:
             answer = await self._call(path, message, handshake_service_pb2.HandshakeResponse, timeout_s=timeout_s, awaited="the handshake")
-            reply = decode_handshake_reply(answer)
+            reply = codec.decode(HandshakeReply, answer)
             check_versions(client=PROTOCOL_VERSION, server=reply.version)
         except (WrongCluster, WrongRole, ProtocolMismatch) as error:
             # The server does not know by which address it was called.
@@ -426,7 +427,7 @@ class GrpcShardLink:
         """Returns step, memory and counters."""
         request = pb.GetShardStatusRequest(chief_incarnation=chief_incarnation)
         answer = await self._unary("GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
-        return codec.decode_shard_status(answer)
+        return codec.decode(ShardStatus, answer)
 
     async def adopt(
         self,
@@ -449,7 +450,7 @@ class GrpcShardLink:
             life=life,
         )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
-        return codec.decode_adoption(answer)
+        return codec.decode(Adoption, answer)
 
     async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -458,35 +459,35 @@ class GrpcShardLink:
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
         """Copies the values of a step and writes them."""
-        message, awaited = codec.encode_save_request(request, max_wait_s=max_wait_s), f"step {request.step} to be saved"
+        message, awaited = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s)), f"step {request.step} to be saved"
         answer = await self._unary("SaveShard", message, pb.SaveShardResponse, timeout_s=timeout_s, awaited=awaited)
-        return codec.decode_save_progress(answer)
+        return codec.decode(SaveProgress, answer)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
         """Replaces what is there by a checkpoint's values."""
-        message, awaited = codec.encode_restore_request(request, max_wait_s=max_wait_s), f"{request.tag} to be restored"
+        message, awaited = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s)), f"{request.tag} to be restored"
         answer = await self._unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
-        return codec.decode_restore_progress(answer)
+        return codec.decode(RestoreProgress, answer)
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
-        message, awaited = codec.encode_settings(settings), "its new settings"
+        message, awaited = codec.encode(settings), "its new settings"
         if await self._command(timeout_s, awaited, configure=message) is None:
             await self._unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=timeout_s, awaited=awaited)
 
     async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
         """Returns the sums of squares of the step's mean, slice by slice."""
-        message, awaited = pb.PrepareStepRequest(apply=codec.encode_apply_request(request)), f"the norms of step {request.step}"
+        message, awaited = pb.PrepareStepRequest(apply=codec.encode(request)), f"the norms of step {request.step}"
         if (answer := await self._command(timeout_s, awaited, prepare=message)) is not None:
             return tuple(answer.prepare.sums)
         return tuple((await self._unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=timeout_s, awaited=awaited)).sums)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        message, awaited = codec.encode_apply_request(request), f"step {request.step} to be applied"
+        message, awaited = codec.encode(request), f"step {request.step} to be applied"
         if (answer := await self._command(timeout_s, awaited, apply=message)) is not None:
-            return codec.decode_apply_reply(answer.apply)
-        return codec.decode_apply_reply(await self._unary("ApplyStep", message, pb.ApplyStepResponse, timeout_s=timeout_s, awaited=awaited))
+            return codec.decode(ApplyReply, answer.apply)
+        return codec.decode(ApplyReply, await self._unary("ApplyStep", message, pb.ApplyStepResponse, timeout_s=timeout_s, awaited=awaited))
 
     async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
         """Ends the server."""

@@ -10,25 +10,14 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
+from ps_protocol.model.data import DataProgress
 from ps_protocol.model.layout import check_disjoint
-from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.roles.checkpoint import Checkpoint, check_tag
-from ps_protocol.roles.shard import MAX_STEP, CheckpointFile
+from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
+from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import (
-    decode_file,
-    decode_placed,
-    decode_progress,
-    decode_record,
-    decode_worker_pushes,
-    encode_file,
-    encode_model,
-    encode_placed,
-    encode_progress,
-    encode_record,
-    encode_worker_pushes,
-)
+from ps_protocol.wire.fields import require
 
 FORMAT = "lockstep-checkpoint"
 FORMAT_VERSION = 1
@@ -85,9 +74,9 @@ class ManifestEncoder:
             return
         if model is None:
             raise InvalidSpec("checkpoint: there is no model to save")
-        placed = pb.CheckpointManifest(placement=[encode_placed(placed) for placed in placement])
+        placed = pb.CheckpointManifest(placement=[codec.encode(placed) for placed in placement])
         self._placement_text = _text(MessageToDict(placed, preserving_proto_field_name=True).get("placement", []))
-        self._model_text = _text(MessageToDict(encode_model(model), preserving_proto_field_name=True))
+        self._model_text = _text(MessageToDict(codec.encode(model), preserving_proto_field_name=True))
         self._last = (model, placement)
 
 
@@ -144,17 +133,17 @@ def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest
         step=checkpoint.step,
         chief_incarnation=checkpoint.chief_incarnation,
         num_shards=checkpoint.num_shards,
-        record=encode_record(replace(checkpoint.record, model=None)),
-        files=[encode_file(file) for file in checkpoint.files],
-        pushes=[encode_worker_pushes(pushes) for pushes in checkpoint.pushes],
-        data=None if checkpoint.data is None else encode_progress(checkpoint.data),
+        record=codec.encode(replace(checkpoint.record, model=None)),
+        files=[codec.encode(file) for file in checkpoint.files],
+        pushes=[codec.encode(pushes) for pushes in checkpoint.pushes],
+        data=None if checkpoint.data is None else codec.encode(checkpoint.data),
         saved_at=saved_at,
         life=checkpoint.life,
     )
 
 
 def _decode(message: pb.CheckpointManifest) -> Checkpoint:
-    codec.require(message, "record")
+    require(message, "record")
     return Checkpoint(
         tag=check_tag(message.tag),
         cluster=message.cluster,
@@ -162,11 +151,11 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
         step=message.step,
         chief_incarnation=message.chief_incarnation,
         num_shards=message.num_shards,
-        record=decode_record(message.record),
-        placement=codec.decode_each(message.placement, decode_placed, field="placement"),
-        files=codec.decode_each(message.files, decode_file, field="files"),
-        pushes=codec.decode_each(message.pushes, decode_worker_pushes, field="pushes"),
-        data=decode_progress(message.data) if message.HasField("data") else None,
+        record=codec.decode(ChiefRecord, message.record),
+        placement=codec.decode_each(PlacedSlice, message.placement, field="placement"),
+        files=codec.decode_each(CheckpointFile, message.files, field="files"),
+        pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
+        data=codec.decode(DataProgress, message.data) if message.HasField("data") else None,
         life=message.life,
     )
 

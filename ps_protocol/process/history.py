@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -183,7 +184,7 @@ STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 
 def note_contribution(history: HistoryWriter, header: PushHeader, gradients: Segments, *, shard: int) -> None:
     """Notes what one shard is about to be sent; before it is sent, so that whatever was applied is known."""
-    history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode_push_header(header))}, gradients.pieces)
+    history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(header))}, gradients.pieces)
 
 
 def note_outcome(history: HistoryWriter, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:
@@ -194,17 +195,17 @@ def note_outcome(history: HistoryWriter, push_id: PushId, *, epoch: int, outcome
 
 def note_created(history: HistoryWriter, spec: ShardSpec, content: Sequence[Array], *, process: int) -> None:
     """Notes a shard's model with its first values: the arena, then those tables that have no initializer, as they were sent."""
-    history.write(CREATED, {"shard": spec.shard, "process": process, "spec": _json(codec.encode_shard_spec(spec))}, content)
+    history.write(CREATED, {"shard": spec.shard, "process": process, "spec": _json(codec.encode(spec))}, content)
 
 
 def note_configured(history: HistoryWriter, settings: ShardSettings, *, shard: int) -> None:
     """Notes how a shard works from now on."""
-    history.write(CONFIGURED, {"shard": shard, "settings": _json(codec.encode_settings(settings))})
+    history.write(CONFIGURED, {"shard": shard, "settings": _json(codec.encode(settings))})
 
 
 def note_applied(history: HistoryWriter, request: ApplyRequest, *, shard: int, sha256: str) -> None:
     """Notes a step that a shard has applied, with the digest of its variables afterwards; before anybody is told of it."""
-    history.write(APPLIED, {"shard": shard, "request": _json(codec.encode_apply_request(request)), "sha256": sha256})
+    history.write(APPLIED, {"shard": shard, "request": _json(codec.encode(request)), "sha256": sha256})
 
 
 def note_arrived(history: HistoryWriter, push_id: PushId, *, shard: int, epoch: int, step: int) -> None:
@@ -219,8 +220,8 @@ def note_restored(
     words = {
         "shard": spec.shard,
         "process": process,
-        "spec": _json(codec.encode_shard_spec(spec)),
-        "settings": _json(codec.encode_settings(settings)),
+        "spec": _json(codec.encode(spec)),
+        "settings": _json(codec.encode(settings)),
         "tag": tag,
         "from_epoch": from_epoch,
         "sha256": sha256,
@@ -248,22 +249,22 @@ def digest(arena: Array, tables: Sequence[Array] = ()) -> str:
 
 def header_of(record: Record) -> PushHeader:
     """Returns the header of a CONTRIBUTION. Raises DataLoss."""
-    return _decoded(record, "header", pb.PushHeader, codec.decode_push_header)
+    return _decoded(record, "header", pb.PushHeader, partial(codec.decode, PushHeader))
 
 
 def spec_of(record: Record) -> ShardSpec:
     """Returns the model of CREATED or RESTORED. Raises DataLoss."""
-    return _decoded(record, "spec", pb.ShardSpec, codec.decode_shard_spec)
+    return _decoded(record, "spec", pb.ShardSpec, partial(codec.decode, ShardSpec))
 
 
 def settings_of(record: Record) -> ShardSettings:
     """Returns the settings of CONFIGURED or RESTORED. Raises DataLoss."""
-    return _decoded(record, "settings", pb.ConfigureShardRequest, codec.decode_settings)
+    return _decoded(record, "settings", pb.ConfigureShardRequest, partial(codec.decode, ShardSettings))
 
 
 def request_of(record: Record) -> ApplyRequest:
     """Returns the step of APPLIED. Raises DataLoss."""
-    return _decoded(record, "request", pb.ApplyStepRequest, codec.decode_apply_request)
+    return _decoded(record, "request", pb.ApplyStepRequest, partial(codec.decode, ApplyRequest))
 
 
 def push_of(record: Record) -> PushId:

@@ -202,6 +202,17 @@ class ApplyReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariablesRequest:
+    """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already."""
+
+    epoch: int
+    step: int | None
+    layout_hash: str
+    encoding: FloatEncoding = FloatEncoding.AS_IS
+    held_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
     """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
 

@@ -57,7 +57,7 @@ class GrpcAccumulators:
 
     def create(self, spec: AccumulatorSpec) -> bool:
         """Creates an accumulator, or finds the one of this name (False)."""
-        request = pb.CreateAccumulatorRequest(spec=codec.encode_spec(spec))
+        request = pb.CreateAccumulatorRequest(spec=codec.encode(spec))
         answer = self._connection.unary(
             "CreateAccumulator", request, pb.CreateAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {spec.name!r}"
         )
@@ -66,7 +66,7 @@ class GrpcAccumulators:
 
     def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
         """Sends a gradient; a server that drops it as stale may answer before all of it is sent."""
-        first = pb.ApplyGradientRequest(header=codec.encode_gradient_header(header))
+        first = pb.ApplyGradientRequest(header=codec.encode(header))
         answer = self._connection.stream_up(
             "ApplyGradient",
             encode_stream(first, content_of(values, indices)),
@@ -74,7 +74,7 @@ class GrpcAccumulators:
             timeout_s=TENSOR_TIMEOUT_S,
             awaited=f"the receipt of a gradient by accumulator {header.name!r}",
         )
-        return codec.decode_gradient_reply(answer)
+        return codec.decode(GradientReply, answer)
 
     def take_gradient(self, request: TakeRequest) -> Taken:
         """Waits for gradients and takes them."""
@@ -85,7 +85,7 @@ class GrpcAccumulators:
 
         return self._connection.stream_down(
             "TakeGradient",
-            codec.encode_take_request(request),
+            codec.encode(request),
             receive,
             timeout_s=min(request.max_wait_s, MAX_WAIT_SLICE_S) + TENSOR_TIMEOUT_S,
             awaited=f"{request.num_required} gradients of accumulator {request.name!r}",
@@ -101,10 +101,11 @@ class GrpcAccumulators:
     def describe(self, name: str) -> AccumulatorStatus:
         """Reports an accumulator."""
         request = pb.GetAccumulatorRequest(name=name)
-        status = codec.decode_accumulator_status(
+        status = codec.decode(
+            AccumulatorStatus,
             self._connection.unary(
                 "GetAccumulator", request, pb.GetAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
-            )
+            ),
         )
         self._data_types[name] = status.spec.data_type
         return status

@@ -33,7 +33,8 @@ from ps_protocol.rpc.client import Connection, Response, handshake
 from ps_protocol.rpc.client_stream import StandingStream
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_call_error, decode_cluster_status, decode_message
+from ps_protocol.wire.call_errors import decode_call_error
+from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.ChiefService"
 TIMEOUT_S = 10.0
@@ -68,89 +69,89 @@ class GrpcChief:
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in."""
-        message = codec.encode_register_request(request)
-        return codec.decode_registration(self._call("RegisterWorker", message, pb.RegisterWorkerResponse, "a place"), kind=request.kind)
+        message = codec.encode(request)
+        return codec.decode(Registration, self._call("RegisterWorker", message, pb.RegisterWorkerResponse, "a place"))
 
     def heartbeat(self, participant: Participant) -> bool:
         """Renews the lease; True once training is finished."""
         # By a call of its own: it comes from another thread, which must not keep the worker's from its stream.
-        message = pb.HeartbeatRequest(participant=codec.encode_participant(participant))
+        message = pb.HeartbeatRequest(participant=codec.encode(participant))
         return self._call("Heartbeat", message, pb.HeartbeatResponse, "the lease to be renewed").finished
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Ends the lease."""
-        message = pb.DeregisterWorkerRequest(participant=codec.encode_participant(participant), failure=failure)
+        message = pb.DeregisterWorkerRequest(participant=codec.encode(participant), failure=failure)
         self._call("DeregisterWorker", message, pb.DeregisterWorkerResponse, "the lease to be ended")
 
     def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
         """Agrees on the model; blocks at most `max_wait_s` (and 20 s)."""
         message = pb.RegisterModelRequest(
-            participant=codec.encode_participant(participant),
-            model=codec.encode_model(model),
+            participant=codec.encode(participant),
+            model=codec.encode(model),
             max_wait=codec.encode_max_wait(max_wait_s),
             joins_only=not may_initialize,
         )
         answer = self._call("RegisterModel", message, pb.RegisterModelResponse, "the model to be agreed on", max_wait_s=max_wait_s)
-        return codec.decode_model_reply(answer)
+        return codec.decode(ModelReply, answer)
 
     def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
         """Tells that the shards hold their initial values."""
-        message = pb.CompleteInitializationRequest(participant=codec.encode_participant(participant), attempt=attempt)
+        message = pb.CompleteInitializationRequest(participant=codec.encode(participant), attempt=attempt)
         self._call("CompleteInitialization", message, pb.CompleteInitializationResponse, "the initialisation to be noted")
 
     def get_model(self, *, max_wait_s: float) -> AgreedModel:
         """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
         message = pb.GetModelRequest(max_wait=codec.encode_max_wait(max_wait_s))
-        return codec.decode_agreed_model(self._call("GetModel", message, pb.GetModelResponse, "the model", max_wait_s=max_wait_s))
+        return codec.decode(AgreedModel, self._call("GetModel", message, pb.GetModelResponse, "the model", max_wait_s=max_wait_s))
 
     def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
         """Counts a contribution. Never waits for others."""
-        message = pb.CommitPushRequest(participant=codec.encode_participant(participant), commit=codec.encode_commit(commit))
+        message = pb.CommitPushRequest(participant=codec.encode(participant), commit=codec.encode(commit))
         awaited = "a contribution to be counted"
         if (answer := self._converse(awaited, commit_push=message)) is not None:
-            return codec.decode_commit_result(answer.commit_push.result)
-        return codec.decode_commit_result(self._call("CommitPush", message, pb.CommitPushResponse, awaited).result)
+            return codec.decode(CommitResult, answer.commit_push.result)
+        return codec.decode(CommitResult, self._call("CommitPush", message, pb.CommitPushResponse, awaited).result)
 
     def dequeue_token(
         self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
     ) -> TokenReply:
         """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
         message = pb.DequeueTokenRequest(
-            participant=codec.encode_participant(participant),
+            participant=codec.encode(participant),
             local_step=local_step,
             request_id=request_id,
             max_wait=codec.encode_max_wait(max_wait_s),
-            commit=None if commit is None else codec.encode_commit(commit),
+            commit=None if commit is None else codec.encode(commit),
         )
         awaited = f"a token after step {local_step}"
         if (answer := self._converse(awaited, max_wait_s=max_wait_s, dequeue_token=message)) is not None:
-            return codec.decode_token_reply(answer.dequeue_token)
-        return codec.decode_token_reply(self._call("DequeueToken", message, pb.DequeueTokenResponse, awaited, max_wait_s=max_wait_s))
+            return codec.decode(TokenReply, answer.dequeue_token)
+        return codec.decode(TokenReply, self._call("DequeueToken", message, pb.DequeueTokenResponse, awaited, max_wait_s=max_wait_s))
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the cluster's status."""
         message = pb.GetClusterStatusRequest(max_ledger_entries=max_ledger_entries)
-        return decode_cluster_status(self._call("GetClusterStatus", message, pb.GetClusterStatusResponse, "the status"))
+        return codec.decode(ClusterStatus, self._call("GetClusterStatus", message, pb.GetClusterStatusResponse, "the status"))
 
     def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes how workers are coordinated; None if the moment has not come within `max_wait_s` (and 20 s)."""
-        message = pb.SetPolicyRequest(policy=codec.encode_policy(policy), request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s))
+        message = pb.SetPolicyRequest(policy=codec.encode(policy), request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s))
         answer = self._call("SetPolicy", message, pb.SetPolicyResponse, f"the policy {policy.text}", max_wait_s=max_wait_s)
-        return codec.decode_settings_reply(answer)
+        return codec.decode_some(SettingsReply, answer, "settings")
 
     def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes an optimizer; None if the moment has not come within `max_wait_s` (and 20 s)."""
-        message = codec.encode_hyperparameter_change(change)
+        message = codec.encode(change)
         message.request_id = request_id
         message.max_wait.CopyFrom(codec.encode_max_wait(max_wait_s))
         answer = self._call("SetHyperparameters", message, pb.SetHyperparametersResponse, "the optimizer's change", max_wait_s=max_wait_s)
-        return codec.decode_settings_reply(answer)
+        return codec.decode_some(SettingsReply, answer, "settings")
 
     def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
         """Saves a checkpoint, and waits until it is whole, at most `max_wait_s` (and 20 s)."""
         message = pb.SaveCheckpointRequest(request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s))
         answer = self._call("SaveCheckpoint", message, pb.SaveCheckpointResponse, "a checkpoint", max_wait_s=max_wait_s)
-        return codec.decode_saved(answer)
+        return codec.decode(SavedCheckpoint, answer)
 
     def lease_ranges(
         self,
@@ -164,15 +165,15 @@ class GrpcChief:
     ) -> LeaseReply:
         """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s)."""
         message = pb.LeaseRangesRequest(
-            participant=codec.encode_participant(participant),
-            data=codec.encode_data(data),
+            participant=codec.encode(participant),
+            data=codec.encode(data),
             max_ranges=max_ranges,
             request_id=request_id,
             max_wait=codec.encode_max_wait(max_wait_s),
             returned=returned,
         )
         answer = self._call("LeaseRanges", message, pb.LeaseRangesResponse, "ranges of the training data", max_wait_s=max_wait_s)
-        return codec.decode_lease_reply(answer)
+        return codec.decode(LeaseReply, answer)
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""

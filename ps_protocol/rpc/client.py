@@ -21,7 +21,7 @@ from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Handsha
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.status import rebuild
 from ps_protocol.v1 import handshake_service_pb2 as pb
-from ps_protocol.wire.codec import decode_handshake_reply, encode_handshake_request
+from ps_protocol.wire import codec
 
 # Ctrl-C during a streaming call. Knows Python's default handler of SIGINT and how to cancel; nothing of what is called.
 #
@@ -272,8 +272,8 @@ def handshake(
     )
     try:
         with translating(target, awaited="the handshake", timeout_s=timeout_s):
-            message = invoke(encode_handshake_request(request), timeout=timeout_s, metadata=access.metadata_for(address)())
-        reply = decode_handshake_reply(message)
+            message = invoke(codec.encode(request), timeout=timeout_s, metadata=access.metadata_for(address)())
+        reply = codec.decode(HandshakeReply, message)
         check_versions(client=PROTOCOL_VERSION, server=reply.version)
     except (WrongCluster, WrongRole, ProtocolMismatch) as error:
         # The server does not know by which address it was called.

@@ -6,10 +6,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ps_protocol.roles.identity import Identity, answer
+from ps_protocol.roles.identity import HandshakeRequest, Identity, answer
 from ps_protocol.rpc.status import answering, answering_aio
 from ps_protocol.v1 import handshake_service_pb2 as pb
-from ps_protocol.wire.codec import decode_handshake_request, decode_message, encode_handshake_reply
+from ps_protocol.wire import codec
+from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.HandshakeService"
 
@@ -35,8 +36,9 @@ def handshake_handler_aio(identity: Identity, *, epoch: Callable[[], int]) -> gr
 
 
 def _answer(data: bytes, *, identity: Identity, epoch: int) -> pb.HandshakeResponse:
-    request = decode_handshake_request(decode_message(pb.HandshakeRequest, data))
-    return encode_handshake_reply(answer(request, identity=identity, epoch=epoch))
+    request = codec.decode(HandshakeRequest, decode_message(pb.HandshakeRequest, data))
+    reply: pb.HandshakeResponse = codec.encode(answer(request, identity=identity, epoch=epoch))
+    return reply
 
 
 def _method(handshake: Callable[..., Any]) -> "grpc.RpcMethodHandler[bytes, pb.HandshakeResponse]":

@@ -33,20 +33,15 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardSpec,
     ShardStatus,
+    VariablesRequest,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, handshake
 from ps_protocol.rpc.client_stream import StandingStream, Stream
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import (
-    MAX_READ_WAIT_S,
-    VariablesRequest,
-    decode_call_error,
-    decode_message,
-    encode_read_request,
-    encode_standing_request,
-)
+from ps_protocol.wire.call_errors import decode_call_error
+from ps_protocol.wire.codec import MAX_READ_WAIT_S, decode_message, encode_standing_request
 from ps_protocol.wire.frames import Frame, FrameWriter, encode_stream, parse, write_frames
 
 # Streams from a shard that begin with a step, into memory. Knows messages and frames; no call.
@@ -183,8 +178,9 @@ class ChiefCalls:
     def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief (AdoptShard)."""
         request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
-        return codec.decode_adoption(
-            self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption")
+        return codec.decode(
+            Adoption,
+            self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption"),
         )
 
     def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
@@ -194,47 +190,49 @@ class ChiefCalls:
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Has a step saved, or asks how far that is (SaveShard)."""
-        message = codec.encode_save_request(request, max_wait_s=max_wait_s)
+        message = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s))
         awaited, timeout_s = f"step {request.step} to be saved", TENSOR_TIMEOUT_S + max_wait_s
-        return codec.decode_save_progress(
-            self._connection.unary("SaveShard", message, pb.SaveShardResponse, timeout_s=timeout_s, awaited=awaited)
+        return codec.decode(
+            SaveProgress, self._connection.unary("SaveShard", message, pb.SaveShardResponse, timeout_s=timeout_s, awaited=awaited)
         )
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
         """Has the shard brought back to a checkpoint, or asks how far that is (RestoreShard)."""
-        message = codec.encode_restore_request(request, max_wait_s=max_wait_s)
+        message = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s))
         awaited, timeout_s = f"checkpoint {request.tag} to be restored", CONTROL_TIMEOUT_S + max_wait_s
-        return codec.decode_restore_progress(
-            self._connection.unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
+        return codec.decode(
+            RestoreProgress, self._connection.unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
         )
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works."""
-        message = codec.encode_settings(settings)
+        message = codec.encode(settings)
         self._connection.unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=TENSOR_TIMEOUT_S, awaited="its new settings")
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
         """Returns the sums of squares of the step's mean."""
-        message = pb.PrepareStepRequest(apply=codec.encode_apply_request(request))
+        message = pb.PrepareStepRequest(apply=codec.encode(request))
         awaited = f"the norms of step {request.step}"
         answer = self._connection.unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
         return tuple(answer.sums)
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        message = codec.encode_apply_request(request)
-        return codec.decode_apply_reply(
+        message = codec.encode(request)
+        return codec.decode(
+            ApplyReply,
             self._connection.unary(
                 "ApplyStep", message, pb.ApplyStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=f"step {request.step} to be applied"
-            )
+            ),
         )
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
-        return codec.decode_shard_status(
+        return codec.decode(
+            ShardStatus,
             self._connection.unary(
                 "GetShardStatus", pb.GetShardStatusRequest(), pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
-            )
+            ),
         )
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
@@ -298,7 +296,7 @@ class GrpcShard(ChiefCalls):
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they stood already."""
-        header = pb.CreateVariablesRequest(spec=codec.encode_shard_spec(spec))
+        header = pb.CreateVariablesRequest(spec=codec.encode(spec))
         answer = self._connection.stream_up(
             "CreateVariables",
             encode_stream(header, values),
@@ -331,7 +329,7 @@ class GrpcShard(ChiefCalls):
             writer = self._variables_writer(request, into)
             return receive_into(messages, pb.ReadVariablesResponse, writer, source=self._connection.target, held_step=held_step)
 
-        return self._connection.stream_down("ReadVariables", encode_read_request(request), receive, timeout_s=limit_s, awaited=awaited)
+        return self._connection.stream_down("ReadVariables", codec.encode(request), receive, timeout_s=limit_s, awaited=awaited)
 
     def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
         """Asks for a step on the standing stream, which then leaves as soon as it is there."""
@@ -355,7 +353,7 @@ class GrpcShard(ChiefCalls):
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Sends one contribution (StreamPushes, else PushGradients); if it is dropped as stale, the answer may come before all is sent."""
         self._prepare(gradients.nbytes)
-        message, limit_s, awaited = codec.encode_push_header(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
+        message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
 
         message.content_bytes = gradients.nbytes
 
@@ -370,10 +368,10 @@ class GrpcShard(ChiefCalls):
         if answer is None:
             sent = encode_stream(pb.PushGradientsRequest(header=message), gradients)
             reply = self._connection.stream_up("PushGradients", sent, pb.PushGradientsResponse, timeout_s=limit_s, awaited=awaited)
-            return codec.decode_push_reply(reply)
+            return codec.decode(PushReply, reply)
         if answer.HasField("error"):
             raise decode_call_error(answer.error)
-        return codec.decode_push_reply(answer.reply)
+        return codec.decode(PushReply, answer.reply)
 
     def read_rows(
         self,
@@ -386,7 +384,7 @@ class GrpcShard(ChiefCalls):
     ) -> int:
         """Receives rows of a table into the caller's memory while their indices are sent; returns their step."""
         wanted = np.ascontiguousarray(indices, np.dtype("<i8"))
-        header = pb.ReadRowsRequest(header=codec.encode_rows_request(request, num_rows=wanted.size))
+        header = pb.ReadRowsRequest(header=codec.encode_with(request, num_rows=wanted.size))
 
         sent, is_over = encode_stream(header, Segments([wanted.reshape(-1).view(np.uint8)])), threading.Event()
 
@@ -412,8 +410,12 @@ class GrpcShard(ChiefCalls):
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported, by name and worker."""
         request = pb.ReadMetricsRequest(epoch=epoch)
-        return codec.decode_metric_cells(
-            self._connection.unary("ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics")
+        return codec.decode_each(
+            MetricCell,
+            self._connection.unary(
+                "ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics"
+            ).cells,
+            field="cells",
         )
 
     def list_slots(self, *, epoch: int) -> Sequence[str]:

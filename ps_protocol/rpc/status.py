@@ -25,7 +25,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
 from ps_protocol.v1 import error_pb2
-from ps_protocol.wire.codec import fitting, typed_error
+from ps_protocol.wire.call_errors import fitting, typed_error
 
 # Typed errors and plain words for what gRPC itself reports: nobody answered, or none of ours. Knows no channel and no service.
 

@@ -104,7 +104,7 @@ class Participant(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held_ranges")
+    __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -112,7 +112,7 @@ class RegisterWorkerRequest(_message.Message):
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FORMER_FIELD_NUMBER: _ClassVar[int]
-    HELD_RANGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     host: str
@@ -120,14 +120,12 @@ class RegisterWorkerRequest(_message.Message):
     takeover: bool
     request_id: int
     former: Participant
-    held_ranges: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ..., held_ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., takeover: bool = ..., request_id: _Optional[int] = ..., former: _Optional[_Union[Participant, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("epoch", "index", "incarnation", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses", "shards_version", "life", "rejects_nonfinite")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("participant", "lease", "shard_addresses", "global_step", "may_contribute", "chief_incarnation", "standby_addresses", "shards_version", "rejects_nonfinite")
+    PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARD_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -135,11 +133,8 @@ class RegisterWorkerResponse(_message.Message):
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STANDBY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    index: int
-    incarnation: int
+    participant: Participant
     lease: _duration_pb2.Duration
     shard_addresses: _containers.RepeatedScalarFieldContainer[str]
     global_step: int
@@ -147,9 +142,8 @@ class RegisterWorkerResponse(_message.Message):
     chief_incarnation: int
     standby_addresses: _containers.RepeatedScalarFieldContainer[str]
     shards_version: int
-    life: int
     rejects_nonfinite: bool
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ..., life: _Optional[int] = ..., rejects_nonfinite: bool = ...) -> None: ...
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("participant",)
@@ -728,7 +722,7 @@ class FinishTrainingResponse(_message.Message):
     def __init__(self, global_step: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
-    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "is_unlocked", "max_staleness", "too_stale")
+    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "use_locking", "max_staleness", "too_stale")
     class Name(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NAME_UNSPECIFIED: _ClassVar[PolicySpec.Name]
@@ -761,7 +755,7 @@ class PolicySpec(_message.Message):
     REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
-    IS_UNLOCKED_FIELD_NUMBER: _ClassVar[int]
+    USE_LOCKING_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     TOO_STALE_FIELD_NUMBER: _ClassVar[int]
     name: PolicySpec.Name
@@ -770,10 +764,10 @@ class PolicySpec(_message.Message):
     replicas_to_aggregate: int
     total_num_replicas: int
     staleness: int
-    is_unlocked: bool
+    use_locking: bool
     max_staleness: int
     too_stale: PolicySpec.TooStale
-    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., is_unlocked: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ...) -> None: ...
 
 class SetPolicyRequest(_message.Message):
     __slots__ = ("policy", "request_id", "max_wait")

@@ -27,23 +27,29 @@ class HandshakeRequest(_message.Message):
     version: ProtocolVersion
     def __init__(self, cluster: _Optional[str] = ..., expected_role: _Optional[_Union[Role, str]] = ..., expected_index: _Optional[int] = ..., version: _Optional[_Union[ProtocolVersion, _Mapping]] = ...) -> None: ...
 
-class HandshakeResponse(_message.Message):
-    __slots__ = ("cluster", "role", "index", "version", "process_incarnation", "epoch", "warning")
+class Identity(_message.Message):
+    __slots__ = ("cluster", "role", "index", "process_incarnation")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    WARNING_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     role: Role
     index: int
-    version: ProtocolVersion
     process_incarnation: int
+    def __init__(self, cluster: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., process_incarnation: _Optional[int] = ...) -> None: ...
+
+class HandshakeResponse(_message.Message):
+    __slots__ = ("identity", "version", "epoch", "warning")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    identity: Identity
+    version: ProtocolVersion
     epoch: int
     warning: str
-    def __init__(self, cluster: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+    def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., epoch: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class ProtocolVersion(_message.Message):
     __slots__ = ("major", "minor")

@@ -611,7 +611,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "alone", "life")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "is_alone", "life")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -630,7 +630,7 @@ class GetShardStatusResponse(_message.Message):
     NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
-    ALONE_FIELD_NUMBER: _ClassVar[int]
+    IS_ALONE_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
@@ -650,9 +650,9 @@ class GetShardStatusResponse(_message.Message):
     num_sharing: int
     chief_address: str
     chief_heard_ago: _duration_pb2.Duration
-    alone: bool
+    is_alone: bool
     life: int
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., alone: bool = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

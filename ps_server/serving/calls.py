@@ -12,16 +12,28 @@ import grpc
 
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.accumulators import content_of
+from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
 from ps_protocol.roles.identity import parse_address
+from ps_protocol.roles.shard import (
+    ApplyRequest,
+    PushHeader,
+    RestoreRequest,
+    RowsRequest,
+    SaveRequest,
+    ShardSettings,
+    ShardSpec,
+    VariablesRequest,
+)
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory.segment import Segment
 from ps_protocol.v1 import accumulator_service_pb2 as accumulator_pb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_message, decode_read_request, require
+from ps_protocol.wire.codec import decode_message
+from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
+from ps_protocol.wire.special import encode_taken
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.serving.streams import IdleStreams, content_messages, index_blocks, row_messages
 from ps_server.shard.shard import Shard
@@ -68,19 +80,19 @@ class ParameterService:
                 is_alone=message.alone,
                 forgets=message.forget,
             )
-            return codec.encode_adoption(adoption).SerializeToString()
+            return codec.pack(adoption)
 
     def CreateVariables(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="CreateVariables") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.CreateVariablesRequest)
-            with self._shard.open_creation(codec.decode_shard_spec(header.spec)) as creation:
+            with self._shard.open_creation(codec.decode(ShardSpec, header.spec)) as creation:
                 _feed(creation, frame, messages, pb.CreateVariablesRequest)
                 return pb.CreateVariablesResponse(created=creation.finish()).SerializeToString()
 
     def ReadVariables(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadVariables") as stream:
-            wanted = decode_read_request(decode_message(pb.ReadVariablesRequest, request))
+            wanted = codec.decode(VariablesRequest, decode_message(pb.ReadVariablesRequest, request))
             reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             header = pb.ReadVariablesResponse(step=reading.step).SerializeToString()
             if reading.step == wanted.held_step:
@@ -92,20 +104,20 @@ class ParameterService:
         with self._answering(context), self._idle_streams.watching(context, name="PushGradients") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.PushGradientsRequest)
-            with self._shard.open_push(codec.decode_push_header(header.header)) as push:
+            with self._shard.open_push(codec.decode(PushHeader, header.header)) as push:
                 _feed(push, frame, messages, pb.PushGradientsRequest)
-                return codec.encode_push_reply(push.finish()).SerializeToString()
+                return codec.pack(push.finish())
 
     def ApplyStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            message = codec.decode_apply_request(decode_message(pb.ApplyStepRequest, request))
+            message = codec.decode(ApplyRequest, decode_message(pb.ApplyStepRequest, request))
             self._on_chief_call()
             reply = self._shard.apply_step(message)
-            return codec.encode_apply_reply(reply).SerializeToString()
+            return codec.pack(reply)
 
     def ConfigureShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
-            settings = codec.decode_settings(decode_message(pb.ConfigureShardRequest, request))
+            settings = codec.decode(ShardSettings, decode_message(pb.ConfigureShardRequest, request))
             self._on_chief_call()
             self._shard.configure(settings)
             return pb.ConfigureShardResponse().SerializeToString()
@@ -115,21 +127,21 @@ class ParameterService:
             message = decode_message(pb.PrepareStepRequest, request)
             require(message, "apply")
             self._on_chief_call()
-            sums = self._shard.prepare_step(codec.decode_apply_request(message.apply))
+            sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.apply))
             return pb.PrepareStepResponse(sums=sums).SerializeToString()
 
     def ReadRows(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadRows") as stream:
             messages = stream.incoming(requests)
             header, frame = _first(messages, pb.ReadRowsRequest)
-            with self._shard.open_rows(codec.decode_rows_request(header.header)) as rows:
+            with self._shard.open_rows(codec.decode(RowsRequest, header.header)) as rows:
                 blocks = index_blocks(frame, messages, num_rows=header.header.num_rows)
                 yield from stream.outgoing(row_messages(rows, blocks))
 
     def ReadMetrics(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
-            return codec.encode_metric_cells(cells).SerializeToString()
+            return pb.ReadMetricsResponse(cells=codec.encode_each(cells)).SerializeToString()
 
     def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
@@ -150,7 +162,7 @@ class ParameterService:
             if self._is_chief(context):
                 self._shard.hear_chief(message.chief_incarnation)
                 self._on_chief_call()
-            return codec.encode_shard_status(self._shard.status()).SerializeToString()
+            return codec.pack(self._shard.status())
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
@@ -172,14 +184,14 @@ class ParameterService:
     def SaveShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering_chief(context):
             message = decode_message(pb.SaveShardRequest, request)
-            progress = self._shard.save(codec.decode_save_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
-            return codec.encode_save_progress(progress).SerializeToString()
+            progress = self._shard.save(codec.decode(SaveRequest, message), max_wait_s=codec.decode_short_wait(message))
+            return codec.pack(progress)
 
     def RestoreShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering_chief(context):
             message = decode_message(pb.RestoreShardRequest, request)
-            progress = self._shard.restore(codec.decode_restore_request(message), max_wait_s=codec.decode_checkpoint_wait(message))
-            return codec.encode_restore_progress(progress).SerializeToString()
+            progress = self._shard.restore(codec.decode(RestoreRequest, message), max_wait_s=codec.decode_short_wait(message))
+            return codec.pack(progress)
 
     def ShareMemory(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with (
@@ -257,7 +269,7 @@ class AccumulatorService:
         with self._answering(context):
             message = decode_message(accumulator_pb.CreateAccumulatorRequest, request)
             require(message, "spec")
-            spec = codec.decode_spec(message.spec)
+            spec = codec.decode(AccumulatorSpec, message.spec)
             created = self._registry.create(spec)
             return accumulator_pb.CreateAccumulatorResponse(
                 created=created, step=self._registry.describe(spec.name).step
@@ -268,18 +280,18 @@ class AccumulatorService:
         with self._answering(context), self._idle_streams.watching(context, name="ApplyGradient") as stream:
             messages = stream.incoming(requests)
             first, frame = _first(messages, accumulator_pb.ApplyGradientRequest)
-            with self._registry.open_gradient(codec.decode_gradient_header(first.header)) as incoming:
+            with self._registry.open_gradient(codec.decode(GradientHeader, first.header)) as incoming:
                 _feed(incoming, frame, messages, accumulator_pb.ApplyGradientRequest)
-                return codec.encode_gradient_reply(incoming.finish()).SerializeToString()
+                return codec.pack(incoming.finish())
 
     def TakeGradient(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Waits for gradients and sends what was made of them."""
         with self._answering(context), self._idle_streams.watching(context, name="TakeGradient") as stream:
-            with self._registry.open_take(codec.decode_take_request(decode_message(accumulator_pb.TakeGradientRequest, request))) as taking:
+            with self._registry.open_take(codec.decode(TakeRequest, decode_message(accumulator_pb.TakeGradientRequest, request))) as taking:
                 if not context.add_callback(taking.abandon):
                     taking.abandon()
                 taken = taking.wait()
-            first = accumulator_pb.TakeGradientResponse(header=codec.encode_taken(taken))
+            first = accumulator_pb.TakeGradientResponse(header=encode_taken(taken))
             content = Segments([]) if taken.values is None else content_of(taken.values, taken.indices)
             yield from stream.outgoing(encode_stream(first, content))
 
@@ -294,7 +306,7 @@ class AccumulatorService:
         """Reports an accumulator."""
         with self._answering(context):
             status = self._registry.describe(decode_message(accumulator_pb.GetAccumulatorRequest, request).name)
-            return codec.encode_accumulator_status(status).SerializeToString()
+            return codec.pack(status)
 
     def DeleteAccumulator(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Drops an accumulator."""

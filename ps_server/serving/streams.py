@@ -23,13 +23,15 @@ from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage,
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.shard import PushHeader, PushReply
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ShardSettings, VariablesRequest
 from ps_protocol.rpc.server_stream import Peer, standing_method_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import VariablesRequest, decode_message, decode_standing_request, encode_call_error, require
+from ps_protocol.wire.call_errors import encode_call_error
+from ps_protocol.wire.codec import decode_message, decode_standing_request
+from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
 from ps_server.shard.handles import Push, Reading
@@ -409,8 +411,8 @@ class _Contributions:
             if header is None:
                 raise MalformedMessage("StreamPushesRequest: a frame that belongs to no contribution; begin each with its header")
             push_id, self._is_dropping = header.header.push_id, False
-            reply = yield from self._take(codec.decode_push_header(header.header), frame, num_bytes=header.header.content_bytes)
-            return pb.StreamPushesResponse(push_id=push_id, reply=codec.encode_push_reply(reply)).SerializeToString()
+            reply = yield from self._take(codec.decode(PushHeader, header.header), frame, num_bytes=header.header.content_bytes)
+            return pb.StreamPushesResponse(push_id=push_id, reply=codec.encode(reply)).SerializeToString()
         except PsError as error:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
         except Exception:
@@ -706,15 +708,15 @@ class CommandStream:
         match message.WhichOneof("command"):
             case "apply":
                 self._shard.apply_step(
-                    codec.decode_apply_request(message.apply),
-                    on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode_apply_reply(reply))),
+                    codec.decode(ApplyRequest, message.apply),
+                    on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode(reply))),
                 )
             case "prepare":
                 require(message.prepare, "apply")
-                sums = self._shard.prepare_step(codec.decode_apply_request(message.prepare.apply))
+                sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.prepare.apply))
                 answer(pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums)))
             case "configure":
-                self._shard.configure(codec.decode_settings(message.configure))
+                self._shard.configure(codec.decode(ShardSettings, message.configure))
                 answer(pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse()))
             case _:
                 raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")

@@ -92,7 +92,7 @@ def frame(offset: int, data: bytes) -> tensor_pb2.ArenaFrame:
 
 def push_stream(header: PushHeader | pb.PushHeader, *frames: tensor_pb2.ArenaFrame) -> list[bytes]:
     """The messages of a push: the header alone, then each frame alone."""
-    message = header if isinstance(header, pb.PushHeader) else codec.encode_push_header(header)
+    message = header if isinstance(header, pb.PushHeader) else codec.encode(header)
     return [
         pb.PushGradientsRequest(header=message).SerializeToString(),
         *(pb.PushGradientsRequest(frame=each).SerializeToString() for each in frames),
@@ -101,7 +101,7 @@ def push_stream(header: PushHeader | pb.PushHeader, *frames: tensor_pb2.ArenaFra
 
 def create_stream(spec: ShardSpec | pb.ShardSpec, *frames: tensor_pb2.ArenaFrame) -> list[bytes]:
     """The messages of a creation."""
-    message = spec if isinstance(spec, pb.ShardSpec) else codec.encode_shard_spec(spec)
+    message = spec if isinstance(spec, pb.ShardSpec) else codec.encode(spec)
     return [
         pb.CreateVariablesRequest(spec=message).SerializeToString(),
         *(pb.CreateVariablesRequest(frame=each).SerializeToString() for each in frames),
@@ -136,7 +136,7 @@ class Server:
         return self.raw.call("PushGradients", *push_stream(header, *frames))
 
     def push_header(self, **changes: object) -> Outcome:
-        header = codec.encode_push_header(self.trainer.header(step=self.step))
+        header = codec.encode(self.trainer.header(step=self.step))
         header.MergeFrom(pb.PushHeader(**changes))  # type: ignore[arg-type]
         return self.raw.call("PushGradients", *push_stream(header, frame(0, bytes(MIXED.nbytes))))
 
@@ -157,7 +157,8 @@ class Server:
         return self.create(spec)
 
     def encoded_spec(self, **changes: int) -> pb.ShardSpec:
-        return codec.encode_shard_spec(self.trainer.spec(**changes))
+        spec: pb.ShardSpec = codec.encode(self.trainer.spec(**changes))
+        return spec
 
 
 @contextlib.contextmanager
@@ -187,7 +188,7 @@ def _called_server(**fields: Any) -> Iterator[Server]:
 def push_reply(ended: Outcome) -> PushReply:
     """What a push that ended well was answered."""
     assert ended.code is grpc.StatusCode.OK, ended.text
-    return codec.decode_push_reply(pb.PushGradientsResponse.FromString(ended.messages[0]))
+    return codec.decode(PushReply, pb.PushGradientsResponse.FromString(ended.messages[0]))
 
 
 def cut_push_off(server: Server, messages: list[bytes]) -> None:

@@ -29,7 +29,7 @@ def usage(*words: str) -> Callable[[Scene], Outcome]:
 def model(*slices: VariableSlice) -> Callable[[Server], Outcome]:
     def act(server: Server) -> Outcome:
         trainer = Trainer(server.trainer.shard, layout_of(*slices))
-        spec = codec.encode_shard_spec(trainer.spec())
+        spec = codec.encode(trainer.spec())
         return server.create(spec, frame(0, bytes(trainer.layout.nbytes)) if trainer.layout.nbytes < 1 << 20 else frame(0, b""))
 
     return act
@@ -43,7 +43,7 @@ def many(count: int) -> Callable[[Scene], Outcome]:
         del spec.slices[1:]
         spec.slices.extend([spec.slices[0]] * (count - 1))
         # The hash of what is sent: it shall be refused for what it is.
-        spec.layout_hash = Layout([codec.decode_slice(spec.slices[0])] * count).hash
+        spec.layout_hash = Layout([codec.decode(VariableSlice, spec.slices[0])] * count).hash
         return scene.shard.create(spec)
 
     return act
@@ -171,7 +171,7 @@ def escaped(scene: Scene) -> Outcome:
 
 def leave(scene: Scene, registered: Outcome) -> None:
     reply = cpb.RegisterWorkerResponse.FromString(registered.messages[0])
-    participant = chief_cases.participant(reply.index, incarnation=reply.incarnation)
+    participant = chief_cases.participant(reply.participant.index, incarnation=reply.participant.incarnation)
     ended = scene.chief("DeregisterWorker", cpb.DeregisterWorkerRequest(participant=participant))
     assert ended.code is OK, ended.text
 
@@ -199,7 +199,7 @@ def save(tag: str) -> Callable[[Scene], Outcome]:
 
 def restore(tag: str) -> Callable[[Scene], Outcome]:
     def act(scene: Scene) -> Outcome:
-        spec = codec.encode_shard_spec(scene.shard.trainer.spec())
+        spec = codec.encode(scene.shard.trainer.spec())
         settings = pb.ConfigureShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1)
         request = pb.RestoreShardRequest(chief_incarnation=CHIEF, spec=spec, tag=tag, manifest_sha256="0" * 64, settings=settings)
         request.max_wait.FromSeconds(10)

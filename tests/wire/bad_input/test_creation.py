@@ -38,7 +38,7 @@ def test_creation_that_is_not_whole_creates_nothing(fresh: Server, frames: tuple
 
 def test_model_beyond_the_memory_is_refused_before_it_is_allocated(fresh: Server) -> None:
     layout = layout_of(*(variable(f"v{index}", (1 << 34,)) for index in range(64)))
-    ended = fresh.create(codec.encode_shard_spec(fresh.trainer.spec(layout)))
+    ended = fresh.create(codec.encode(fresh.trainer.spec(layout)))
     assert (ended.code, ended.reason) == (CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")
     assert "needs 8.0 TiB" in ended.text and "--max-memory-bytes" in ended.text
     assert fresh.trainer.create()
@@ -52,7 +52,7 @@ def test_any_values_of_no_elements_are_fine(fresh: Server) -> None:
 
 def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
     assert Trainer(fresh.trainer.shard, layout_of(variable("scale"))).create()
-    ended = fresh.create(codec.encode_shard_spec(fresh.trainer.spec(layout_of(variable("scale", (1,))))))
+    ended = fresh.create(codec.encode(fresh.trainer.spec(layout_of(variable("scale", (1,))))))
     assert (ended.code, ended.reason) == (CODE.ALREADY_EXISTS, "VARIABLE_EXISTS")
     assert "'scale' with shape () float32 exists, asked for is variable 'scale' with shape (1,) float32" in ended.text
 

@@ -42,7 +42,7 @@ def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **
     """Pushes bytes under a header that says that."""
     step = trainer.shard.status().step
     assert step is not None and isinstance(trainer.shard, GrpcShard)
-    header = codec.encode_push_header(trainer.header(step=step))
+    header = codec.encode(trainer.header(step=step))
     header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
         return raw.call("PushGradients", *push_stream(header, frame(0, content)))

@@ -43,7 +43,8 @@ def _push_messages(server: Server, *messages: pb.PushGradientsRequest) -> Outcom
 
 
 def _header(server: Server) -> pb.PushHeader:
-    return codec.encode_push_header(server.trainer.header(step=server.step))
+    header: pb.PushHeader = codec.encode(server.trainer.header(step=server.step))
+    return header
 
 
 Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]

@@ -30,7 +30,8 @@ def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
 
 
 def _save(**changes: object) -> pb.SaveShardRequest:
-    request = codec.encode_save_request(SaveRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, tag="t"), max_wait_s=5.0)
+    save = SaveRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, tag="t")
+    request: pb.SaveShardRequest = codec.encode_with(save, max_wait=codec.some_wait(5.0))
     request.MergeFrom(pb.SaveShardRequest(**changes))  # type: ignore[arg-type]
     return request
 
@@ -38,9 +39,8 @@ def _save(**changes: object) -> pb.SaveShardRequest:
 def _restore(change: Callable[[pb.RestoreShardRequest], object] = lambda _: None) -> pb.RestoreShardRequest:
     settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=0, step=0)
     spec = Trainer(None).spec()  # type: ignore[arg-type]  # its shard is not called
-    request = codec.encode_restore_request(
-        RestoreRequest(chief_incarnation=CHIEF, spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings), max_wait_s=5.0
-    )
+    restore = RestoreRequest(chief_incarnation=CHIEF, spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings)
+    request: pb.RestoreShardRequest = codec.encode_with(restore, max_wait=codec.some_wait(5.0))
     change(request)
     return request
 

@@ -57,7 +57,7 @@ class Server:
 
     def push(self, content: bytes, *, num_rows: int = 0, table: int = 0, absent: tuple[int, ...] = (), **fields: Any) -> Outcome:
         """A contribution of the bytes, with a header that speaks of `num_rows` rows of the table."""
-        header = codec.encode_push_header(self.trainer.header(step=self.step))
+        header = codec.encode(self.trainer.header(step=self.step))
         header.sparse.add(table=table, num_rows=num_rows)
         header.absent.extend(absent)
         header.MergeFrom(pb.PushHeader(**fields))

@@ -16,7 +16,7 @@ from ps_protocol.rpc import chief as chief_client
 from ps_protocol.rpc.chief import SERVICE, TIMEOUT_S, GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import encode_call_error
+from ps_protocol.wire.call_errors import encode_call_error
 from tests.support.servers import serving_aio, unary
 from tests.wire.codecs.examples import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 
@@ -35,41 +35,41 @@ LEASE = chief.LeaseReply(result=chief.LeaseResult.GRANTED, ranges=(DATA.range(0)
 
 # Method, call, what the server receives, what it answers, what the caller gets, the wait that the call asks for.
 CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
-    ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec.encode_register_request(REGISTER),
-     codec.encode_registration(REGISTRATION), REGISTRATION, 0.0),
-    ("Heartbeat", lambda c: c.heartbeat(WORKER), pb.HeartbeatRequest(participant=codec.encode_participant(WORKER)),
+    ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec.encode(REGISTER),
+     codec.encode(REGISTRATION), REGISTRATION, 0.0),
+    ("Heartbeat", lambda c: c.heartbeat(WORKER), pb.HeartbeatRequest(participant=codec.encode(WORKER)),
      pb.HeartbeatResponse(finished=True), True, 0.0),
     ("DeregisterWorker", lambda c: c.deregister_worker(WORKER, failure="x"),
-     pb.DeregisterWorkerRequest(participant=codec.encode_participant(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
+     pb.DeregisterWorkerRequest(participant=codec.encode(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),
-     pb.RegisterModelRequest(participant=codec.encode_participant(WORKER), model=codec.encode_model(MODEL),
-                             max_wait=codec.encode_max_wait(2.0)), codec.encode_model_reply(REPLY), REPLY, 2.0),
+     pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
+                             max_wait=codec.encode_max_wait(2.0)), codec.encode(REPLY), REPLY, 2.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0, may_initialize=False),
-     pb.RegisterModelRequest(participant=codec.encode_participant(WORKER), model=codec.encode_model(MODEL),
+     pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
                              max_wait=codec.encode_max_wait(2.0), joins_only=True),
-     codec.encode_model_reply(REPLY), REPLY, 2.0),
+     codec.encode(REPLY), REPLY, 2.0),
     ("CompleteInitialization", lambda c: c.complete_initialization(WORKER, attempt=3),
-     pb.CompleteInitializationRequest(participant=codec.encode_participant(WORKER), attempt=3),
+     pb.CompleteInitializationRequest(participant=codec.encode(WORKER), attempt=3),
      pb.CompleteInitializationResponse(), None, 0.0),
     ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=codec.encode_max_wait(20.0)),
-     codec.encode_agreed_model(AGREED), AGREED, 20.0),
+     codec.encode(AGREED), AGREED, 20.0),
     ("CommitPush", lambda c: c.commit_push(WORKER, COMMIT),
-     pb.CommitPushRequest(participant=codec.encode_participant(WORKER), commit=codec.encode_commit(COMMIT)),
-     pb.CommitPushResponse(result=codec.encode_commit_result(RESULT)), RESULT, 0.0),
+     pb.CommitPushRequest(participant=codec.encode(WORKER), commit=codec.encode(COMMIT)),
+     pb.CommitPushResponse(result=codec.encode(RESULT)), RESULT, 0.0),
     ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
-     pb.DequeueTokenRequest(participant=codec.encode_participant(WORKER), local_step=4, request_id=7,
-                            max_wait=codec.encode_max_wait(20.0), commit=codec.encode_commit(COMMIT)),
-     codec.encode_token_reply(TOKEN), TOKEN, 20.0),
+     pb.DequeueTokenRequest(participant=codec.encode(WORKER), local_step=4, request_id=7,
+                            max_wait=codec.encode_max_wait(20.0), commit=codec.encode(COMMIT)),
+     codec.encode(TOKEN), TOKEN, 20.0),
     ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
-     pb.DequeueTokenRequest(participant=codec.encode_participant(WORKER), request_id=7, max_wait=codec.encode_max_wait(0.5)),
-     codec.encode_token_reply(TOKEN), TOKEN, 0.5),
+     pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=codec.encode_max_wait(0.5)),
+     codec.encode(TOKEN), TOKEN, 0.5),
     ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
-     codec.encode_cluster_status(STATUS), STATUS, 0.0),
+     codec.encode(STATUS), STATUS, 0.0),
     ("SetPolicy", lambda c: c.set_policy(POLICIES[2], request_id=7, max_wait_s=2.0),
-     pb.SetPolicyRequest(policy=codec.encode_policy(POLICIES[2]), request_id=7, max_wait=codec.encode_max_wait(2.0)),
+     pb.SetPolicyRequest(policy=codec.encode(POLICIES[2]), request_id=7, max_wait=codec.encode_max_wait(2.0)),
      pb.SetPolicyResponse(settings=pb.SettingsState(version=3, step=9)), chief.SettingsReply(version=3, step=9), 2.0),
     ("SetHyperparameters", lambda c: c.set_hyperparameters(CHANGE, request_id=(1 << 64) - 1, max_wait_s=2.0),
-     pb.SetHyperparametersRequest(variable="w", learning_rate=codec.encode_schedule(PIECEWISE), hyperparameters={"momentum": 0.5},
+     pb.SetHyperparametersRequest(variable="w", learning_rate=codec.encode(PIECEWISE), hyperparameters={"momentum": 0.5},
                                   request_id=(1 << 64) - 1, max_wait=codec.encode_max_wait(2.0)),
      pb.SetHyperparametersResponse(), None, 2.0),
     ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=2.0),
@@ -79,9 +79,9 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
      pb.SaveCheckpointRequest(request_id=7, max_wait=codec.encode_max_wait(0.0)), pb.SaveCheckpointResponse(waiting_for="ps 1"),
      chief.SavedCheckpoint(tag="", step=0, waiting_for="ps 1"), 0.0),
     ("LeaseRanges", lambda c: c.lease_ranges(WORKER, DATA, max_ranges=2, request_id=5, max_wait_s=1.0, returned=(3,)),
-     pb.LeaseRangesRequest(participant=codec.encode_participant(WORKER), data=codec.encode_data(DATA), max_ranges=2,
+     pb.LeaseRangesRequest(participant=codec.encode(WORKER), data=codec.encode(DATA), max_ranges=2,
                            request_id=5, max_wait=codec.encode_max_wait(1.0), returned=[3]),
-     codec.encode_lease_reply(LEASE), LEASE, 1.0),
+     codec.encode(LEASE), LEASE, 1.0),
     ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
      pb.FinishTrainingResponse(global_step=12), 12, 0.0),
 ]  # fmt: skip
@@ -142,7 +142,7 @@ def take(client: GrpcChief, *, max_wait_s: float = 0.0) -> chief.TokenReply:
 
 def answer_to(data: bytes, number: int | None = None) -> bytes:
     call = pb.ConverseRequest.FromString(data).call if number is None else number
-    return pb.ConverseResponse(call=call, dequeue_token=codec.encode_token_reply(TOKEN)).SerializeToString()
+    return pb.ConverseResponse(call=call, dequeue_token=codec.encode(TOKEN)).SerializeToString()
 
 
 def test_calls_of_every_step_share_one_stream_and_answers_to_others_are_passed_over() -> None:

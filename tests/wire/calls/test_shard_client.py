@@ -228,7 +228,7 @@ def test_specification_and_initial_values_travel_together() -> None:
     def create(messages: Messages, context: grpc.ServicerContext) -> bytes:
         parsed = [parse(message, pb.CreateVariablesRequest) for message in messages]
         assert parsed[0][0] is not None
-        received.append(codec.decode_shard_spec(parsed[0][0].spec))
+        received.append(codec.decode(ShardSpec, parsed[0][0].spec))
         received.append(b"".join(bytes(frame.data) for _, frame in parsed if frame))
         return pb.CreateVariablesResponse(created=True).SerializeToString()
 

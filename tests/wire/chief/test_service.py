@@ -15,7 +15,7 @@ from ps_protocol.errors import PsError, Superseded, TrainingFailed, Unavailable,
 from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
-from ps_protocol.wire.codec import encode_participant
+from ps_protocol.wire import codec
 from tests.support.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
 from tests.support.servers import unused_address
 from tests.support.waiting import wait_until
@@ -105,7 +105,7 @@ def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_a
         second.join_model()
         first.commit(first.push())
         with open_channel(chief.address) as channel:
-            request = pb.DequeueTokenRequest(participant=encode_participant(first.participant), request_id=1)
+            request = pb.DequeueTokenRequest(participant=codec.encode(first.participant), request_id=1)
             method = channel.unary_unary(f"/{SERVICE}/DequeueToken", request_serializer=bytes, response_deserializer=bytes)
             call = method.future(request.SerializeToString(), timeout=20)
             wait_until(lambda: client.status().participants[0].is_waiting)

@@ -40,7 +40,7 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
     ("method", "message", "is_of_a_chief"),
     [
         ("AdoptShard", pb.AdoptShardRequest(epoch=1, chief_incarnation=1), True),
-        ("ApplyStep", codec.encode_apply_request(APPLY), True),
+        ("ApplyStep", codec.encode(APPLY), True),
         ("GetShardStatus", pb.GetShardStatusRequest(), True),
         ("ReadVariables", pb.ReadVariablesRequest(epoch=1), False),
         ("ListSlots", pb.ListSlotsRequest(epoch=1), False),

@@ -13,7 +13,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.status import STATUS, answering, answering_aio, rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
-from ps_protocol.wire import codec
+from ps_protocol.wire.call_errors import MAX_TEXT_CHARACTERS
 from tests.support.servers import downward, serving, serving_aio, unary, upward
 
 ERRORS = sorted(PsError.__subclasses__(), key=lambda error: error.__name__)
@@ -170,7 +170,7 @@ def test_expected_errors_are_not_logged(peer: Peer, caplog: pytest.LogCaptureFix
 def test_long_text_is_cut_and_arrives(peer: Peer) -> None:
     error = peer.call(errors.ModelMismatch("ä" * 100_000, facts={"keep": "1", "long": "x" * 100_000, "also": "2"}))
     assert isinstance(error, errors.ModelMismatch)
-    assert error.message == "ä" * (codec.MAX_TEXT_CHARACTERS - 1) + "…"
+    assert error.message == "ä" * (MAX_TEXT_CHARACTERS - 1) + "…"
     assert error.facts == {"keep": "1", "also": "2"}
 
 

@@ -94,7 +94,7 @@ def linked(address: str, ask: Callable[[GrpcShardLink], Awaitable[Any]]) -> Any:
 
 
 def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Trainer, commands: Commands) -> None:
-    apply = codec.encode_apply_request(request_of(trainer, 0))
+    apply = codec.encode(request_of(trainer, 0))
     prepared = commands.command(9, prepare=pb.PrepareStepRequest(apply=apply))
     assert (prepared.call, list(prepared.prepare.sums)) == (9, [3.0])
     applied = commands.command(4, apply=apply)
@@ -104,7 +104,7 @@ def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Train
 
 
 def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: ParameterServer, commands: Commands) -> None:
-    apply = codec.encode_apply_request(request_of(trainer, 0))
+    apply = codec.encode(request_of(trainer, 0))
     commands.send(pb.CommandShardRequest(call=1, apply=apply).SerializeToString())
     wait_until(lambda: trainer.shard.status().step == 1)
     commands.call.cancel()
@@ -118,13 +118,13 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
 
 def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trainer, commands: Commands) -> None:
     request = request_of(trainer, 0)
-    ahead = codec.encode_apply_request(request)
+    ahead = codec.encode(request)
     ahead.step = 7
     refused = commands.command(1, apply=ahead)
     assert (refused.call, refused.error.reason) == (1, "STEP_MISMATCH")
     assert commands.command(2, prepare=pb.PrepareStepRequest()).error.reason == "MALFORMED_MESSAGE"
     assert commands.command(3).error.reason == "MALFORMED_MESSAGE"
-    assert commands.command(4, apply=codec.encode_apply_request(request)).apply.step == 1
+    assert commands.command(4, apply=codec.encode(request)).apply.step == 1
 
 
 def test_what_is_no_message_ends_the_stream(trainer: Trainer, server: ParameterServer) -> None:

@@ -73,15 +73,15 @@ def talk(channel: grpc.Channel) -> Iterator[Talk]:
 
 
 def heartbeat(participant: Participant) -> pb.HeartbeatRequest:
-    return pb.HeartbeatRequest(participant=codec.encode_participant(participant))
+    return pb.HeartbeatRequest(participant=codec.encode(participant))
 
 
 def dequeue(participant: Participant, commit: PushCommit | None = None, *, request_id: int = 1, max_wait_s: float = 20.0) -> Any:
     return pb.DequeueTokenRequest(
-        participant=codec.encode_participant(participant),
+        participant=codec.encode(participant),
         request_id=request_id,
         max_wait=codec.encode_max_wait(max_wait_s),
-        commit=None if commit is None else codec.encode_commit(commit),
+        commit=None if commit is None else codec.encode(commit),
     )
 
 
@@ -96,7 +96,7 @@ def test_call_that_waits_holds_up_no_other(first: Worker, talk: Talk, chief: Run
     assert (answer.call, answer.WhichOneof("response")) == (3, "heartbeat")
     with client_of(chief) as client, Worker(client, 1) as second:
         second.join_model()
-        caller, commit = codec.encode_participant(second.participant), codec.encode_commit(second.push())
+        caller, commit = codec.encode(second.participant), codec.encode(second.push())
         talk.ask(4, commit_push=pb.CommitPushRequest(participant=caller, commit=commit))
         answers = {(answer := talk.answer()).call: answer for _ in range(2)}
     assert answers[4].commit_push.result.outcome == pb.PUSH_OUTCOME_ACCEPTED

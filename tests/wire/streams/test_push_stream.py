@@ -56,7 +56,7 @@ class _Scene:
         self.stream = PushStream(self.store, self.peer, context, idle_streams=self.idle_streams, name="ps 0")
 
     def take_first_half(self) -> None:
-        header = codec.encode_push_header(self.trainer.header(3, step=0))
+        header = codec.encode(self.trainer.header(3, step=0))
         header.content_bytes = MIXED.nbytes
         frame = tensor_pb2.ArenaFrame(data=bytes(HALF))
         self.stream.take(pb.StreamPushesRequest(header=header, frame=frame).SerializeToString())
@@ -113,15 +113,15 @@ def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken
 
 
 def test_long_list_is_decoded_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, decode = list[threading.Thread](), codec.decode_push_header
+    threads, decode = list[threading.Thread](), codec.decode
 
-    def decoding(message: pb.PushHeader) -> PushHeader:
+    def decoding(value_type: type[PushHeader], message: pb.PushHeader) -> PushHeader:
         threads.append(threading.current_thread())
-        return decode(message)
+        return decode(value_type, message)
 
-    monkeypatch.setattr(codec, "decode_push_header", decoding)
+    monkeypatch.setattr(codec, "decode", decoding)
     scene = _Scene()
-    header = codec.encode_push_header(scene.trainer.header(3, absent=tuple(range(20_000))))
+    header = codec.encode(scene.trainer.header(3, absent=tuple(range(20_000))))
     scene.stream.take(pb.StreamPushesRequest(header=header).SerializeToString())
     wait_until(lambda: bool(scene.peer.answers) and not scene.peer.is_paused, what="it is answered, and the stream takes messages again")
     assert scene.peer.answers[0].error.reason == "INVALID_SPEC"

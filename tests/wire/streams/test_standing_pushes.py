@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ps_protocol.roles.shard import PushHeader
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -29,12 +30,12 @@ class Server(raw_shard.Server):
     """The same, with headers of contributions that tests send piece by piece, and apply."""
 
     def header(self, **changes: Any) -> pb.PushHeader:
-        header = codec.encode_push_header(self.trainer.header(3, step=self.step))
+        header: pb.PushHeader = codec.encode(self.trainer.header(3, step=self.step))
         header.MergeFrom(pb.PushHeader(**changes))
         return header
 
     def apply(self, header: pb.PushHeader) -> None:
-        assert self.trainer.apply(codec.decode_push_header(header).push_id, step=self.step).repeated_request is False
+        assert self.trainer.apply(codec.decode(PushHeader, header).push_id, step=self.step).repeated_request is False
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
             is_over = threading.Event()
 
             def silent() -> Iterator[bytes]:
-                yield _message(codec.encode_push_header(trainer.header(5, step=1)))
+                yield _message(codec.encode(trainer.header(5, step=1)))
                 is_over.wait(20)
 
             call = raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(silent(), timeout=TIMEOUT_S)

@@ -12,7 +12,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from ps_protocol.wire.codec import encode_duration
+from ps_protocol.wire.fields import encode_duration
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
