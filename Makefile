@@ -62,37 +62,37 @@ simulate: $(DEV)  ## the promises of docs/explanation/reliability.md on 20,000 s
 
 # `make bench` and `make bench-peers` keep their figures in lockstep-runs/ as JSON, and draw them there.
 bench: $(BENCH)  ## a step's time, CPU and memory at six sizes over every transport, 7 minutes; ARGS="--sizes 4KiB/4 64MiB/16 --ps 1"
-	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks.suites.table --plot lockstep-runs/bench.png $(ARGS)
+	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks run table --plot lockstep-runs/bench.png $(ARGS)
 
 bench-peers: $(BENCH)  ## … beside TensorFlow, torch (gloo) and MXNet, which it installs, 15 minutes; ARGS="--sizes 4KiB/4 --repeat 1"
-	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks.peers --plot lockstep-runs/peers.png $(ARGS)
+	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks run peers --plot lockstep-runs/peers.png $(ARGS)
 
 bench-profile: $(DEV)  ## where each millisecond of a step of 64 MiB goes, with shared memory and over gRPC
-	@$(BIN)/python -m benchmarks.suites.profile $(ARGS)
+	@$(BIN)/python -m benchmarks run profile $(ARGS)
 
 bench-apply: $(DEV)  ## each optimizer's apply against a copy of as many bytes
-	@$(BIN)/python -m benchmarks.suites.apply $(ARGS)
+	@$(BIN)/python -m benchmarks run apply $(ARGS)
 
 bench-memory: $(DEV)  ## the memory of a parameter server at 256 MiB, and whether it grows over 2,000 steps
-	@$(BIN)/python -m benchmarks.suites.memory $(ARGS)
+	@$(BIN)/python -m benchmarks run memory $(ARGS)
 
 bench-checkpoint: $(DEV)  ## what saving costs: how long steps wait for the copy, and a step's time with each --durability; 3 minutes
-	@$(BIN)/python -m benchmarks.suites.checkpoint && $(BIN)/python -m benchmarks.suites.durability $(ARGS)
+	@$(BIN)/python -m benchmarks run checkpoint && $(BIN)/python -m benchmarks run durability $(ARGS)
 
 bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encoding of gradients and variables
-	@$(BIN)/python -m benchmarks.suites.compression $(ARGS)
+	@$(BIN)/python -m benchmarks run compression $(ARGS)
 
 bench-scale: $(DEV)  ## 1,000 workers on one chief, 10,000 variables against 10, 64 parameter servers
-	@for what in workers variables servers; do $(BIN)/python -m benchmarks.suites.scale $$what $(ARGS) || exit 1; done
+	@for what in workers variables servers; do $(BIN)/python -m benchmarks run scale $$what $(ARGS) || exit 1; done
 
 bench-straggler: $(BENCH)  ## late workers: R = T against backup workers, and what `lockstep plan` predicts; 4 minutes
-	@$(BIN)/python -m benchmarks.suites.straggler $(ARGS)
+	@$(BIN)/python -m benchmarks run straggler $(ARGS)
 
 bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow worker
-	@$(BIN)/python -m benchmarks.suites.policies $(ARGS)
+	@$(BIN)/python -m benchmarks run policies $(ARGS)
 
 bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
-	@$(BIN)/python -m benchmarks.suites.sparse_table $(ARGS)
+	@$(BIN)/python -m benchmarks run sparse_table $(ARGS)
 
 check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
 

@@ -1,44 +1,56 @@
-"""One worker process of a benchmark: joins by its environment, says in JSON lines how far it is, and stays until it is told to go.
+"""`python -m benchmarks.harness.worker MODULE ORDERS DIRECTORY`: one worker process of any benchmark. Knows signs and lines; no session.
 
-It begins when the path in BENCHMARK_GO is there. With "keep-stepping" as second argument it goes on working once it has measured, so that
-workers who need not wait for each other don't get quicker as others end.
+MODULE has a function `work(orders, station)`; ORDERS is JSON. What the worker says is an event a line, as JSON. Two files in DIRECTORY are
+signs to it: it begins when "go" is there, and leaves when "release" is. Peers' roles run this module in environments where nothing of ours
+is installed, so it imports the standard library alone.
 """
 
-import dataclasses
+import importlib
 import json
-import os
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.waiting import await_file
-from benchmarks.harness.workload import Workload, run_worker, take_step
-from worker_client import connect
+# Short against any step that is measured; nothing is measured while a worker waits so.
+_LOOK_S = 0.005
 
-RELEASE_VARIABLE = "BENCHMARK_RELEASE"
-GO_VARIABLE = "BENCHMARK_GO"
-KEEP_STEPPING = "keep-stepping"
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """What connects a worker with the process that started it."""
+
+    directory: Path
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the worker may leave."""
+        return (self.directory / "release").exists()
+
+    def say(self, event: str, **facts: object) -> None:
+        """Reports an event."""
+        print(json.dumps({"event": event, **facts}), flush=True)
+
+    def await_go(self) -> None:
+        """Reports "up" and returns at the sign to begin, so that the time of starting processes is nobody's advantage."""
+        self.say("up")
+        await_file(self.directory / "go")
+
+    def await_release(self) -> None:
+        """Returns when the worker may leave: servers end with the last worker, and before that their memory is to be looked at."""
+        await_file(self.directory / "release")
 
 
 def main() -> None:
-    """Runs the workload given as JSON in the first argument."""
-    workload, keeps_stepping = Workload(**json.loads(sys.argv[1])), KEEP_STEPPING in sys.argv[2:]
-    go, release = (Path(os.environ[name]) for name in (GO_VARIABLE, RELEASE_VARIABLE))
-    with connect() as session:
-        figures = run_worker(session, workload, on_joined=lambda: _await_go(go), on_warm=lambda: _say({"event": "warm"}))
-        _say({"event": "done", "figures": dataclasses.asdict(figures)})
-        # The servers end when the last worker has left; before that their memory is to be looked at.
-        while keeps_stepping and not release.exists():
-            take_step(session)
-        await_file(release)
+    """Runs the module's work."""
+    module, orders, directory = sys.argv[1:]
+    importlib.import_module(module).work(json.loads(orders), Station(Path(directory)))
 
 
-def _await_go(go: Path) -> None:
-    _say({"event": "up"})
-    await_file(go)
-
-
-def _say(event: dict[str, object]) -> None:
-    print(json.dumps(event), flush=True)
+def await_file(path: Path) -> None:
+    """Returns once there is such a file."""
+    while not path.exists():
+        time.sleep(_LOOK_S)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """The work that is measured: variables of a given size, a gradient that costs next to nothing, one worker's loop. Knows only the SDK."""
 
+import dataclasses
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
+from benchmarks.harness.worker import Station
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array
-from worker_client import Session, adagrad, adam, momentum, sgd
+from worker_client import Session, adagrad, adam, connect, momentum, sgd
 
 # The first steps fill pools and caches, and the very first waits until every worker is up.
 NUM_WARMUP_STEPS = 3
@@ -67,11 +70,38 @@ class WorkerFigures:
     transports: Sequence[str] = ()
 
 
-def run_worker(session: Session, workload: Workload, *, on_joined: Callable[[], None], on_warm: Callable[[], None]) -> WorkerFigures:
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Runs the workload as one worker process, and stays until it is released.
+
+    With `keeps_stepping` it goes on working once it has measured, so that workers who need not wait for each other don't get quicker as
+    others end. `say_every`: it reports each so many measured steps.
+    """
+    workload, say_every = Workload(**orders["workload"]), orders.get("say_every")
+
+    def on_step(step: int) -> None:
+        if say_every and step % say_every == 0:
+            station.say("step", step=step)
+
+    with connect() as session:
+        figures = run_worker(session, workload, on_joined=station.await_go, on_warm=lambda: station.say("warm"), on_step=on_step)
+        station.say("done", figures=dataclasses.asdict(figures))
+        while orders["keeps_stepping"] and not station.is_released:
+            take_step(session)
+        station.await_release()
+
+
+def run_worker(
+    session: Session,
+    workload: Workload,
+    *,
+    on_joined: Callable[[], None],
+    on_warm: Callable[[], None],
+    on_step: Callable[[int], None] = lambda step: None,
+) -> WorkerFigures:
     """Trains and measures. Leaves the session open.
 
     Calls `on_joined` once it has the model, which must not return before all workers have: without steps that take a contribution of each,
-    the first would be alone for a while. Calls `on_warm` between warm-up and measurement.
+    the first would be alone for a while. Calls `on_warm` between warm-up and measurement, and `on_step` after each measured step.
     """
     session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
     on_joined()
@@ -79,10 +109,11 @@ def run_worker(session: Session, workload: Workload, *, on_joined: Callable[[], 
         take_step(session)
     on_warm()
     step_s, num_accepted, cpu_s = [], 0, own_cpu_s()
-    for _ in range(workload.num_steps):
+    for step in range(1, workload.num_steps + 1):
         begin = time.perf_counter()
         num_accepted += take_step(session)
         step_s.append(time.perf_counter() - begin)
+        on_step(step)
     cpu_s = own_cpu_s() - cpu_s
     return WorkerFigures(
         step_s=step_s,

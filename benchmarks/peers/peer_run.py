@@ -3,38 +3,30 @@
 import dataclasses
 import json
 import socket
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.harness.watching import Watcher
+from benchmarks.harness.processes import Processes
+from benchmarks.harness.runs import measured
 from benchmarks.harness.workload import NUM_WARMUP_STEPS, Workload
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.role import RoleWork
 from benchmarks.report.figures import RunFigures
-from lockstep.launcher.environments import with_checkout
-from lockstep.launcher.supervisor import ProcessSpec, Supervisor
-
-_START_TIMEOUT_S = 120.0
+from lockstep.launcher.supervisor import Process
 
 
 def run_peer(peer: Peer, workload: Workload, *, policy: str, python: Path, timeout_s: float) -> RunFigures:
     """Starts the peer's processes, runs the workload once, ends them all. Raises LaunchFailed with the words of whatever failed."""
-    watcher = Watcher(is_quiet=True)
-    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
+    with Processes(is_quiet=True) as processes:
         # One for each server, or for a scheduler that then tells all others, and one for each worker.
         ports = _free_ports(workload.num_ps + workload.num_workers)
-        launch = _Launch(peer, workload, policy, python, supervisor, ports=ports)
-        for server in peer.servers(workload.num_ps):
-            watcher.servers.append(supervisor.start(launch.spec(server)))
+        launch = _Launch(peer, workload, policy, python, processes, ports=ports)
+        servers = [launch.start(name) for name in peer.servers(workload.num_ps)]
         for index in range(workload.num_workers):
-            supervisor.start(launch.spec(f"worker {index}"))
-        watcher.await_up(supervisor, num_workers=workload.num_workers, timeout_s=_START_TIMEOUT_S)
-        (supervisor.directory / "go").touch()
-        watcher.await_figures(supervisor, num_workers=workload.num_workers, timeout_s=timeout_s)
-        figures = watcher.run_figures(num_steps=workload.num_steps)
-        supervisor.stop(grace_s=0.0)  # they would go on for ever, and some of them take their time to notice
+            launch.start(f"worker {index}")
+        figures = measured(processes, servers, workload, timeout_s=timeout_s)
+        processes.supervisor.stop(grace_s=0.0)  # they would go on for ever, and some of them take their time to notice
     return figures
 
 
@@ -46,11 +38,11 @@ class _Launch:
     workload: Workload
     policy: str
     python: Path
-    supervisor: Supervisor
+    processes: Processes
     ports: Sequence[int]
 
-    def spec(self, name: str) -> ProcessSpec:
-        """Returns what to start under a name such as "worker 0" or "ps 0"."""
+    def start(self, name: str) -> Process:
+        """Starts a process under a name such as "worker 0" or "ps 0"."""
         kind, _, index = name.partition(" ")
         work = RoleWork(
             kind=kind,
@@ -62,16 +54,15 @@ class _Launch:
             num_warmup_steps=NUM_WARMUP_STEPS,
             num_steps=self.workload.num_steps,
             ports=list(self.ports),
-            directory=str(self.supervisor.directory),
+            directory=str(self.processes.directory),
         )
         command = [str(self.python), "-m", self.peer.program, json.dumps(dataclasses.asdict(work)), *self.peer.arguments[self.policy]]
-        return ProcessSpec(name=name, command=command, environment=self._environment(kind))
+        return self.processes.start(name, command, environment=self._environment(kind))
 
     def _environment(self, kind: str) -> dict[str, str | None]:
         no_proxies: dict[str, str | None] = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"))
         return {
             **no_proxies,
-            **with_checkout(),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",

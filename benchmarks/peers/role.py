@@ -1,7 +1,7 @@
 """What every peer's worker does: take its orders, start with the others, measure its steps, report. Knows only the standard library.
 
 It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too.
-The lines that it prints are those of `benchmarks.harness.worker`.
+It tells what it does as `benchmarks.harness.worker` has it.
 """
 
 import json
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
-from benchmarks.harness.waiting import await_file
+from benchmarks.harness.worker import Station
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWork:
-    """One process's orders: `kind` is "worker" or the name of a server; `go` is a path that appears when all workers are up."""
+    """One process's orders: `kind` is "worker" or the name of a server."""
 
     kind: str
     index: int
@@ -32,9 +32,9 @@ class RoleWork:
     directory: str
 
     @property
-    def go(self) -> Path:
-        """Appears when all workers are up."""
-        return Path(self.directory) / "go"
+    def station(self) -> Station:
+        """What connects a worker with the benchmark."""
+        return Station(Path(self.directory))
 
 
 def read_work() -> RoleWork:
@@ -44,11 +44,10 @@ def read_work() -> RoleWork:
 
 def measure(work: RoleWork, step: Callable[[], object]) -> None:
     """Runs the steps and reports them. Does not return: it goes on stepping, so that nobody waits for it, until the process is ended."""
-    say({"event": "up"})
-    await_file(work.go)
+    work.station.await_go()
     for _ in range(work.num_warmup_steps):
         step()
-    say({"event": "warm"})
+    work.station.say("warm")
     step_s, cpu_s = [], _cpu_s()
     for _ in range(work.num_steps):
         begin = time.perf_counter()
@@ -56,14 +55,9 @@ def measure(work: RoleWork, step: Callable[[], object]) -> None:
         step_s.append(time.perf_counter() - begin)
     cpu_s = _cpu_s() - cpu_s
     memory = {"peak_rss_bytes": peak_rss_bytes(), "pss_bytes": pss_bytes()}
-    say({"event": "done", "figures": {"step_s": step_s, "cpu_s": cpu_s, "num_accepted": work.num_steps, **memory}})
+    work.station.say("done", figures={"step_s": step_s, "cpu_s": cpu_s, "num_accepted": work.num_steps, **memory})
     while True:
         step()
-
-
-def say(event: dict[str, object]) -> None:
-    """Prints a line for whoever started this process."""
-    print(json.dumps(event), flush=True)
 
 
 def _cpu_s() -> float:

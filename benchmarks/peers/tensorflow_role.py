@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from benchmarks.harness.waiting import await_file
+from benchmarks.harness.worker import await_file
 from benchmarks.peers.role import RoleWork, measure, read_work
 
 

@@ -1,15 +1,38 @@
 """The figures of the stragglers' benchmark: of what its workers saw, and of what a plan predicts. Knows numbers; runs no process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.suites.straggler_worker import Look, StragglerReport
 from lockstep.planning.latencies import Measured
 from lockstep.planning.plan import Question, make_plan
 from lockstep.planning.simulation import Costs, SimulationResult
 from lockstep.planning.trace import TraceRow, times_by_worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The model on the test examples, with the variables of `step`, which this worker had at `at`."""
+
+    step: int
+    at: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerReport:
+    """What one worker saw, by a clock that all processes share: when each of its steps began and how long it computed; and the end."""
+
+    steps: list[int] = field(default_factory=list)
+    began_at: list[float] = field(default_factory=list)
+    computed_s: list[float] = field(default_factory=list)
+    num_accepted: int = 0
+    num_delayed: int = 0
+    ended_at: float = 0.0
+    last_step: int = 0
+    looks: list[Look] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,10 +28,10 @@ _SMALL_BYTES = 4096
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.bytes < 64 or options.rounds < 1 or any(num_threads < 1 for num_threads in options.threads):
-        print("benchmarks.suites.apply: want at least 64 bytes, one round and one thread", file=sys.stderr)
-        return 2
+        parser.error("want at least 64 bytes, one round and one thread")
     report = {
         "bytes": options.bytes,
         "contributions": _NUM_CONTRIBUTIONS,
@@ -162,7 +161,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.apply",
+        prog="python -m benchmarks run apply",
         description="Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns.",
     )
     default_threads = sorted({1, default_apply_threads()})
@@ -175,7 +174,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

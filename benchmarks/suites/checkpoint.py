@@ -3,7 +3,6 @@
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ _LONGEST_S = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.bytes < 64 * _NUM_VARIABLES or options.saves < 2 or options.threads < 1:
-        print("benchmarks.suites.checkpoint: want at least 1024 bytes, two saves and one thread", file=sys.stderr)
-        return 2
+        parser.error("want at least 1024 bytes, two saves and one thread")
     report = measure(options.bytes, optimizer=options.optimizer, num_saves=options.saves, num_threads=options.threads, where=options.dir)
     print(json.dumps(report) if options.json else in_words(report))
     return 0
@@ -188,7 +187,7 @@ def _ms(seconds: float) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.checkpoint",
+        prog="python -m benchmarks run checkpoint",
         description="Measures applies, alone and while a checkpoint is written, by turns, and how long steps wait for the copy.",
     )
     parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
@@ -198,7 +197,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", type=Path, default=None, help="where the checkpoints are put (default: the temporary directory)")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.harness.setting import Setting, WrongTransport
+from benchmarks.harness.runs import run_once
+from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.compression_training import digits_accuracy, wire_bytes
-from benchmarks.suites.step import machine, run_once
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+from benchmarks.suites.step import machine
 from worker_client.model.wire_format import wire_format
 
 PLAIN = "float32"
@@ -33,17 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     formats = options.wire or list(FORMATS)
     say = (lambda text: print(text, file=sys.stderr)) if not options.quiet else (lambda _: None)
     report: dict[str, Any] = {"machine": machine()}
-    try:
-        if "bytes" in options.what:
-            report["bytes"] = {wire: _bytes(wire, options.sizes[0], say) for wire in formats}
-        if "accuracy" in options.what:
-            report["accuracy"] = {wire: _accuracies(wire, options, say) for wire in formats}
-        if "time" in options.what:
-            timed = [wire for wire in formats if wire in _TIMED or options.wire]
-            report["time"] = {size: _times(timed, size, options, say) for size in options.sizes}
-    except (LaunchFailed, Interrupted, WrongTransport) as error:
-        print(f"benchmarks.suites.compression: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+    if "bytes" in options.what:
+        report["bytes"] = {wire: _bytes(wire, options.sizes[0], say) for wire in formats}
+    if "accuracy" in options.what:
+        report["accuracy"] = {wire: _accuracies(wire, options, say) for wire in formats}
+    if "time" in options.what:
+        timed = [wire for wire in formats if wire in _TIMED or options.wire]
+        report["time"] = {size: _times(timed, size, options, say) for size in options.sizes}
     print(json.dumps(report) if options.json else in_words(report))
     return 0
 
@@ -104,7 +100,7 @@ def _row(found: Sequence[tuple[float, float]], plain: Sequence[tuple[float, floa
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.compression",
+        prog="python -m benchmarks run compression",
         description="Measures each wire format over gRPC: bytes and time of a step, and what the digits model learns in so many steps.",
     )
     parser.add_argument("--wire", action="append", metavar="FORMAT", help="only this one; may be repeated (default: all)")
@@ -117,7 +113,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

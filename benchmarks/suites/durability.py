@@ -1,9 +1,8 @@
-"""`python -m benchmarks.suites.durability`: what each durability costs a step of a cluster. Knows settings and a table; `step` measures."""
+"""What each durability costs a step of a cluster. Knows settings and a table; `step` measures."""
 
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -11,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.setting import Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.runs import run_once
+from benchmarks.harness.setting import Setting, size_title, steps_for, workload_of
 from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload
 from benchmarks.report.figures import as_row
-from benchmarks.suites.step import run_once
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 SIZES = ("4KiB/4", "1MiB/8", "64MiB/16")
 _NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
@@ -32,23 +30,19 @@ COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table as Markdown, row by row; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
         workloads = [workload_of(size, num_steps=1) for size in options.sizes]
         if options.saves < 1 or options.repeat < 1 or (options.between is not None and options.between <= NUM_WARMUP_STEPS):
             raise ValueError(f"want at least one save, one turn, and more than {NUM_WARMUP_STEPS} steps between saves")
     except ValueError as error:
-        print(f"benchmarks.suites.durability: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     if not options.json:
         print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
-    try:
-        for bare in workloads:
-            report = measure(bare, options)
-            print(json.dumps(report) if options.json else as_row(cells(report)), flush=True)
-    except (LaunchFailed, Interrupted, WrongTransport) as error:
-        print(f"benchmarks.suites.durability: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+    for bare in workloads:
+        report = measure(bare, options)
+        print(json.dumps(report) if options.json else as_row(cells(report)), flush=True)
     return 0
 
 
@@ -116,7 +110,7 @@ def _ms(seconds: float) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.durability",
+        prog="python -m benchmarks run durability",
         description="Measures a step without checkpoints, with one now and then, and with one of every step, by turns, with 2 workers and a"
         " parameter server: medians, all steps together beside those without checkpoints, how much longer than the median the longest step"
         " at a save is (beside the same steps without a save, and a copy of as many bytes). Three minutes.",
@@ -129,7 +123,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=2, help="turns (default 2)")
     parser.add_argument("--json", action="store_true", help="one JSON object a size, each on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

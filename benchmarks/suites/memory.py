@@ -1,4 +1,4 @@
-"""`python -m benchmarks.suites.memory`: what a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
+"""What a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
 
 Two measurements, each over gRPC and over shared memory, on a parameter server, a chief and two workers: the most that the server has
 resident with 256 MiB of variables, against the variables twice, the slots, one contribution of each worker, and 64 MiB for everything
@@ -7,17 +7,16 @@ else; and its memory and descriptors over 2,000 steps of 1 MiB, of whose second 
 
 import argparse
 import json
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.processes import Cluster
+from benchmarks.harness.runs import WORKER
+from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.memory_worker import OPTIMIZERS, RELEASE_VARIABLE
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor
+from lockstep.launcher.cluster import ClusterSpec
 
 TRANSPORTS = ("grpc", "shared_memory")
 _NUM_SLOTS = {"sgd": 0, "adam": 2}
@@ -92,38 +91,30 @@ def _growth(values: Sequence[float]) -> float:
 
 def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
     """Returns what each process had, every time the first worker said how far it was."""
+    workload = Workload(
+        total_bytes=work["bytes"],
+        num_variables=work["variables"],
+        num_workers=_NUM_WORKERS,
+        num_ps=1,
+        num_steps=work["steps"],
+        optimizer=work["optimizer"],
+    )
     samples: list[dict[str, Any]] = []
-    processes: dict[str, Process] = {}
-
-    def hear(name: str, line: str) -> None:
-        if name == "worker 0" and line.startswith('{"event": "step"'):
-            samples.append({"step": json.loads(line)["step"], **{role: look(process.pid) for role, process in processes.items()}})
-        elif not line.startswith("{") and ("ERROR" in line or "WARNING" in line or "Error" in line):
-            print(f"{name}: {line}", file=sys.stderr)
-
-    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=hear) as supervisor:
-        spec = ClusterSpec(num_ps=1, num_workers=_NUM_WORKERS, is_tcp=True)
-        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
-        cluster.start_roles()
-        release = supervisor.directory / "release"
-        command = [sys.executable, "-m", "benchmarks.suites.memory_worker", json.dumps(work)]
-        cluster.start_workers(command, environment={RELEASE_VARIABLE: str(release), "LOCKSTEP_TRANSPORT": transport})
-        processes.update({"ps": cluster.roles[0], "chief": cluster.chief, **{worker.name: worker for worker in cluster.workers}})
-        _await(supervisor, lambda: len(samples) >= work["steps"] // work["every"])
-        release.touch()
-        deadline = time.monotonic() + 20
-        while any(process.is_running for process in supervisor.processes) and time.monotonic() < deadline:
-            supervisor.poll(timeout_s=0.1)
+    with Cluster(ClusterSpec(num_ps=1, num_workers=_NUM_WORKERS, is_tcp=True)) as cluster:
+        cluster.local.start_roles()
+        orders = {"workload": asdict(workload), "keeps_stepping": False, "say_every": work["every"]}
+        cluster.start_workers(WORKER, orders, environment={"LOCKSTEP_TRANSPORT": transport})
+        seen = {"ps": cluster.servers[0], "chief": cluster.local.chief, **{worker.name: worker for worker in cluster.local.workers}}
+        cluster.processes.await_events("up", _NUM_WORKERS, timeout_s=_TIMEOUT_S)
+        cluster.processes.go()
+        for _ in cluster.processes.polls(timeout_s=_TIMEOUT_S, what="steps of the first worker"):
+            said = [event for event in cluster.processes.events.get("step", ()) if event["process"] == "worker 0"]
+            samples += [{"step": event["step"], **{role: look(one.pid) for role, one in seen.items()}} for event in said[len(samples) :]]
+            if len(samples) >= work["steps"] // work["every"]:
+                break
+        cluster.processes.release()
+        cluster.processes.await_end()
     return samples
-
-
-def _await(supervisor: Supervisor, is_so: Any) -> None:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while not is_so():
-        for process in supervisor.poll(timeout_s=0.05):
-            raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
-        if time.monotonic() > deadline:
-            raise LaunchFailed(f"the workers did not take their steps within {_TIMEOUT_S:g} s")
 
 
 def look(pid: int) -> dict[str, int]:
@@ -173,18 +164,14 @@ def _mib(nbytes: int) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.memory", description="Measures the memory of a parameter server, and its growth."
+        prog="python -m benchmarks run memory", description="Measures the memory of a parameter server, and its growth."
     )
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="how the workers reach it (default: both)")
     parser.add_argument(
         "--only", nargs="+", choices=("large", "long"), default=("large", "long"), help="which measurements (default: both)"
     )
     parser.add_argument("--bytes", type=int, default=_LARGE["bytes"], help="variables of the large one (default 256 MiB)")
-    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd", help="of the large one (default sgd)")
+    parser.add_argument("--optimizer", choices=sorted(_NUM_SLOTS), default="sgd", help="of the large one (default sgd)")
     parser.add_argument("--steps", type=int, default=_LONG["steps"], help="of the long one (default 2000)")
     parser.add_argument("--json", action="store_true", help="one JSON array on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

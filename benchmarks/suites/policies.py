@@ -1,24 +1,92 @@
-"""The same work under each coordination policy, one worker slow. Knows the settings and the table."""
+"""The same work under each coordination policy, one worker slow. Knows the settings, the table, and what one worker does."""
 
 import argparse
 import dataclasses
 import json
-import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.suites.policy_worker import PolicyWork, WorkReport
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.launcher.supervisor import LaunchFailed, Supervisor
+import worker_client
+from benchmarks.harness.processes import Cluster
+from benchmarks.harness.worker import Station
+from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
+from lockstep.launcher.cluster import ClusterSpec
 from ps_protocol.model.policy import PolicySpec
-from worker_client import async_policy, ssp_policy, sync_policy
+from worker_client import Session, async_policy, ssp_policy, sync_policy
 
-_POLL_S = 0.05
+SEED = 7
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyWork:
+    """What every worker is given: a batch takes `pace_s` seconds at least, of the worker `slow_worker` `slowdown` times as many."""
+
+    num_workers: int
+    learning_rate: float
+    pace_s: float
+    slow_worker: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkReport:
+    """What one worker saw: seconds from its first batch to the end, and of them waiting for others; its contributions and how stale."""
+
+    seconds: float
+    waiting_s: float
+    num_accepted: int
+    num_dropped: int
+    staleness: list[int]
+    test_accuracy: float
+    loss: float
+    step: int
+
+
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Trains as one worker process until the cluster is finished."""
+    work = PolicyWork(**orders)
+    train, test = split(load_digits())
+    with worker_client.connect() as session:
+        session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.sgd(work.learning_rate))
+        station.await_go()
+        report = _train(session, train.part(session.worker_index, num_parts=work.num_workers), test, work)
+        station.say("done", report=dataclasses.asdict(report))
+
+
+def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -> WorkReport:
+    pace_s = work.pace_s * (work.slowdown if session.worker_index == work.slow_worker else 1.0)
+    begin, waiting_s, staleness, num_batches = time.perf_counter(), 0.0, [], 0
+    while not session.is_finished:
+        batch_begin = time.perf_counter()
+        batch = part.batch(BATCH_SIZE, worker=session.worker_index, step=num_batches)
+        gradients = session.gradient_buffers()
+        loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+        threading.Event().wait(max(0.0, pace_s - (time.perf_counter() - batch_begin)))
+        push_begin = time.perf_counter()
+        result = session.step(gradients)
+        waiting_s += time.perf_counter() - push_begin
+        num_batches += 1
+        if result.is_accepted:
+            staleness.append(result.staleness)
+    seconds, found = time.perf_counter() - begin, evaluate(session.read(), test.images, test.labels)
+    return WorkReport(
+        seconds=seconds,
+        waiting_s=waiting_s,
+        num_accepted=len(staleness),
+        num_dropped=num_batches - len(staleness),
+        staleness=staleness,
+        test_accuracy=found.accuracy,
+        loss=found.loss,
+        step=session.local_step,
+    )
+
+
 _TIMEOUT_S = 600.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _COLUMNS = (
@@ -53,11 +121,7 @@ SETTINGS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs every policy and prints the table; returns 0 if all came as far as sync in test accuracy, within the margin, else 1."""
     options = _parser().parse_args(arguments)
-    try:
-        rows = list(_rows(options))
-    except LaunchFailed as error:
-        print(f"benchmarks.suites.policies: {error}", file=sys.stderr)
-        return 1
+    rows = list(_rows(options))
     accuracies = [row["test_accuracy"] for _, row in rows]
     spread = max(accuracies) - min(accuracies)
     if not options.json:
@@ -88,47 +152,21 @@ def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
         max_steps=max(1, options.contributions // share),
         policy=setting.policy,
     )
-    reports: dict[str, WorkReport] = {}
-    up: set[str] = set()
-
-    def hear(name: str, line: str) -> None:
-        if line.startswith('{"event": "up"'):
-            up.add(name)
-        elif line.startswith('{"event": "done"'):
-            reports[name] = WorkReport(**json.loads(line)["report"])
-        elif name.startswith("worker"):
-            print(f"{name}: {line}", file=sys.stderr)
-
-    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=hear) as supervisor:
-        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
-        cluster.start_roles(environment=_ONE_THREAD)
-        go = supervisor.directory / "go"
-        work = PolicyWork(
-            num_workers=options.workers,
-            # An update that is the mean of n contributions goes n times as far: then equal work is an equal sum of gradients.
-            learning_rate=options.learning_rate * share,
-            pace_s=options.pace,
-            slow_worker=options.workers - 1,
-            slowdown=options.slowdown,
-            go=str(go),
-        )
-        command = [sys.executable, "-m", "benchmarks.suites.policy_worker", json.dumps(dataclasses.asdict(work))]
-        cluster.start_workers(command, environment=_ONE_THREAD)
-        for _ in _polls(supervisor):
-            if len(up) == options.workers:
-                go.touch()
-            if len(reports) == options.workers:
-                return [reports[name] for name in sorted(reports)]
-    raise LaunchFailed(f"{setting.name}: not finished within {_TIMEOUT_S:g} s")
-
-
-def _polls(supervisor: Supervisor) -> Iterator[None]:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        for process in supervisor.poll(timeout_s=_POLL_S):
-            if process.returncode:
-                raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
-        yield
+    work = PolicyWork(
+        num_workers=options.workers,
+        # An update that is the mean of n contributions goes n times as far: then equal work is an equal sum of gradients.
+        learning_rate=options.learning_rate * share,
+        pace_s=options.pace,
+        slow_worker=options.workers - 1,
+        slowdown=options.slowdown,
+    )
+    with Cluster(spec) as cluster:
+        cluster.local.start_roles(environment=_ONE_THREAD)
+        cluster.start_workers("benchmarks.suites.policies", work, environment=_ONE_THREAD)
+        cluster.processes.await_events("up", options.workers, timeout_s=_TIMEOUT_S)
+        cluster.processes.go()
+        cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
+    return [WorkReport(**event["report"]) for event in cluster.processes.by_process("done")]
 
 
 def _figures(reports: list[WorkReport]) -> dict[str, float]:
@@ -163,7 +201,7 @@ def _print_row(cells: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.policies",
+        prog="python -m benchmarks run policies",
         description="Learns the digits under each policy with real processes, the last worker slowed down."
         " Every policy has the same examples for each worker, the same first weights, and applies as many contributions.",
     )
@@ -178,7 +216,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="only this policy, by its name in the table; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object a policy")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

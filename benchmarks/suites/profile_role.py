@@ -1,16 +1,15 @@
-"""A process of the profile: a parameter server or a worker whose seams are timed. Knows where to put what was seen; sums up nothing."""
+"""The processes of the profile: a parameter server whose seams are timed, and what such a worker does. Sums up nothing."""
 
-import json
 import os
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.seams import SERVER_SEAMS, SERVER_STREAMS, WORKER_SEAMS, Recorder
-from benchmarks.harness.waiting import await_file
-from benchmarks.harness.worker import GO_VARIABLE, RELEASE_VARIABLE
+from benchmarks.harness.worker import Station
 from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload, transports_of
 from worker_client import Session, connect
 
@@ -33,29 +32,26 @@ def serve() -> int:
         recorder.write(Path(os.environ[DIRECTORY_VARIABLE]) / f"ps-{os.getpid()}.json")
 
 
-def work() -> int:
-    """Trains as the benchmark's worker does, with a clock between its parts, and keeps the intervals."""
-    workload, recorder = Workload(**json.loads(sys.argv[1])), Recorder()
-    go, release = (Path(os.environ[name]) for name in (GO_VARIABLE, RELEASE_VARIABLE))
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Trains as the benchmarks' worker does, with a clock between its parts, and keeps the intervals."""
+    workload, recorder = Workload(**orders["workload"]), Recorder()
     for seam, part in WORKER_SEAMS:
         recorder.wrap(seam, part)
     with connect() as session:
         session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
-        _say({"event": "up"})
-        await_file(go)
+        station.await_go()
         for _ in range(NUM_WARMUP_STEPS):
             _step(session, recorder)
         recorder.intervals.clear()
-        _say({"event": "warm"})
+        station.say("warm")
         before = resource.getrusage(resource.RUSAGE_SELF)
         for _ in range(workload.num_steps):
             recorder.note("step", lambda: _step(session, recorder))
         after = resource.getrusage(resource.RUSAGE_SELF)
         recorder.write(Path(os.environ[DIRECTORY_VARIABLE]) / f"worker-{session.worker_index}.json")
         cpu = {"user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime}
-        _say({"event": "seen", "transports": transports_of(session), **cpu})
-        await_file(release)
-    return 0
+        station.say("done", transports=transports_of(session), **cpu)
+        station.await_release()
 
 
 def _step(session: Session, recorder: Recorder) -> None:
@@ -70,10 +66,5 @@ def _step(session: Session, recorder: Recorder) -> None:
     recorder.note("session.step()", lambda: session.step(gradients))
 
 
-def _say(event: dict[str, object]) -> None:
-    print(json.dumps(event), flush=True)
-
-
 if __name__ == "__main__":
-    # A parameter server gets flags, a worker its workload.
-    sys.exit(serve() if sys.argv[1].startswith("-") else work())
+    sys.exit(serve())

@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from benchmarks.suites import scale_servers, scale_variables, scale_workers
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
 _WHAT = {
     "workers": (scale_workers, "workers that block on one chief: how long until the last of them has its token"),
@@ -17,7 +15,7 @@ _WHAT = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures one of them and prints the figures; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.scale", description="Measures with real processes on this machine.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks run scale", description="Measures with real processes on this machine.")
     kinds = parser.add_subparsers(dest="what", required=True)
     for name, (module, words) in _WHAT.items():
         kind = kinds.add_parser(name, help=words, description=words)
@@ -25,17 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args(arguments)
     module = _WHAT[options.what][0]
-    try:
-        report = module.measure(options)
-    except LaunchFailed as error:
-        print(f"benchmarks.suites.scale: {error}", file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        print(f"benchmarks.suites.scale: {interrupted}", file=sys.stderr)
-        return interrupted.exit_code
+    report = module.measure(options)
     print(json.dumps(report) if options.json else module.in_words(report))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,19 +4,17 @@ What they do is what `worker_client` does, without the thread or two that a sess
 """
 
 import asyncio
-import json
 import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.worker import Station
 from benchmarks.suites.scale_calls import KINDS, Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
@@ -46,7 +44,6 @@ class Crowd:
     num_rounds: int
     via: str
     pause_s: float
-    release: str
 
 
 class CrowdWorker:
@@ -114,16 +111,16 @@ class CrowdWorker:
             await asyncio.sleep(interval_s)
 
 
-def main() -> None:
-    """Runs the crowd given as JSON in the first argument, and says in JSON lines how far it is."""
-    asyncio.run(_run(Crowd(**json.loads(sys.argv[1]))))
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Is the crowd until it is released."""
+    asyncio.run(_run(Crowd(**orders), station))
 
 
-async def _run(crowd: Crowd) -> None:
+async def _run(crowd: Crowd, station: Station) -> None:
     workers = [CrowdWorker(crowd, index) for index in range(crowd.first, crowd.first + crowd.count)]
     begin = time.monotonic()
     addresses = await _some_at_once([worker.register() for worker in workers])
-    _say({"event": "registered", "begin": begin, "end": time.monotonic()})
+    station.say("registered", begin=begin, end=time.monotonic())
     layout_hash, gradient = _gradient(crowd.chief)
     shard: Any = open_aio_channel(addresses[0][0]).unary_unary(_PUSH)
 
@@ -134,10 +131,10 @@ async def _run(crowd: Crowd) -> None:
         await _some_at_once([worker.push(shard, header, gradient) for worker in workers])
         tokens = await asyncio.gather(*(worker.take_token() for worker in workers))
         steps, times = {step for step, _ in tokens}, sorted(at for _, at in tokens)
-        _say({"event": "tokens", "step": max(steps), "is_one_step": len(steps) == 1, "times": times})
+        station.say("tokens", step=max(steps), is_one_step=len(steps) == 1, times=times)
         # What the crowd does next must not take time from those that have no token yet, in other processes.
         await asyncio.sleep(crowd.pause_s)
-    while not Path(crowd.release).exists():
+    while not station.is_released:
         await asyncio.sleep(0.02)
     with suppress(Exception):  # the chief may end when the last one leaves
         await _some_at_once([worker.leave() for worker in workers])
@@ -159,11 +156,3 @@ async def _some_at_once(works: Sequence[Any]) -> list[Any]:
             return await work
 
     return await asyncio.gather(*(through_gate(work) for work in works))
-
-
-def _say(event: dict[str, object]) -> None:
-    print(json.dumps(event), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,14 @@
-"""`python -m benchmarks.suites.scale servers`: very many parameter servers. Knows the cluster and the figures."""
+"""`scale servers`: very many parameter servers. Knows the cluster and the figures."""
 
 import argparse
-import dataclasses
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.reporting_cluster import ReportingCluster, rss_bytes
-from benchmarks.harness.watching import cpu_s
+from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.scale_worker import ScaleWork
+from benchmarks.suites.scale_turns import ScaleWork
 from lockstep.launcher.cluster import ClusterSpec
 
 _TIMEOUT_S = 300.0
@@ -33,21 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Starts the cluster and trains on it, and returns how long each part of its life took."""
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=options.tcp)
-    with ReportingCluster(spec) as cluster:
+    with Cluster(spec, security={}) as cluster:
         started = _start(cluster)
-        release = cluster.supervisor.directory / "release"
-        _start_workers(cluster, options, release=release)
-        joined = cluster.await_events("joined", options.workers, timeout_s=_TIMEOUT_S)
-        cluster.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
+        _start_workers(cluster, options)
+        joined = cluster.processes.await_events("joined", options.workers, timeout_s=_TIMEOUT_S)
+        cluster.processes.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
         cpu_before = _cpu_s(cluster)
-        done = cluster.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
+        done = cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
         used = {role: after - cpu_before[role] for role, after in _cpu_s(cluster).items()}
         status_s = float(np.median([cluster.time_status() for _ in range(3)]))
         idle_cpu = _idle_cpu(cluster, seconds=options.look)
         *servers, chief = cluster.local.roles
         memory = {"ps": max(map(rss_bytes, servers)), "chief": rss_bytes(chief)}
-        release.touch()
-        end_s = cluster.await_end()
+        cluster.processes.release()
+        end_s = cluster.processes.await_end()
     (turn,) = next(event for event in done if event["worker"] == 0)["turns"]
     step_ms = 1e3 * np.array(turn["step_s"])
     return {
@@ -89,19 +84,19 @@ def in_words(report: dict[str, Any]) -> str:
     )
 
 
-def _start(cluster: ReportingCluster) -> dict[str, float]:
+def _start(cluster: Cluster) -> dict[str, float]:
     """Starts servers and chief; returns when they served, in seconds from now, and the CPU seconds that one server's start takes."""
     begin, began_at = time.monotonic(), time.time()
     cluster.local.start_roles()
     start_s = time.monotonic() - begin
     *servers, _ = cluster.local.roles
-    announced = [cluster.supervisor.directory / f"ps{index}.address" for index in range(len(servers))]
+    announced = [cluster.processes.directory / f"ps{index}.address" for index in range(len(servers))]
     serving_s = sorted(path.stat().st_mtime - began_at for path in announced)
     cpu = float(np.median([cpu_s(server) for server in servers]))
     return {"start_s": start_s, "first_ps_s": serving_s[0], "last_ps_s": serving_s[-1], "start_cpu_s_of_a_ps": cpu}
 
 
-def _start_workers(cluster: ReportingCluster, options: argparse.Namespace, *, release: Path) -> None:
+def _start_workers(cluster: Cluster, options: argparse.Namespace) -> None:
     for worker in range(options.workers):
         work = ScaleWork(
             worker=worker,
@@ -110,22 +105,20 @@ def _start_workers(cluster: ReportingCluster, options: argparse.Namespace, *, re
             total_bytes=options.bytes,
             num_rounds=1,
             num_steps=options.steps,
-            release=str(release),
         )
-        arguments = ["benchmarks.suites.scale_worker", json.dumps(dataclasses.asdict(work))]
-        cluster.start(f"worker {worker}", arguments, environment={"LOCKSTEP_TRANSPORT": options.transport})
+        command = cluster.processes.worker_command("benchmarks.suites.scale_turns", work)
+        cluster.processes.start(f"worker {worker}", command, environment={"LOCKSTEP_TRANSPORT": options.transport})
 
 
-def _cpu_s(cluster: ReportingCluster) -> dict[str, float]:
+def _cpu_s(cluster: Cluster) -> dict[str, float]:
     """CPU seconds so far of all servers together, and of the chief."""
     *servers, chief = cluster.local.roles
     return {"all ps": sum(map(cpu_s, servers)), "chief": cpu_s(chief)}
 
 
-def _idle_cpu(cluster: ReportingCluster, *, seconds: float) -> dict[str, float]:
+def _idle_cpu(cluster: Cluster, *, seconds: float) -> dict[str, float]:
     """Shares of a core that the servers, all together, and the chief use while nobody takes a step."""
     before, begin = _cpu_s(cluster), time.monotonic()
-    while time.monotonic() - begin < seconds:
-        cluster.supervisor.poll(timeout_s=0.2)
+    cluster.processes.pass_time(seconds)
     passed_s = time.monotonic() - begin
     return {role: (after - before[role]) / passed_s for role, after in _cpu_s(cluster).items()}

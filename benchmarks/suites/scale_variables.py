@@ -1,21 +1,18 @@
-"""`python -m benchmarks.suites.scale variables`: the same bytes in many variables and in few. Knows both clusters and the figures.
+"""`scale variables`: the same bytes in many variables and in few. Knows both clusters and the figures.
 
 Both clusters stand at the same time, and the same two workers take steps in the one and the other by turns: then a busy moment of the
 machine falls on both, and their ratio is worth more than either time.
 """
 
 import argparse
-import dataclasses
-import json
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.reporting_cluster import ReportingCluster
-from benchmarks.harness.watching import cpu_s, peak_rss_bytes
+from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.scale_worker import ScaleWork
+from benchmarks.suites.scale_turns import ScaleWork
 from lockstep.launcher.cluster import ClusterSpec
 
 _TIMEOUT_S = 300.0
@@ -40,11 +37,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     counts = (options.few, options.variables)
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=not options.unix)
     with ExitStack() as stack:
-        clusters = [stack.enter_context(ReportingCluster(spec)) for _ in counts]
+        clusters = [stack.enter_context(Cluster(spec, security={})) for _ in counts]
         for cluster in clusters:
             cluster.local.start_roles()
         last = clusters[-1]  # the workers are among its processes
-        release = last.supervisor.directory / "release"
         for worker in range(options.workers):
             work = ScaleWork(
                 worker=worker,
@@ -53,26 +49,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 total_bytes=options.bytes,
                 num_rounds=options.rounds,
                 num_steps=options.steps,
-                release=str(release),
                 optimizer=options.optimizer,
             )
-            arguments = ["benchmarks.suites.scale_worker", json.dumps(dataclasses.asdict(work))]
-            last.start(f"worker {worker}", arguments, environment={"LOCKSTEP_TRANSPORT": options.transport})
-        last.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
+            command = last.processes.worker_command("benchmarks.suites.scale_turns", work)
+            last.processes.start(f"worker {worker}", command, environment={"LOCKSTEP_TRANSPORT": options.transport})
+        last.processes.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
         before = [_cpu_s(cluster) for cluster in clusters]
-        done = last.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
+        done = last.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
         used = [_cpu_s(cluster, since=since) for cluster, since in zip(clusters, before, strict=True)]
-        rows = [_row(cluster, target, counts[target], last.events, used[target], options) for target, cluster in enumerate(clusters)]
-        release.touch()
+        rows = [
+            _row(cluster, target, counts[target], last.processes.events, used[target], options) for target, cluster in enumerate(clusters)
+        ]
+        last.processes.release()
         for cluster in clusters:
-            cluster.await_end()
+            cluster.processes.await_end()
     first = next(event for event in done if event["worker"] == 0)
     return {
         "bytes": options.bytes,
         "workers": options.workers,
         "ps": options.ps,
         "optimizer": options.optimizer,
-        "transport": last.events["joined"][0]["transport"] or [f"grpc over {'unix' if options.unix else 'tcp'}"],
+        "transport": last.processes.events["joined"][0]["transport"] or [f"grpc over {'unix' if options.unix else 'tcp'}"],
         "ratio": rows[1]["median_ms"] / rows[0]["median_ms"],
         "ratios_of_turns": _ratios(first["turns"]),
         "peak_rss_worker_bytes": max(event["peak_rss_bytes"] for event in done),
@@ -104,7 +101,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def _row(
-    cluster: ReportingCluster, target: int, count: int, events: dict[str, list[dict[str, Any]]], used: dict[str, float], options: Any
+    cluster: Cluster, target: int, count: int, events: dict[str, list[dict[str, Any]]], used: dict[str, float], options: Any
 ) -> dict[str, Any]:
     turns = [turn for event in events["done"] for turn in event["turns"] if turn["target"] == target]
     own = [turn for event in events["done"] if event["worker"] == 0 for turn in event["turns"] if turn["target"] == target]
@@ -128,7 +125,7 @@ def _row(
     }
 
 
-def _cpu_s(cluster: ReportingCluster, *, since: dict[str, float] | None = None) -> dict[str, float]:
+def _cpu_s(cluster: Cluster, *, since: dict[str, float] | None = None) -> dict[str, float]:
     """CPU seconds of one server of each role, the mean of all parameter servers."""
     *servers, chief = cluster.local.roles
     now = {"ps": sum(map(cpu_s, servers)) / len(servers), "chief": cpu_s(chief)}

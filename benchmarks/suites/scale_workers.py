@@ -1,9 +1,7 @@
-"""`python -m benchmarks.suites.scale workers`: very many workers that wait for one chief. Knows the crowd's processes and the figures."""
+"""`scale workers`: very many workers that wait for one chief. Knows the crowd's processes and the figures."""
 
 import argparse
-import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +9,7 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from benchmarks.harness.reporting_cluster import ReportingCluster, rss_bytes
-from benchmarks.harness.watching import cpu_s, peak_rss_bytes
+from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes, rss_bytes
 from benchmarks.suites.scale_crowd import Crowd
 from lockstep.launcher.cluster import ClusterSpec
 from worker_client import Session
@@ -35,20 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Has all workers but one contribute and block, lets the last contribution complete the step, and times the tokens; several rounds."""
     spec = ClusterSpec(num_ps=1, num_workers=options.workers, is_tcp=not options.unix)
-    with ReportingCluster(spec) as cluster:
+    # Without tokens: the calls of the crowd are bytes made beforehand.
+    with Cluster(spec, security={}) as cluster:
         cluster.local.start_roles()
         chief = cluster.local.chief
         empty_bytes = rss_bytes(chief)
         with worker_client.connect(cluster.local.chief_address, worker_index=0) as session:
             session.create_or_join({"w": np.zeros(1, np.float32)}, optimizer=worker_client.sgd(0.1))
             num_processes = _start_crowd(cluster, options)
-            registered = cluster.await_events("registered", num_processes, timeout_s=_TIMEOUT_S)
+            registered = cluster.processes.await_events("registered", num_processes, timeout_s=_TIMEOUT_S)
             _await_blocked(cluster, session, num_workers=options.workers - 1)
             calm = _look(cluster, seconds=options.look)
             rounds = [_round(cluster, session, number, options, num_processes) for number in range(1, options.rounds + 1)]
             rss, peak = rss_bytes(chief), peak_rss_bytes(chief)
-            (cluster.supervisor.directory / "release").touch()
-        end_s = cluster.await_end()
+            cluster.processes.release()
+        end_s = cluster.processes.await_end()
     return {
         "workers": options.workers,
         "processes": num_processes,
@@ -85,7 +83,7 @@ def in_words(report: dict[str, Any]) -> str:
     )
 
 
-def _start_crowd(cluster: ReportingCluster, options: argparse.Namespace) -> int:
+def _start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
     """Starts the processes of all workers but the first, and returns how many these are."""
     bounds = np.linspace(1, options.workers, min(options.processes, options.workers - 1) + 1).astype(int).tolist()
     for number, (first, end) in enumerate(itertools.pairwise(bounds)):
@@ -96,44 +94,37 @@ def _start_crowd(cluster: ReportingCluster, options: argparse.Namespace) -> int:
             num_rounds=options.rounds,
             via=options.via,
             pause_s=_QUIET_S,
-            release=str(cluster.supervisor.directory / "release"),
         )
-        cluster.start(f"crowd {number}", ["benchmarks.suites.scale_crowd", json.dumps(dataclasses.asdict(crowd))])
+        cluster.processes.start(f"crowd {number}", cluster.processes.worker_command("benchmarks.suites.scale_crowd", crowd))
     return len(bounds) - 1
 
 
-def _round(cluster: ReportingCluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
+def _round(cluster: Cluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
     """One step; times are in seconds since the last contribution was begun, its push included."""
     _await_blocked(cluster, session, num_workers=options.workers - 1)
-    _pass_time(cluster, _QUIET_S)
+    cluster.processes.pass_time(_QUIET_S)
     cpu_before, begin = cpu_s(cluster.local.chief), time.monotonic()
     push = session.push({"w": np.zeros(1, np.float32)})
     session.wait(timeout_s=_TIMEOUT_S)
-    events = cluster.await_events("tokens", number * num_processes, timeout_s=_TIMEOUT_S)[-num_processes:]
+    events = cluster.processes.await_events("tokens", number * num_processes, timeout_s=_TIMEOUT_S)[-num_processes:]
     used_s = cpu_s(cluster.local.chief) - cpu_before
     assert push.is_accepted and {(event["step"], event["is_one_step"]) for event in events} == {(push.step + 1, True)}
     times = np.sort(np.concatenate([event["times"] for event in events])) - begin
     return {"first": float(times[0]), "median": float(np.median(times)), "last": float(times[-1]), "chief_cpu": used_s}
 
 
-def _await_blocked(cluster: ReportingCluster, session: Session, *, num_workers: int) -> None:
-    for _ in cluster.polls(timeout_s=_TIMEOUT_S, what=f"{num_workers} blocked workers"):
+def _await_blocked(cluster: Cluster, session: Session, *, num_workers: int) -> None:
+    for _ in cluster.processes.polls(timeout_s=_TIMEOUT_S, what=f"{num_workers} blocked workers"):
         if sum(one.is_waiting for one in session.status().participants) == num_workers:
             return
-        _pass_time(cluster, 0.1)
+        cluster.processes.pass_time(0.1)
 
 
-def _look(cluster: ReportingCluster, *, seconds: float) -> dict[str, float]:
+def _look(cluster: Cluster, *, seconds: float) -> dict[str, float]:
     """Looks at the chief while all workers block and only send heartbeats; then has its status shown."""
     chief = cluster.local.chief
     cpu_before, begin = cpu_s(chief), time.monotonic()
-    _pass_time(cluster, seconds)
+    cluster.processes.pass_time(seconds)
     share = (cpu_s(chief) - cpu_before) / max(1e-9, time.monotonic() - begin)
     statuses: Sequence[float] = [cluster.time_status() for _ in range(3)]
     return {"heartbeat_cpu": share, "status_s": float(np.median(statuses))}
-
-
-def _pass_time(cluster: ReportingCluster, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while (left_s := deadline - time.monotonic()) > 0:
-        cluster.supervisor.poll(timeout_s=left_s)

@@ -1,27 +1,91 @@
-"""Training a few rows of a large table, in time, bytes and memory. Knows processes and the report."""
+"""Training a few rows of a large table, in time, bytes and memory. Knows the report, and what one worker does."""
 
 import argparse
 import dataclasses
 import json
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.harness.watching import peak_rss_bytes
-from benchmarks.harness.worker import RELEASE_VARIABLE
+from benchmarks.harness.processes import Cluster, peak_rss_bytes, rss_bytes
+from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.table_worker import OPTIMIZERS, TableReport, TableWork
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor
+from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.supervisor import Process
+from ps_protocol.model.optimizers import OptimizerSpec
+from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, adam, connect, sgd, uniform_initializer
 
-_POLL_S = 0.02
 _TIMEOUT_S = 900.0
+NUM_WARMUP_STEPS = 5
+NAME = "table"
+# The optimizer, and how many arrays of the table's size a server keeps with it, the table included.
+OPTIMIZERS: dict[str, tuple[Callable[[], OptimizerSpec], int]] = {
+    "adam": (lambda: adam(0.001, lazy=True), 3),
+    "adagrad": (lambda: adagrad(0.01), 2),
+    "sgd": (lambda: sgd(0.01), 1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableWork:
+    """A float32 table, and how many of its rows a push has; `num_steps` are measured, after the warm-up."""
+
+    num_rows: int
+    row_length: int
+    rows_per_push: int
+    num_steps: int
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """Seconds until the table was there, and of each measured step: to read rows, and all of it; rows that were pushed."""
+
+    create_s: float
+    read_s: list[float]
+    step_s: list[float]
+    rows_pushed: int
+
+
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Trains as one worker process, and stays until it is released."""
+    work = TableWork(**orders)
+    with connect() as session:
+        begin = time.perf_counter()
+        table = EmbeddingTable((work.num_rows, work.row_length), initializer=uniform_initializer(-0.05, 0.05, seed=1))
+        session.create_or_join({NAME: table}, optimizer=OPTIMIZERS[work.optimizer][0]())
+        create_s = time.perf_counter() - begin
+        random = np.random.default_rng(session.worker_index)
+        for _ in range(NUM_WARMUP_STEPS):
+            _step(session, work, random)
+        station.say("warm")
+        report = _measure(session, work, random, create_s=create_s)
+        station.say("done", report=dataclasses.asdict(report))
+        station.await_release()
+
+
+def _measure(session: Session, work: TableWork, random: np.random.Generator, *, create_s: float) -> TableReport:
+    read_s, step_s, rows_pushed = [], [], 0
+    for _ in range(work.num_steps):
+        reading_s, whole_s, count = _step(session, work, random)
+        read_s.append(reading_s)
+        step_s.append(whole_s)
+        rows_pushed += count
+    return TableReport(create_s=create_s, read_s=read_s, step_s=step_s, rows_pushed=rows_pushed)
+
+
+def _step(session: Session, work: TableWork, random: np.random.Generator) -> tuple[float, float, int]:
+    """Returns the seconds of reading the rows and of all, and how many different rows there were."""
+    indices = np.unique(random.integers(work.num_rows, size=work.rows_per_push))
+    begin = time.perf_counter()
+    rows = session.read_rows(NAME, indices)
+    reading_s = time.perf_counter() - begin
+    session.step({NAME: IndexedSlices(indices, 0.1 * rows)})
+    return reading_s, time.perf_counter() - begin, len(indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +113,6 @@ class TableFigures:
         return self.work.num_rows * 4 * self.work.row_length * OPTIMIZERS[self.work.optimizer][1]
 
 
-class _Watcher:
-    """Listens to the workers; looks at the loopback device when all are warm and when all are done."""
-
-    def __init__(self, num_workers: int) -> None:
-        self.reports: dict[str, TableReport] = {}
-        self.traffic_bytes = 0
-        self._num_workers = num_workers
-        self._warm: set[str] = set()
-
-    def hear(self, name: str, line: str) -> None:
-        if line.startswith('{"event": "warm"'):
-            self._warm.add(name)
-            if len(self._warm) == self._num_workers:
-                self.traffic_bytes = -_loopback_bytes()
-        elif line.startswith('{"event": "done"'):
-            self.reports[name] = TableReport(**json.loads(line)["report"])
-            if self.is_done:
-                self.traffic_bytes += _loopback_bytes()
-        elif name.startswith("worker") or "ERROR" in line:
-            print(f"{name}: {line}", file=sys.stderr)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every worker has reported."""
-        return len(self.reports) == self._num_workers
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark for each optimizer and prints its figures; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -87,35 +124,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_steps=options.steps,
             optimizer=optimizer,
         )
-        try:
-            figures = measure(work, num_workers=options.workers, num_ps=options.ps)
-        except LaunchFailed as error:
-            print(f"benchmarks.suites.sparse_table: {error}", file=sys.stderr)
-            return 1
+        figures = measure(work, num_workers=options.workers, num_ps=options.ps)
         print(json.dumps(dataclasses.asdict(figures)) if options.json else in_words(figures), flush=True)
     return 0
 
 
 def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
     """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed in the words of whatever failed."""
-    watcher = _Watcher(num_workers)
-    spec = ClusterSpec(num_ps=num_ps, num_workers=num_workers, is_tcp=True)
-    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=watcher.hear) as supervisor:
-        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
-        cluster.start_roles()
-        servers = cluster.roles[:-1]
-        empty_bytes = sum(_rss_bytes(server) for server in servers)
-        release = supervisor.directory / "release"
-        command = [sys.executable, "-m", "benchmarks.suites.table_worker", json.dumps(dataclasses.asdict(work))]
-        cluster.start_workers(command, environment={RELEASE_VARIABLE: str(release)})
-        for _ in _polls(supervisor):
-            if watcher.is_done:
-                break
+    with Cluster(ClusterSpec(num_ps=num_ps, num_workers=num_workers, is_tcp=True)) as cluster:
+        cluster.local.start_roles()
+        empty_bytes = sum(map(rss_bytes, cluster.servers))
+        cluster.start_workers("benchmarks.suites.sparse_table", work)
+        cluster.processes.await_events("warm", num_workers, timeout_s=_TIMEOUT_S)
+        traffic_bytes = -_loopback_bytes()
+        cluster.processes.await_events("done", num_workers, timeout_s=_TIMEOUT_S)
+        traffic_bytes += _loopback_bytes()
         ps_bytes, peak_bytes, proportional_bytes = (
-            sum(look(server) for server in servers) for look in (_rss_bytes, peak_rss_bytes, _proportional_bytes)
+            sum(map(look, cluster.servers)) for look in (rss_bytes, peak_rss_bytes, _proportional_bytes)
         )
-        release.touch()
-    reports = [watcher.reports[name] for name in sorted(watcher.reports)]
+        cluster.processes.release()
+    reports = [TableReport(**event["report"]) for event in cluster.processes.by_process("done")]
     return TableFigures(
         work=work,
         num_workers=num_workers,
@@ -125,7 +153,7 @@ def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
         step_p90_ms=float(np.quantile(reports[0].step_s, 0.9)) * 1e3,
         read_ms=float(np.median(reports[0].read_s)) * 1e3,
         rows_per_s=sum(report.rows_pushed for report in reports) / max(sum(report.step_s) for report in reports),
-        bytes_per_step=watcher.traffic_bytes // work.num_steps,
+        bytes_per_step=traffic_bytes // work.num_steps,
         # A row travels twice, and its index, of 8 bytes, with each.
         payload_bytes_per_step=sum(report.rows_pushed for report in reports) * 2 * (4 * work.row_length + 8) // work.num_steps,
         ps_empty_bytes=empty_bytes,
@@ -155,22 +183,9 @@ def in_words(figures: TableFigures) -> str:
     )
 
 
-def _polls(supervisor: Supervisor) -> Iterator[None]:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        for process in supervisor.poll(timeout_s=_POLL_S):
-            raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
-        yield
-    raise LaunchFailed(f"not done within {_TIMEOUT_S:g} s")
-
-
 def _loopback_bytes() -> int:
     """Bytes that this machine has sent to itself; whatever else does so counts too (`unshare -n` gives a device of one's own)."""
     return next(int(count.bytes_sent) for name, count in psutil.net_io_counters(pernic=True).items() if name.startswith("lo"))
-
-
-def _rss_bytes(process: Process) -> int:
-    return int(psutil.Process(process.pid).memory_info().rss)
 
 
 def _proportional_bytes(process: Process) -> int:
@@ -181,7 +196,7 @@ def _proportional_bytes(process: Process) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.sparse_table",
+        prog="python -m benchmarks run sparse_table",
         description="Measures training on a large table: in every step each worker reads some random rows and pushes their gradients.",
     )
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table (default 10 million)")
@@ -195,7 +210,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on one line for each optimizer")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

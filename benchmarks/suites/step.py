@@ -1,26 +1,24 @@
-"""`python -m benchmarks.suites.step`: the cost of one step. Knows the arguments and the report; the run itself is elsewhere."""
+"""The cost of one step. Knows the arguments and the report; the run itself is elsewhere."""
 
 import argparse
 import dataclasses
 import json
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting, WrongTransport
+from benchmarks.harness.runs import run_once
+from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting
 from benchmarks.harness.workload import OPTIMIZERS, Workload
-from benchmarks.report.figures import RunFigures, human_bytes, summary
+from benchmarks.report.figures import human_bytes, summary
 from lockstep.launcher.spec import DURABILITIES
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
-
-_TIMEOUT_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
         setting = Setting(
             transport=options.transport,
@@ -40,13 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             optimizer=options.optimizer,
         )
     except ValueError as error:
-        print(f"benchmarks.suites.step: {error}", file=sys.stderr)
-        return 2
-    try:
-        report = measure(workload, setting=setting, repeat=max(1, options.repeat))
-    except (LaunchFailed, Interrupted, WrongTransport) as error:
-        print(f"benchmarks.suites.step: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+        parser.error(str(error))
+    report = measure(workload, setting=setting, repeat=max(1, options.repeat))
     print(json.dumps(report) if options.json else in_words(report))
     return 0
 
@@ -59,18 +52,6 @@ def measure(workload: Workload, *, setting: Setting, repeat: int = 1) -> dict[st
     runs = [run_once(workload, setting=setting) for _ in range(repeat)]
     used = sorted({transport for run in runs for transport in run.transports})
     return {**setting.record(), "transport_used": used, **dataclasses.asdict(workload), **summary(runs), "machine": machine()}
-
-
-def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
-    """Runs the workload once. Raises LaunchFailed and WrongTransport."""
-    # Imported here, so that --help and a wrong argument answer at once.
-    if setting.is_local:
-        from benchmarks.harness.local_run import run_local
-
-        return run_local(workload, setting=setting)
-    from benchmarks.harness.cluster_run import run_cluster
-
-    return run_cluster(workload, setting=setting, timeout_s=_TIMEOUT_S)
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -104,7 +85,7 @@ def machine() -> dict[str, object]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.step",
+        prog="python -m benchmarks run step",
         description="Measures one step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte.",
     )
     parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
@@ -130,7 +111,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

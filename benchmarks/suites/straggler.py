@@ -1,25 +1,108 @@
-"""Late workers, with and without backup workers. Knows the arms and the table."""
+"""Late workers, with and without backup workers. Knows the arms, the table, and what one worker does."""
 
 import argparse
 import dataclasses
 import json
 import statistics
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.report.plot import CannotPlot, check_plot
-from benchmarks.report.straggler_figures import RunOfArm, arm_figures, predict, run_of_arm
-from benchmarks.report.straggler_plot import plot_stragglers
-from benchmarks.suites.straggler_worker import Look, StragglerReport, StragglerWork
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor
+import numpy as np
+
+import worker_client
+from benchmarks.harness.processes import Cluster
+from benchmarks.harness.worker import Station
+from benchmarks.report.plot import CannotPlot, check_plot, plot_stragglers
+from benchmarks.report.straggler_figures import Look, RunOfArm, StragglerReport, arm_figures, predict, run_of_arm
+from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
+from lockstep.launcher.cluster import ClusterSpec
 from lockstep.planning.simulation import SimulationResult
 from lockstep.planning.trace import HEADER
+from ps_protocol.model.variables import Array
+from worker_client import Session
 
-_POLL_S = 0.05
+SEED = 7
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerWork:
+    """What every worker is given: a batch takes `pace_s` seconds at least, and with `probability` `delay_s` seconds more."""
+
+    num_workers: int
+    learning_rate: float
+    pace_s: float
+    delay_s: float
+    probability: float
+    seed: int
+    look_every: int
+
+
+def delay_s(work: StragglerWork, *, worker: int, step: int) -> float:
+    """Returns the delay of a worker in a step: the same for the same seed, however many contributions a step needs."""
+    drawn = np.random.default_rng((work.seed, worker, step)).random()
+    return work.delay_s if drawn < work.probability else 0.0
+
+
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Trains as one worker process until the cluster is finished."""
+    work = StragglerWork(**orders)
+    train, test = split(load_digits())
+    with worker_client.connect() as session:
+        session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.sgd(work.learning_rate))
+        station.await_go()
+        report = _train(session, train.part(session.worker_index, num_parts=work.num_workers), test, work)
+        station.say("done", report=dataclasses.asdict(report))
+
+
+def _train(session: Session, part: Examples, test: Examples, work: StragglerWork) -> StragglerReport:
+    worker = session.worker_index
+    steps, began_at, computed_s = [], [], []
+    kept: list[tuple[int, float, dict[str, Array]]] = []
+    num_accepted = num_delayed = 0
+    while not session.is_finished:
+        step, begin = session.local_step, time.monotonic()
+        variables, gradients = session.read(), session.gradient_buffers()
+        if worker == 0 and (not kept or step >= kept[-1][0] + work.look_every):
+            kept.append((step, begin, _copy(variables)))  # looked at when nobody waits
+        batch = part.batch(BATCH_SIZE, worker=worker, step=step)
+        loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
+        delayed_s = delay_s(work, worker=worker, step=step)
+        threading.Event().wait(max(0.0, work.pace_s + delayed_s - (time.monotonic() - begin)))
+        steps.append(step)
+        began_at.append(begin)
+        computed_s.append(time.monotonic() - begin)
+        num_delayed += delayed_s > 0
+        num_accepted += session.step(gradients).is_accepted
+    ended_at = time.monotonic()
+    if worker == 0:
+        kept.append((session.local_step, ended_at, _copy(session.read())))
+    return StragglerReport(
+        steps=steps,
+        began_at=began_at,
+        computed_s=computed_s,
+        num_accepted=num_accepted,
+        num_delayed=num_delayed,
+        ended_at=ended_at,
+        last_step=session.local_step,
+        looks=[_look(step, at, variables, test) for step, at, variables in kept],
+    )
+
+
+def _copy(variables: dict[str, Array]) -> dict[str, Array]:
+    return {name: value.copy() for name, value in variables.items()}
+
+
+def _look(step: int, at: float, variables: dict[str, Array], test: Examples) -> Look:
+    found = evaluate(variables, test.images, test.labels)
+    return Look(step=step, at=at, loss=found.loss, accuracy=found.accuracy)
+
+
 _TIMEOUT_S = 600.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _COLUMNS = (
@@ -30,18 +113,15 @@ _COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs all arms by turns, prints the table, and returns 0."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     backups = sorted({int(number) for number in options.backups.split(",")} | {0})
     try:
         if options.plot is not None:
             check_plot(options.plot)
-        arms = _run_arms(options, backups)
-    except (CannotPlot, LaunchFailed) as error:
-        print(f"benchmarks.suites.straggler: {error}", file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        print(f"benchmarks.suites.straggler: {interrupted}", file=sys.stderr)
-        return interrupted.exit_code
+    except CannotPlot as error:
+        parser.error(str(error))
+    arms = _run_arms(options, backups)
     if options.trace is not None:
         rows = [row.text for run in arms[0] for row in run.trace]
         options.trace.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
@@ -70,48 +150,23 @@ def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, 
 def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfArm:
     """Trains once, with processes for all roles. Raises LaunchFailed in the words of what failed."""
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, max_steps=options.steps)
-    reports: dict[str, StragglerReport] = {}
-    up: set[str] = set()
-
-    def hear(name: str, line: str) -> None:
-        if line.startswith('{"event": "up"'):
-            up.add(name)
-        elif line.startswith('{"event": "done"'):
-            reports[name] = _report_of(json.loads(line)["report"])
-        elif name.startswith("worker"):
-            print(f"{name}: {line}", file=sys.stderr)
-
-    with tempfile.TemporaryDirectory() as logs, Supervisor(log_directory=Path(logs), show_line=hear) as supervisor:
-        cluster = LocalCluster(spec, supervisor=supervisor, note=lambda text: print(text, file=sys.stderr))
-        cluster.start_roles(environment=_ONE_THREAD)
-        go = supervisor.directory / "go"
-        work = StragglerWork(
-            num_workers=options.workers,
-            learning_rate=options.learning_rate,
-            pace_s=options.pace,
-            delay_s=options.delay,
-            probability=options.probability,
-            seed=seed,
-            look_every=max(1, options.steps // 60),
-            go=str(go),
-        )
-        command = [sys.executable, "-m", "benchmarks.suites.straggler_worker", json.dumps(dataclasses.asdict(work))]
-        cluster.start_workers(command, environment=_ONE_THREAD)
-        for _ in _polls(supervisor):
-            if len(up) == options.workers and not go.exists():
-                go.touch()
-            if len(reports) == options.workers:
-                return run_of_arm([reports[name] for name in sorted(reports)], num_required=spec.replicas_to_aggregate)
-    raise LaunchFailed(f"R={spec.replicas_to_aggregate}: not finished within {_TIMEOUT_S:g} s")
-
-
-def _polls(supervisor: Supervisor) -> Iterator[None]:
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        for process in supervisor.poll(timeout_s=_POLL_S):
-            if process.returncode:
-                raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
-        yield
+    work = StragglerWork(
+        num_workers=options.workers,
+        learning_rate=options.learning_rate,
+        pace_s=options.pace,
+        delay_s=options.delay,
+        probability=options.probability,
+        seed=seed,
+        look_every=max(1, options.steps // 60),
+    )
+    with Cluster(spec) as cluster:
+        cluster.local.start_roles(environment=_ONE_THREAD)
+        cluster.start_workers("benchmarks.suites.straggler", work, environment=_ONE_THREAD)
+        cluster.processes.await_events("up", options.workers, timeout_s=_TIMEOUT_S)
+        cluster.processes.go()
+        cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
+    reports = [_report_of(event["report"]) for event in cluster.processes.by_process("done")]
+    return run_of_arm(reports, num_required=spec.replicas_to_aggregate)
 
 
 def _report_of(fields: dict[str, object]) -> StragglerReport:
@@ -164,7 +219,7 @@ def _print_table(report: dict[str, object]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.straggler",
+        prog="python -m benchmarks run straggler",
         description="Learns the digits with real processes; each worker is late at random steps, the same ones in every arm."
         " Arms differ in how many of the slowest workers a step does not wait for, and run by turns.",
     )
@@ -182,7 +237,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them; needs the extra bench")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.suites.table`: the usual sizes over every transport, as a table, a plot and JSON. Knows which; `step` measures."""
+"""The usual sizes over every transport, as a table, a plot and JSON. Knows which; `step` measures."""
 
 import argparse
 import datetime
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.setting import POLICIES, SIZES, WIRES, Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.setting import POLICIES, SIZES, WIRES, Setting, size_title, steps_for, workload_of
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import as_row
 from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
 from benchmarks.suites.step import measure
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import LaunchFailed
 
 # What can be asked for by --transports; the plot has a bar for each.
 TRANSPORTS: dict[str, dict[str, Any]] = {
@@ -38,26 +38,22 @@ DIRECTORY = Path("lockstep-runs")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table as Markdown, row by row; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
         cases = _cases(options)
         if options.plot:
             check_plot(options.plot)
         options.json.parent.mkdir(parents=True, exist_ok=True)
     except (ValueError, CannotPlot, OSError) as error:
-        print(f"benchmarks.suites.table: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     report: dict[str, Any] = {"kind": "table", **circumstances(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']}, {len(cases)} rows, repeat {options.repeat}\n")
     print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
-    try:
-        for row in _measured(cases, repeat=options.repeat):
-            report["rows"].append(row)
-            print(as_row(cells(row)), flush=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
-    except (LaunchFailed, Interrupted, WrongTransport) as error:
-        print(f"benchmarks.suites.table: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+    for row in _measured(cases, repeat=options.repeat):
+        report["rows"].append(row)
+        print(as_row(cells(row)), flush=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
     if options.plot:
         plot_panels(options.plot, title=f"{options.workers} workers, SGD; {report['date']}, {report['cpus']} CPUs", panels=panels(report))
     print(f"\nkept in {' and '.join(str(path) for path in (options.json, options.plot) if path)}")
@@ -138,7 +134,9 @@ def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[s
     command = [
         sys.executable,
         "-m",
-        "benchmarks.suites.step",
+        "benchmarks",
+        "run",
+        "step",
         *sizes,
         "--transport=local",
         f"--policy={setting.policy}",
@@ -152,7 +150,7 @@ def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[s
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suites.table",
+        prog="python -m benchmarks run table",
         description="Measures a step at the usual sizes over every transport, with 1 and 2 parameter servers, sync and async, with SGD."
         " All of it takes ten minutes; less with fewer --sizes, --transports, --ps or --policies.",
     )
@@ -168,7 +166,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, default=DIRECTORY / "bench.json", metavar="FILE", help="where the figures are kept")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws the medians; needs the extra `bench`")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

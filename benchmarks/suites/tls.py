@@ -4,21 +4,18 @@ import argparse
 import functools
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.cluster_run import run_cluster
+from benchmarks.harness.runs import run_cluster
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import RunFigures, human_bytes
 from benchmarks.suites.step import machine
 from lockstep import certs
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
-_TIMEOUT_S = 600.0
 _WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}
 _KINDS = tuple(_WORDS)
 
@@ -26,11 +23,7 @@ _KINDS = tuple(_WORDS)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
     options = _parser().parse_args(arguments)
-    try:
-        report = measure(options.bytes, num_steps=options.steps, num_workers=options.workers, repeat=max(1, options.repeat))
-    except (LaunchFailed, Interrupted) as error:
-        print(f"benchmarks.suites.tls: {error}", file=sys.stderr)
-        return error.exit_code
+    report = measure(options.bytes, num_steps=options.steps, num_workers=options.workers, repeat=max(1, options.repeat))
     print(json.dumps(report) if options.json else in_words(report))
     return 0
 
@@ -51,7 +44,6 @@ def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: i
                         run_cluster(
                             workload,
                             setting=Setting(transport="grpc"),
-                            timeout_s=_TIMEOUT_S,
                             security=_security(kind, files),
                             # Certificates name the cluster.
                             on_name=functools.partial(_make_files, files),
@@ -106,14 +98,10 @@ def _security(kind: str, directory: Path) -> Mapping[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.tls", description="Measures what tokens and TLS add to a step.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks run tls", description="Measures what tokens and TLS add to a step.")
     parser.add_argument("--bytes", type=int, nargs="+", default=[1 << 20, 64 << 20], help="sizes of the model (default 1 and 64 MiB)")
     parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
     parser.add_argument("--steps", type=int, default=100, help="steps to measure; a fifth of them from 16 MiB on (default 100)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind (default 3)")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,6 +6,8 @@ import json
 import runpy
 import sys
 
+from benchmarks.__main__ import SUITES
+
 COMMANDS = {
     "ps": ["ps_server"],
     "chief": ["chief"],
@@ -13,15 +15,8 @@ COMMANDS = {
         name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "verify", "certs")
     },
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
-    "step": ["benchmarks.suites.step"],
-    "table": ["benchmarks.suites.table"],
-    "policies": ["benchmarks.suites.policies"],
-    "sparse_table": ["benchmarks.suites.sparse_table"],
-    "straggler": ["benchmarks.suites.straggler"],
-    "profile": ["benchmarks.suites.profile"],
-    "page": ["benchmarks.report.page"],
-    "peers": ["benchmarks.peers"],
-    **{f"scale {name}": ["benchmarks.suites.scale", name] for name in ("workers", "variables", "servers")},
+    **{name: ["benchmarks", "run", name] for name in SUITES},
+    **{f"scale {name}": ["benchmarks", "run", "scale", name] for name in ("workers", "variables", "servers")},
 }
 
 

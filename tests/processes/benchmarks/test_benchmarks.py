@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.__main__ import main as peers
+from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
-from benchmarks.report.page import main as page
 from benchmarks.suites.checkpoint import main as checkpoint
 from benchmarks.suites.durability import main as durability
+from benchmarks.suites.page import main as page
+from benchmarks.suites.peers import main as peers
 from benchmarks.suites.policies import main as policies
 from benchmarks.suites.profile import main as profile
 from benchmarks.suites.sparse_table import main as sparse_table
@@ -56,7 +57,7 @@ def test_each_durability_is_measured_on_the_same_work(capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert min(report[f"{name}_ms"] for name in ("none", "interval", "step", "copy")) > 0
     assert report["steps_between"] == 5 and "excess_ms" in report
-    assert durability(["--between", "3"]) == durability(["--sizes", "4"]) == 2
+    assert benchmarks(["run", "durability", "--between", "3"]) == benchmarks(["run", "durability", "--sizes", "4"]) == 2
 
 
 def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,11 +67,11 @@ def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.
     assert report["saved_bytes"] > 3 << 16 and report["apply_ms"] > 0 and report["write_ms"] > 0
     assert checkpoint(arguments) == 0
     assert "while writing" in capsys.readouterr().out
-    assert checkpoint(["--bytes", "3"]) == 2
+    assert benchmarks(["run", "checkpoint", "--bytes", "3"]) == 2
 
 
 def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--bytes", "4", "--variables", "2"]) == 2
+    assert benchmarks(["run", "step", "--bytes", "4", "--variables", "2"]) == 2
     assert "want more bytes" in capsys.readouterr().err
 
 
@@ -137,5 +138,5 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
 
 
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert policies(["--workers", "0", "--only", "async"]) == 1
-    assert capsys.readouterr().err == "benchmarks.suites.policies: --workers: got 0, want 1 or more\n"
+    assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
+    assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main as benchmarks
 from benchmarks.suites.scale import main as scale
 from benchmarks.suites.straggler import main as straggler
 
@@ -63,5 +64,5 @@ def test_stragglers_are_dropped_by_backups_alone_and_compared_with_the_plan(tmp_
 
 
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert straggler(["--plot", str(tmp_path / "absent" / "plot.png")]) == 1
+    assert benchmarks(["run", "straggler", "--plot", str(tmp_path / "absent" / "plot.png")]) == 2
     assert "--plot" in capsys.readouterr().err

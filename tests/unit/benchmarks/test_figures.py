@@ -1,16 +1,20 @@
 """What benchmarks ask for and how they sum up and show, on made-up measurements. Starts nothing."""
 
+import importlib
+import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import SUITES, main
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
 from benchmarks.harness.seams import SEAMS, Interval, Recorder, SeamGone, find, read_intervals
 from benchmarks.harness.setting import Setting, WrongTransport
+from benchmarks.report.compare import compare, read_report
 from benchmarks.report.figures import RunFigures, summary
-from benchmarks.report.page import fill
 from benchmarks.report.profile_figures import parts_of, process_rows
 from benchmarks.suites import table
+from benchmarks.suites.page import fill
 
 
 @pytest.mark.parametrize(
@@ -124,3 +128,26 @@ def test_every_seam_of_the_profile_is_there() -> None:
 def test_a_seam_that_is_gone_is_an_error_not_a_part_of_no_time(seam: str) -> None:
     with pytest.raises(SeamGone, match=seam):
         Recorder().wrap(seam, "part")
+
+
+def test_two_reports_are_compared_row_by_row_by_what_was_measured(tmp_path: Path) -> None:
+    def report(name: str, *rows: tuple[str, float]) -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps({"rows": [{"transport": kind, "median_ms": ms, "num_steps": 5} for kind, ms in rows]}))
+        return path
+
+    before, after = report("a.json", ("shm", 2.0), ("grpc", 8.0)), report("b.json", ("grpc", 4.0), ("local", 1.0))
+    assert compare(read_report(before), read_report(after))[2:] == [
+        "| rows [transport grpc, num_steps 5] median_ms | 8 | 4 | 0.500 |",
+        "only before: rows [transport shm, num_steps 5] median_ms",
+        "only after: rows [transport local, num_steps 5] median_ms",
+    ]
+    assert main(["compare", str(before), str(after)]) == 0
+    assert main(["compare", str(before), str(report("c.json"))]) == 2
+
+
+def test_every_suite_is_listed_and_has_a_main(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SUITES)
+    assert all(callable(importlib.import_module(f"benchmarks.suites.{name}").main) for name in SUITES)
+    assert main(["run", "nothing"]) == main(["nonsense"]) == 2

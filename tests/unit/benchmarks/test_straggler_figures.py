@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmarks.report.straggler_figures import arm_figures, look_at_time, predict, run_of_arm
-from benchmarks.suites.straggler_worker import Look, StragglerReport, StragglerWork, delay_s
+from benchmarks.report.straggler_figures import Look, StragglerReport, arm_figures, look_at_time, predict, run_of_arm
+from benchmarks.suites.straggler import StragglerWork, delay_s
 
 
 def work(*, probability: float = 0.2, seed: int = 1) -> StragglerWork:
-    return StragglerWork(num_workers=5, learning_rate=0.1, pace_s=0.0, delay_s=0.2, probability=probability, seed=seed, look_every=1, go="")
+    return StragglerWork(num_workers=5, learning_rate=0.1, pace_s=0.0, delay_s=0.2, probability=probability, seed=seed, look_every=1)
 
 
 def look(step: int, at: float, loss: float = 1.0) -> Look:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report.page`: puts measured figures into a page of docs/. Knows its marks and the reports; measures nothing.
+"""Puts measured figures into a page of docs/. Knows its marks and the reports; measures nothing.
 
 What is between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
 "profile-after", and "targets" for what became of the targets.
@@ -7,7 +7,6 @@ What is between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replac
 import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fills the page from reports in JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.page", description="Puts measured figures into a page of the docs.")
-    parser.add_argument("reports", nargs="*", type=Path, help="what --json of benchmarks.suites.table and benchmarks.peers wrote")
-    parser.add_argument(
-        "--profile-before", type=Path, metavar="FILE", help="what `benchmarks.suites.profile --json` printed, of an older checkout"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks run page", description="Puts measured figures into a page of the docs.")
+    parser.add_argument("reports", nargs="*", type=Path, help="what `run table --json` and `run peers --json` wrote")
+    parser.add_argument("--profile-before", type=Path, metavar="FILE", help="what `run profile --json` printed, of an older checkout")
     parser.add_argument("--profile-after", type=Path, metavar="FILE", help="the same, of this one")
     parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/explanation/performance.md")
     options = parser.parse_args(arguments)
@@ -39,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blocks |= {name: profile_block(_read(path))} if path else {}
         text = options.page.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
-        print(f"benchmarks.report.page: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     options.page.write_text(fill(text, blocks), encoding="utf-8")
     absent = [name for name in blocks if f"<!-- figures: {name} -->" not in text]
     print(f"filled {', '.join(sorted(set(blocks) - set(absent))) or 'nothing'}" + (f"; no place for {', '.join(absent)}" if absent else ""))
@@ -60,7 +56,7 @@ def _blocks(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
         elif report["kind"] == "table":
             blocks["table"] = table_block(report)
         else:
-            raise ValueError(f"a report of kind {report['kind']!r}: give what benchmarks.suites.table or benchmarks.peers wrote")
+            raise ValueError(f"a report of kind {report['kind']!r}: give what `run table` or `run peers` wrote")
     return blocks
 
 
@@ -115,7 +111,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Lockstep beside what a user would otherwise take. Knows the arguments and the order of the runs."""
+"""Lockstep beside what a user would otherwise take. Knows the arguments and the order of the runs."""
 
 import argparse
 import dataclasses
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.cluster_run import run_cluster
-from benchmarks.harness.setting import SIZES, Setting, WrongTransport, size_title, steps_for, workload_of
+from benchmarks.harness.runs import run_cluster
+from benchmarks.harness.setting import SIZES, Setting, size_title, steps_for, workload_of
 from benchmarks.harness.workload import Workload
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
@@ -20,7 +20,7 @@ from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
 from benchmarks.report.figures import RunFigures, as_row
 from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
 from benchmarks.suites.table import DIRECTORY, circumstances
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+from lockstep.launcher.supervisor import LaunchFailed
 
 # The other lineups are there to be seen as well: at three sizes.
 FEWER_SIZES = ("4KiB/4", "4MB/1000", "64MiB/16")
@@ -44,29 +44,25 @@ _TIMEOUT_S = 600.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compares and prints the table; returns the exit code: 0 also where a peer is missing or a target is missed, which its rows say."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
         works = _works(options)
         if options.plot:
             check_plot(options.plot)
         options.json.parent.mkdir(parents=True, exist_ok=True)
     except (ValueError, CannotPlot, OSError) as error:
-        print(f"benchmarks.peers: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
     environments = {name: _environment(PEERS[name]) for name in options.peers}
     report: dict[str, Any] = {"kind": "peers", **circumstances(), "python": platform.python_version(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']} before the first run, repeat {options.repeat}\n")
     print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
-    try:
-        for comparison in _comparisons(options, works, environments):
-            record = comparison.record()
-            report["rows"].append(record)
-            for row in rows_of(record):
-                print(as_row(row), flush=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
-    except (LaunchFailed, Interrupted, WrongTransport) as error:
-        print(f"benchmarks.peers: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
+    for comparison in _comparisons(options, works, environments):
+        record = comparison.record()
+        report["rows"].append(record)
+        for row in rows_of(record):
+            print(as_row(row), flush=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
     _print_end(report, options)
     return 0
 
@@ -122,7 +118,7 @@ def _own_contender(name: str, workload: Workload, policy: str, options: argparse
     own_work = dataclasses.replace(workload, num_steps=steps)
 
     def run() -> RunFigures:
-        return run_cluster(own_work, setting=setting, timeout_s=_TIMEOUT_S)
+        return run_cluster(own_work, setting=setting)
 
     return Contender(name=name, is_own=True, run=run)
 
@@ -170,7 +166,7 @@ def _works(options: argparse.Namespace) -> list[tuple[str, Workload, str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
+        prog="python -m benchmarks run peers",
         description="Runs the same work on other systems and on Lockstep by turns: 2 workers, plain SGD."
         " Installs each of them into .venv-peers at the first use, a few GB together.",
     )
@@ -192,7 +188,3 @@ def _at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, want 1 or more")
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

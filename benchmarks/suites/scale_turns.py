@@ -4,17 +4,15 @@ Gradients are not computed: they are written once, so that what is timed is the 
 """
 
 import dataclasses
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import worker_client
-from benchmarks.harness.waiting import await_file
+from benchmarks.harness.worker import Station
 from benchmarks.harness.workload import OPTIMIZERS, own_cpu_s, own_peak_rss_bytes
 from ps_protocol.model.variables import Array
 from worker_client import Session
@@ -32,7 +30,6 @@ class ScaleWork:
     total_bytes: int
     num_rounds: int
     num_steps: int
-    release: str
     optimizer: str = "sgd"
 
 
@@ -46,10 +43,9 @@ class Turn:
     cpu_s: float
 
 
-def main() -> None:
-    """Runs the work given as JSON in the first argument, and says in JSON lines how far it is."""
-    work = ScaleWork(**json.loads(sys.argv[1]))
-    sessions = []
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Does the work as one worker process, and stays until it is released."""
+    work, sessions = ScaleWork(**orders), []
     for target, num_variables in enumerate(work.num_variables):
         begin = time.monotonic()
         session = worker_client.connect(work.chiefs[target], worker_index=work.worker)
@@ -59,14 +55,14 @@ def main() -> None:
         for gradient in session.gradient_buffers().values():
             gradient.fill(0.001)
         sessions.append(session)
-        _say({"event": "joined", "target": target, **joined, "transport": [str(kind) for kind in getattr(session, "transport", ())]})
+        station.say("joined", target=target, **joined, transport=[str(kind) for kind in getattr(session, "transport", ())])
     for session in sessions:
         _turn(session, 0, num_steps=NUM_WARMUP_STEPS)
-    _say({"event": "warm"})
+    station.say("warm")
     turns = [_turn(session, target, num_steps=work.num_steps) for _ in range(work.num_rounds) for target, session in enumerate(sessions)]
     turned = [dataclasses.asdict(turn) for turn in turns]
-    _say({"event": "done", "worker": work.worker, "turns": turned, "peak_rss_bytes": own_peak_rss_bytes()})
-    await_file(Path(work.release))
+    station.say("done", worker=work.worker, turns=turned, peak_rss_bytes=own_peak_rss_bytes())
+    station.await_release()
     for session in sessions:
         session.close()
 
@@ -87,11 +83,3 @@ def _turn(session: Session, target: int, *, num_steps: int) -> Turn:
         if not result.is_accepted:
             raise RuntimeError(f"step {result.step}: the contribution is {result.outcome.name}, so this is no measurement")
     return Turn(target=target, step_s=step_s, read_s=read_s, cpu_s=own_cpu_s() - cpu_s)
-
-
-def _say(event: dict[str, object]) -> None:
-    print(json.dumps(event), flush=True)
-
-
-if __name__ == "__main__":
-    main()

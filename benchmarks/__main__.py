@@ -1,0 +1,78 @@
+"""`python -m benchmarks list | run NAME … | compare BEFORE.json AFTER.json`. Knows the suites by name, and how any of them fails."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report.compare import compare, read_report
+
+# What each answers, and the module in benchmarks/suites that measures it.
+SUITES = {
+    "step": "a step's time, CPU and memory for one size and transport",
+    "table": "the same at six sizes over every transport, as a table, JSON and a plot",
+    "profile": "where each millisecond of a step goes",
+    "apply": "an optimizer's apply beside a plain copy of as many bytes",
+    "memory": "a parameter server's memory, and that it does not grow",
+    "checkpoint": "what saving costs the steps of one parameter server",
+    "durability": "a step's time with each --durability",
+    "compression": "what each wire format saves, costs and spoils",
+    "tls": "what tokens and TLS add to a step",
+    "policies": "sync, ssp and async on the same work, one worker slow",
+    "straggler": "late workers, with and without backup workers, beside what `lockstep plan` predicts",
+    "sparse_table": "a few rows of a table of ten million",
+    "scale": "1,000 workers, 10,000 variables, or 64 parameter servers",
+    "peers": "the same work on TensorFlow, gloo and MXNet, by turns",
+    "page": "puts measured figures into docs/explanation/performance.md",
+}
+_USAGE = "usage: python -m benchmarks list | run NAME [arguments] | compare BEFORE.json AFTER.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    match [*(sys.argv[1:] if arguments is None else arguments)]:
+        case ["list"]:
+            print("\n".join(f"{name:13} {words}" for name, words in SUITES.items()))
+            return 0
+        case ["run", name, *rest] if name in SUITES:
+            return run(name, rest)
+        case ["run", name, *_]:
+            print(f"benchmarks: no suite {name!r}, want one of {', '.join(SUITES)}", file=sys.stderr)
+        case ["compare", before, after]:
+            return _compare(Path(before), Path(after))
+        case ["--help" | "-h"]:
+            print(f"{_USAGE}\n\n`run NAME --help` says what a suite takes.")
+            return 0
+        case _:
+            print(_USAGE, file=sys.stderr)
+    return 2
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Runs a suite, and says in one line why it could not be run."""
+    # Imported here, so that `list` answers at once.
+    from benchmarks.harness.setting import WrongTransport
+    from lockstep.launcher.supervisor import Interrupted, LaunchFailed
+
+    module = importlib.import_module(f"benchmarks.suites.{name}")
+    try:
+        return int(module.main(arguments))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except (LaunchFailed, Interrupted, WrongTransport) as error:
+        print(f"benchmarks {name}: {error}", file=sys.stderr)
+        return int(getattr(error, "exit_code", 1))
+
+
+def _compare(before: Path, after: Path) -> int:
+    try:
+        rows = compare(read_report(before), read_report(after))
+    except (OSError, ValueError) as error:
+        print(f"benchmarks compare: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

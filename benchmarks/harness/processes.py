@@ -1,0 +1,182 @@
+"""Processes of a benchmark, which report in JSON lines: started, listened to, looked at, ended. Knows no workload and nobody's figures."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+import benchmarks
+from benchmarks.harness import process_memory
+from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.environments import with_checkout
+from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor
+
+_POLL_S = 0.02
+_WORRYING = ("ERROR", "WARNING", "Traceback", "Error")
+
+Event = dict[str, Any]
+
+
+class Processes:
+    """Used in a `with` block, at whose end all processes end. `is_quiet`: what they say besides their events is not passed on."""
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self.events: dict[str, list[Event]] = {}  # by kind, in the order in which they came; each with its "process"
+        self._is_quiet = is_quiet
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        logs = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self.supervisor = self._stack.enter_context(Supervisor(log_directory=Path(logs), show_line=self._hear))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    @property
+    def directory(self) -> Path:
+        """Where the signs to the workers appear."""
+        return self.supervisor.directory
+
+    def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> Process:
+        """Starts a process."""
+        return self.supervisor.start(ProcessSpec(name=name, command=command, environment={**with_checkout(), **(environment or {})}))
+
+    def worker_command(self, module: str, orders: object) -> list[str]:
+        """The command of a worker that does `module`'s work; `orders` is a dataclass or a dict."""
+        said = dataclasses.asdict(orders) if dataclasses.is_dataclass(orders) and not isinstance(orders, type) else orders
+        return [sys.executable, "-m", "benchmarks.harness.worker", module, json.dumps(said), str(self.directory)]
+
+    def go(self) -> None:
+        """Has all workers begin that wait for it."""
+        (self.directory / "go").touch()
+
+    def release(self) -> None:
+        """Lets all workers leave."""
+        (self.directory / "release").touch()
+
+    def await_events(self, kind: str, count: int, *, timeout_s: float) -> list[Event]:
+        """Returns the events of a kind once there are so many. Raises LaunchFailed, as `polls`."""
+        for _ in self.polls(timeout_s=timeout_s, what=f"{count} times {kind!r}"):
+            if len(self.events.get(kind, ())) >= count:
+                break
+            if not any(process.is_running for process in self.supervisor.processes):
+                raise LaunchFailed(f"all processes ended before {count} had said {kind!r}")
+        return self.events[kind]
+
+    def by_process(self, kind: str) -> list[Event]:
+        """The events of a kind in the order of the names of those who said them."""
+        return sorted(self.events.get(kind, ()), key=lambda event: str(event["process"]))
+
+    def polls(self, *, timeout_s: float, what: str) -> Iterator[None]:
+        """Passes on what processes say and yields, again and again. Raises LaunchFailed after `timeout_s`, or if one of them has failed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for process in self.supervisor.poll(timeout_s=_POLL_S):
+                if process.returncode:
+                    raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
+            yield
+        raise LaunchFailed(f"no {what} within {timeout_s:g} s")
+
+    def pass_time(self, seconds: float) -> None:
+        """Only listens."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            self.supervisor.poll(timeout_s=left_s)
+
+    def await_end(self, *, timeout_s: float = 20.0) -> float:
+        """Returns how many seconds it took until all processes had ended; those that have not by then are ended by leaving the block."""
+        begin = time.monotonic()
+        while any(process.is_running for process in self.supervisor.processes) and time.monotonic() - begin < timeout_s:
+            self.supervisor.poll(timeout_s=_POLL_S)
+        return time.monotonic() - begin
+
+    def _hear(self, name: str, line: str) -> None:
+        if line.startswith('{"event"'):
+            event = {"process": name, **json.loads(line)}
+            self.events.setdefault(event["event"], []).append(event)
+        elif not self._is_quiet and (name.startswith("worker") or any(word in line for word in _WORRYING)):
+            print(f"{name}: {line}", file=sys.stderr)
+
+
+class Cluster:
+    """Parameter servers, a chief and workers, used in a `with` block. `security`: see LocalCluster; `programs`: others for some roles."""
+
+    def __init__(self, spec: ClusterSpec, *, security: Mapping[str, str] | None = None, programs: Mapping[str, str] | None = None) -> None:
+        self.spec = spec
+        self.processes = Processes()
+        self._security = security
+        self._programs = programs or {}
+
+    def __enter__(self) -> Self:
+        self.processes.__enter__()
+        note = self._note
+        self.local = _Roles(self.spec, self._programs, supervisor=self.processes.supervisor, note=note, security=self._security)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.processes.__exit__(kind, error, trace)
+
+    @property
+    def servers(self) -> list[Process]:
+        """The parameter servers, by index."""
+        return [role for role in self.local.roles if role.name.startswith("ps")]
+
+    def start_workers(self, module: str, orders: object, *, environment: Mapping[str, str | None] | None = None) -> None:
+        """Starts the workers of the spec; each finds the cluster by its environment, and all have the same orders."""
+        self.local.start_workers(self.processes.worker_command(module, orders), environment=environment)
+
+    def time_status(self, *flags: str) -> float:
+        """Returns the seconds that the command `lockstep status` takes, from its start to its end. Raises LaunchFailed."""
+        command = [sys.executable, "-m", "lockstep", "status", "--chief", self.local.chief_address, *flags]
+        begin = time.monotonic()
+        done = subprocess.run(command, capture_output=True, check=False, cwd=Path(benchmarks.__file__).parents[1])
+        if done.returncode:
+            raise LaunchFailed(f"lockstep status: exit code {done.returncode}: {done.stderr.decode()}")
+        return time.monotonic() - begin
+
+    @staticmethod
+    def _note(text: str) -> None:
+        print(text, file=sys.stderr)
+
+
+class _Roles(LocalCluster):
+    """A cluster some of whose roles run another program than their own."""
+
+    def __init__(self, spec: ClusterSpec, programs: Mapping[str, str], **options: Any) -> None:
+        super().__init__(spec, **options)
+        self._programs = programs
+
+    def _program_of(self, module: str) -> str:
+        return self._programs.get(module, module)
+
+
+def cpu_s(process: Process) -> float:
+    """Returns the CPU seconds of a running process so far, user and system."""
+    return sum(cpu_times_s(process))
+
+
+def cpu_times_s(process: Process) -> tuple[float, float]:
+    """Returns the CPU seconds of a running process so far, of the user and of the system."""
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user, times.system
+
+
+def rss_bytes(process: Process) -> int:
+    """Returns the memory that a process has resident now."""
+    return int(psutil.Process(process.pid).memory_info().rss)
+
+
+def peak_rss_bytes(process: Process) -> int:
+    """Returns the most memory that the process ever had resident."""
+    # Without /proc what it has now is the best there is.
+    return process_memory.peak_rss_bytes(process.pid) or rss_bytes(process)

@@ -1,0 +1,147 @@
+"""One run of a workload, with each role in its own process or all in this one, and its figures. Knows clusters; prints nothing."""
+
+import dataclasses
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.harness import process_memory
+from benchmarks.harness.processes import Cluster, Processes, cpu_s, peak_rss_bytes
+from benchmarks.harness.setting import Setting
+from benchmarks.harness.workload import WorkerFigures, Workload, own_cpu_s, own_peak_rss_bytes, run_worker
+from benchmarks.report.figures import RunFigures
+from lockstep.in_process import InProcessCluster
+from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import Recovery
+from lockstep.launcher.supervisor import Process
+from worker_client import local
+
+WORKER = "benchmarks.harness.workload"
+_START_TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
+
+
+def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
+    """Runs the workload once. Raises LaunchFailed and WrongTransport."""
+    return run_local(workload, setting=setting) if setting.is_local else run_cluster(workload, setting=setting)
+
+
+def run_cluster(
+    workload: Workload,
+    *,
+    setting: Setting,
+    timeout_s: float = TIMEOUT_S,
+    security: Mapping[str, str] | None = None,
+    on_name: Callable[[str], object] = lambda name: None,
+) -> RunFigures:
+    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; the files may be made by `on_name`.
+
+    Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
+    """
+    with tempfile.TemporaryDirectory() as kept, Cluster(cluster_spec(workload, setting, checkpoint_dir=kept), security=security) as cluster:
+        on_name(cluster.local.name)
+        cluster.local.start_roles()
+        start_workers(cluster, workload, setting=setting)
+        figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
+        cluster.processes.release()
+        cluster.processes.await_end()
+    setting.check(figures.transports)
+    return figures
+
+
+def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
+    """Runs every worker in a thread of its own against one cluster in memory: the floor under what processes cost."""
+    num_workers = workload.num_workers
+    cluster = InProcessCluster(
+        num_ps=workload.num_ps, replicas_to_aggregate=num_workers, total_num_replicas=num_workers, policy=setting.policy_spec
+    )
+    joined = threading.Barrier(num_workers)
+    warm = threading.Barrier(num_workers, action=lambda: cpu_s_before.append(own_cpu_s()))
+    cpu_s_before: list[float] = []
+
+    def work(index: int) -> WorkerFigures:
+        with local(cluster, worker_index=index) as session:
+            try:
+                return run_worker(session, workload, on_joined=lambda: _pass(joined), on_warm=lambda: _pass(warm))
+            except BaseException:
+                joined.abort()
+                warm.abort()  # the others must not wait for a worker that failed
+                raise
+
+    with ThreadPoolExecutor(num_workers) as threads:
+        figures = [future.result() for future in [threads.submit(work, index) for index in range(num_workers)]]
+    transports = [transport for worker in figures for transport in worker.transports]
+    setting.check(transports)
+    return RunFigures(
+        step_s=figures[0].step_s,
+        cpu_s_per_step={"process": (own_cpu_s() - cpu_s_before[0]) / workload.num_steps},
+        peak_rss_bytes={"process": own_peak_rss_bytes()},
+        num_accepted=sum(worker.num_accepted for worker in figures),
+        pss_bytes={"process": process_memory.pss_bytes()},
+        total_pss_bytes=process_memory.pss_bytes(),
+        transports=transports,
+        num_processes={"process": 1},
+    )
+
+
+def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = "") -> ClusterSpec:
+    """Returns what to start for a workload; `checkpoint_dir` is for settings with checkpoints."""
+    recovery = Recovery()
+    if setting.durability:
+        recovery = Recovery(checkpoint_dir=checkpoint_dir, durability=setting.durability, interval_steps=setting.checkpoint_steps)
+    return ClusterSpec(
+        recovery=recovery,
+        num_ps=workload.num_ps,
+        num_workers=workload.num_workers,
+        is_tcp=not setting.is_unix,
+        policy=setting.policy_spec,
+        chief_in_ps=setting.chief_in_ps,
+    )
+
+
+def start_workers(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    setting: Setting,
+    module: str = WORKER,
+    environment: Mapping[str, str | None] | None = None,
+    **orders: Any,
+) -> None:
+    """Starts the workload's workers; `module` does their work, and gets the workload and `orders`."""
+    said = {"workload": dataclasses.asdict(workload), "keeps_stepping": setting.policy != "sync", **orders}
+    cluster.start_workers(module, said, environment={**setting.environment, **(environment or {})})
+
+
+def measured(processes: Processes, servers: Sequence[Process], workload: Workload, *, timeout_s: float) -> RunFigures:
+    """Has the workers begin once all are up, and returns the figures when all have reported, with the servers as they then are."""
+    processes.await_events("up", workload.num_workers, timeout_s=_START_TIMEOUT_S)
+    processes.go()
+    processes.await_events("warm", 1, timeout_s=timeout_s)
+    cpu_s_before = {server.name: cpu_s(server) for server in servers}
+    processes.await_events("done", workload.num_workers, timeout_s=timeout_s)
+    workers = [WorkerFigures(**event["figures"]) for event in processes.by_process("done")]
+    used_s: dict[str, list[float]] = {"worker": [worker.cpu_s for worker in workers]}
+    rss: dict[str, list[int]] = {"worker": [worker.peak_rss_bytes for worker in workers]}
+    pss: dict[str, list[int]] = {"worker": [worker.pss_bytes for worker in workers]}
+    for server in servers:
+        role = server.name.partition(" ")[0]
+        used_s.setdefault(role, []).append(cpu_s(server) - cpu_s_before[server.name])
+        rss.setdefault(role, []).append(peak_rss_bytes(server))
+        pss.setdefault(role, []).append(process_memory.pss_bytes(server.pid))
+    return RunFigures(
+        step_s=workers[0].step_s,
+        cpu_s_per_step={role: sum(values) / len(values) / workload.num_steps for role, values in used_s.items()},
+        peak_rss_bytes={role: max(values) for role, values in rss.items()},
+        num_accepted=sum(worker.num_accepted for worker in workers),
+        pss_bytes={role: max(values) for role, values in pss.items()},
+        total_pss_bytes=sum(sum(values) for values in pss.values()),
+        transports=[transport for worker in workers for transport in worker.transports],
+        num_processes={role: len(values) for role, values in used_s.items()},
+    )
+
+
+def _pass(barrier: threading.Barrier) -> None:
+    barrier.wait()
