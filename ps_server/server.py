@@ -74,7 +74,7 @@ class ChiefSilence:
 
 log = logging.getLogger("lockstep.server")
 
-# A call holds a thread while it lasts, but for standing streams that events serve; `ShareMemory` is one that does, for each worker, and
+# A call holds a thread while it lasts, but for long-lived streams that events serve; `ShareMemory` is one that does, for each worker, and
 # `idle_streams` bounds these. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
 MAX_THREADS = 4_096
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued.
@@ -124,7 +124,7 @@ class ParameterServer:
         return self._address
 
     @property
-    def store(self) -> Shard:
+    def shard(self) -> Shard:
         """What it serves: for a chief in the same process, which then calls `hear_chief` itself."""
         return self._shard
 
@@ -140,9 +140,9 @@ class ParameterServer:
             index=self._config.index,
             process_incarnation=self._shard.process_incarnation,
         )
-        streams, store, hear_chief = self._idle_streams, self._shard, self.hear_chief
+        streams, hear_chief = self._idle_streams, self.hear_chief
         parts = (
-            ParameterService(store, idle_streams=streams, on_chief_call=hear_chief, is_chief=self._is_chief),
+            ParameterService(self._shard, idle_streams=streams, on_chief_call=hear_chief, is_chief=self._is_chief),
             self._stream_service,
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
@@ -190,7 +190,7 @@ class ParameterServer:
         if grace_s:
             self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
-        self._idle_streams.end_standing()
+        self._idle_streams.end_long_lived()
         self._server.stop(grace_s).wait()
         self._stream_service.close()
         self._idle_streams.stop()

@@ -45,7 +45,7 @@ class StoreLink:
 
     def __init__(self, server: ParameterServer, *, identity: Identity) -> None:
         self._server = server
-        self._store = server.store
+        self._store = server.shard
         self._identity = identity
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chief-shard")
         # For what waits until a checkpoint is written or read: steps go on meanwhile.
@@ -160,7 +160,7 @@ def _links(settings: ChiefConfig, config: ParameterServerConfig, server: Paramet
     links: list[ShardLink] = []
     for index, address in enumerate(settings.ps):
         if index == config.index:
-            incarnation = server.store.process_incarnation
+            incarnation = server.shard.process_incarnation
             identity = Identity(cluster=cluster, role=Role.PARAMETER_SERVER, index=index, process_incarnation=incarnation)
             links.append(StoreLink(server, identity=identity))
         else:

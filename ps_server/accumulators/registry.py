@@ -26,7 +26,7 @@ from ps_protocol.roles.accumulators import (
     arrays_of,
     content_of,
 )
-from ps_server.accumulators.rounds import ConditionalAccumulator, DenseSum, Gradient, SparseSum, Take, combined
+from ps_server.accumulators.rounds import DenseSum, Gradient, Rounds, SparseSum, Take, combined
 from ps_server.numbers.memory import MemoryBudget
 
 # One named accumulator: owner of its lock, of what each caller sent last, and of those who wait.
@@ -60,7 +60,7 @@ class NamedAccumulator:
         self._budget = budget
         self._clock = clock
         self._lock = threading.Condition()
-        self._core = ConditionalAccumulator(spec, SparseSum(spec) if spec.is_sparse else DenseSum(spec))
+        self._rounds = Rounds(spec, SparseSum(spec) if spec.is_sparse else DenseSum(spec))
         self._failure: PsError | None = None
         self._replies: OrderedDict[int, tuple[int, GradientReply]] = OrderedDict()
         self._waiting: dict[int, _Waiting] = {}
@@ -85,7 +85,7 @@ class NamedAccumulator:
                 return reply
             self._drop_expired_locked()
             accepted = self._add_locked(gradient, local_step=header.local_step)
-            reply = GradientReply(accepted=accepted, step=self._core.step)
+            reply = GradientReply(accepted=accepted, step=self._rounds.step)
             self._replies[header.client] = (header.sequence, reply)
             self._replies.move_to_end(header.client)
             while len(self._replies) > MAX_CALLERS:
@@ -103,7 +103,7 @@ class NamedAccumulator:
                 self._withdraw_locked(request.client, _withdrawn(self.spec, "its client asked for another"))
                 waiting = None
             if waiting is None and not self._has_result_locked(request):
-                waiting = _Waiting(request.sequence, self._core.take(request.num_required))
+                waiting = _Waiting(request.sequence, self._rounds.take(request.num_required))
                 self._waiting[request.client] = waiting
                 self._collect_locked()
             if waiting is not None:
@@ -114,15 +114,15 @@ class NamedAccumulator:
         """Sets the step."""
         with self._lock:
             self._check_locked()
-            self._core.set_step(step)
+            self._rounds.set_step(step)
 
     def describe(self) -> AccumulatorStatus:
         """Reports the accumulator."""
         with self._lock:
             self._check_locked()
             self._drop_expired_locked()
-            core = self._core
-            return AccumulatorStatus(spec=self.spec, num_accumulated=core.count, step=core.step, num_waiting=core.num_waiting)
+            rounds = self._rounds
+            return AccumulatorStatus(spec=self.spec, num_accumulated=rounds.count, step=rounds.step, num_waiting=rounds.num_waiting)
 
     def end(self, failure: PsError) -> None:
         """Makes every call, also those that wait, raise `failure`, and lets go of all memory. Idempotent: the first failure stays."""
@@ -149,7 +149,7 @@ class NamedAccumulator:
                     raise waiting.failure
                 left_s = ends_s - self._clock()
                 if left_s <= 0:
-                    not_ready = Taken(count=self._core.count, step=self._core.step)
+                    not_ready = Taken(count=self._rounds.count, step=self._rounds.step)
                     if request.max_wait_s <= 0 and waiting.num_calls == 1:
                         self._withdraw_locked(request.client, _withdrawn(self.spec, "its client gave up"))
                     return not_ready
@@ -167,10 +167,10 @@ class NamedAccumulator:
                 self._withdraw_locked(request.client, _withdrawn(self.spec, "its caller went away"))
 
     def _add_locked(self, gradient: Gradient, *, local_step: int) -> bool:
-        growth = self._core.growth(gradient)
+        growth = self._rounds.total.growth(gradient)
         self._budget.reserve(growth, purpose=f"the gradients of accumulator {self.spec.name!r}")
         try:
-            return self._core.apply(gradient, local_step=local_step)
+            return self._rounds.apply(gradient, local_step=local_step)
         finally:
             self._collect_locked()
             self._budget.release(growth)
@@ -188,9 +188,9 @@ class NamedAccumulator:
             )
         if header.sequence == sequence and reply is not None:
             return reply
-        if self._core.is_stale(header.local_step):
-            return GradientReply(accepted=False, step=self._core.step)
-        self._core.check(header.shape, num_indices=header.num_indices, dense_shape=header.dense_shape)
+        if self._rounds.is_stale(header.local_step):
+            return GradientReply(accepted=False, step=self._rounds.step)
+        self._rounds.total.check(header.shape, num_indices=header.num_indices, dense_shape=header.dense_shape)
         return None
 
     def _check_newer_locked(self, request: TakeRequest, sequence: int) -> None:
@@ -233,14 +233,14 @@ class NamedAccumulator:
             self._lock.notify_all()
 
     def _count_bytes_locked(self) -> None:
-        held = self._core.nbytes + sum(_nbytes(taken) for _, taken in self._results.values() if taken is not None)
+        held = self._rounds.total.nbytes + sum(_nbytes(taken) for _, taken in self._results.values() if taken is not None)
         self._budget.release(self._num_counted_bytes - held)
         self._num_counted_bytes = held
 
     def _withdraw_locked(self, client: int, reason: PsError) -> None:
         waiting = self._waiting.pop(client)
         waiting.failure = reason
-        self._core.cancel(waiting.take)
+        self._rounds.cancel(waiting.take)
         self._collect_locked()
         self._lock.notify_all()
 

@@ -62,8 +62,8 @@ class Take:
         self.taken: Taken | None = None
 
 
-class ConditionalAccumulator:
-    """Gradients of a round, and those who wait for them, first come, first served. Not thread-safe.
+class Rounds:
+    """Gradients of one round after the other, and those who wait for them, first come, first served. Not thread-safe.
 
     A gradient is accepted if its local step is the accumulator's step, or later. Taking raises the step by one, whatever it was.
     """
@@ -72,7 +72,7 @@ class ConditionalAccumulator:
         self.spec = spec
         self.step = 0
         self.count = 0
-        self._total = total
+        self.total = total
         self._takes: deque[Take] = deque()
 
     @property
@@ -80,22 +80,9 @@ class ConditionalAccumulator:
         """Takings that wait."""
         return len(self._takes)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the sum."""
-        return self._total.nbytes
-
     def is_stale(self, local_step: int) -> bool:
         """Whether a gradient of this step would be dropped."""
         return local_step < self.step
-
-    def check(self, shape: tuple[int, ...], *, num_indices: int = 0, dense_shape: tuple[int, ...] | None = None) -> None:
-        """Raises ShapeMismatch unless a gradient of this shape can be added now."""
-        self._total.check(shape, num_indices=num_indices, dense_shape=dense_shape)
-
-    def growth(self, gradient: Gradient) -> int:
-        """Returns the bytes, at most, that adding the gradient takes."""
-        return self._total.growth(gradient)
 
     def apply(self, gradient: Gradient, *, local_step: int) -> bool:
         """Adds a gradient and owns its arrays from now on; False: it was stale, was not looked at, and is dropped.
@@ -105,8 +92,8 @@ class ConditionalAccumulator:
         if self.is_stale(local_step):
             return False
         num_indices = 0 if gradient.indices is None else len(gradient.indices)
-        self.check(gradient.values.shape, num_indices=num_indices, dense_shape=gradient.dense_shape)
-        self._total.add(gradient)
+        self.total.check(gradient.values.shape, num_indices=num_indices, dense_shape=gradient.dense_shape)
+        self.total.add(gradient)
         self.count += 1
         self._serve()
         return True
@@ -133,8 +120,8 @@ class ConditionalAccumulator:
     def _serve(self) -> None:
         while self._takes and self.count >= self._takes[0].num_required:
             # First all that can fail; a failure leaves the gradients and the queue as they are.
-            result, count = self._total.result(count=self.count), self.count
-            self._total.clear()
+            result, count = self.total.result(count=self.count), self.count
+            self.total.clear()
             self.step, self.count = self.step + 1, 0
             taken = Taken(count=count, step=self.step, values=result.values, indices=result.indices, dense_shape=result.dense_shape)
             self._takes.popleft().taken = taken

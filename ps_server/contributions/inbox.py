@@ -53,7 +53,7 @@ class _Applied:
 _Record = TypeVar("_Record", _Seen, _Applied)
 
 
-class PushLedger:
+class PushIds:
     """What became of push ids, by worker. An epoch forgets what was seen; what was applied stays, for a chief that takes the shard over."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Inbox:
         self.accepts_any_step = False
         self.rejects_nonfinite = False
         self.metrics = MetricCells()
-        self.ledger = PushLedger()
+        self.push_ids = PushIds()
         self._num_pushes = 0
         self._num_stale = 0
         self._num_duplicates = 0
@@ -269,8 +269,8 @@ class Inbox:
     def claim(self, *, worker: int, incarnation: int) -> None:
         """Notes an incarnation that will push through shared memory. Raises Superseded if a later one has pushed."""
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=1)
-        self.ledger.check_incarnation(push_id)
-        self.ledger.note_incarnation(push_id)
+        self.push_ids.check_incarnation(push_id)
+        self.push_ids.note_incarnation(push_id)
 
     def share(self, slots: Sequence[GradientSlot]) -> None:
         """Has contributions looked for in memory that a worker shares."""
@@ -290,7 +290,7 @@ class Inbox:
         if header.metrics:
             self.metrics.admit(header.metrics)
         contribution = Contribution(push_id, step, header.metrics)
-        self.ledger.check_incarnation(push_id)
+        self.push_ids.check_incarnation(push_id)
         result = self._repeated(push_id, step)
         if result is not None:
             contribution.outcome = PushReply(result=result, step=current_step)
@@ -299,7 +299,7 @@ class Inbox:
             raise StepAhead(
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
-        self.ledger.note_incarnation(push_id)
+        self.push_ids.note_incarnation(push_id)
         self._drop_refused(header)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
@@ -381,7 +381,7 @@ class Inbox:
         """Counts contributions that have been applied as a part of `step`, and drops them: their memory is free again."""
         for contribution in contributions:
             self.metrics.count(contribution.push_id.worker, contribution.metrics)
-            self.ledger.apply(contribution.push_id, step=step)
+            self.push_ids.apply(contribution.push_id, step=step)
             if contribution.is_found and contribution.slot is not None:
                 self._remember(contribution, PushResult.STAGED)
                 self._shared.end(contribution.slot, contribution.push_id.sequence)
@@ -419,7 +419,7 @@ class Inbox:
         for contribution in list(self._staged.values()):
             self._drop(contribution)
         self._shared.clear()
-        self.ledger.forget_seen()
+        self.push_ids.forget_seen()
 
     def close(self) -> None:
         """Lets go of all memory that is not lent, and of the rest as soon as it comes back; the model goes."""
@@ -436,7 +436,7 @@ class Inbox:
 
     def _repeated(self, push_id: PushId, step: int) -> PushResult | None:
         # A sequence number that was passed over is not a repetition: to call it one would claim that its gradients are here.
-        first = self.ledger.outcome(push_id)
+        first = self.push_ids.outcome(push_id)
         if push_id in self._staged:
             first = self._staged[push_id].step, PushResult.STAGED
         elif (found := self._shared.find(push_id)) is not None:
@@ -496,7 +496,7 @@ class Inbox:
         return PushReply(result=PushResult.STALE, step=current_step)
 
     def _remember(self, contribution: Contribution, result: PushResult) -> None:
-        self.ledger.remember(contribution.push_id, contribution.step, result)
+        self.push_ids.remember(contribution.push_id, contribution.step, result)
 
     def _answer(self, contribution: Contribution, outcome: PushReply | PsError) -> None:
         contribution.outcome = outcome

@@ -170,7 +170,7 @@ class ShardModel:
             rule.resume(hidden.powers.get(key, rule.powers))
         self._fused.resume_averages(hidden.average_product)
         self.inbox.metrics.resume(hidden.metrics)
-        self.inbox.ledger.resume(hidden.pushes)
+        self.inbox.push_ids.resume(hidden.pushes)
         self.num_nonfinite = hidden.num_nonfinite
         self.publish_initial(self.spec)
         self.has_applied = True
@@ -189,7 +189,7 @@ class ShardModel:
             average_product=self._fused.average_product(self.step),
             num_nonfinite=self.num_nonfinite,
             metrics=tuple(self.inbox.metrics.cells()),
-            pushes=self.inbox.ledger.lately_applied(),
+            pushes=self.inbox.push_ids.lately_applied(),
         )
         return Snapshot(self.spec, self._settings.rules, hidden, self.state if memory is None else memory)
 

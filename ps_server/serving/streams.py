@@ -1,4 +1,4 @@
-"""The standing streams of a parameter server: contributions up, variables down, commands of the chief. Knows messages; decides nothing.
+"""The long-lived streams of a parameter server: contributions up, variables down, commands of the chief. Knows messages; decides nothing.
 
 The thread that takes gRPC's events does what takes no longer than to wake another thread; the rest is done by a thread of the stream's own,
 and no message is taken meanwhile. What fails is answered within its stream, which goes on; a message that is too large, or a defect of
@@ -39,14 +39,14 @@ from ps_server.shard.shard import Shard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 #
-# A standing stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
+# A long-lived stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
 
 
 log = logging.getLogger("lockstep.server")
 
 IDLE_LIMIT_S = 30.0
-# Leaves threads for all other calls; who gets no standing stream does without.
-MAX_STANDING = 3_072
+# Leaves threads for all other calls; who gets no long-lived stream does without.
+MAX_LONG_LIVED = 3_072
 
 Message = TypeVar("Message")
 
@@ -54,19 +54,19 @@ Message = TypeVar("Message")
 class Stream:
     """One stream under way, and since when it has waited for its peer; None while the server itself is at work.
 
-    `is_resting` is for standing streams: set by who serves it while it may wait for its peer as long as it likes.
+    `is_resting` is for long-lived streams: set by who serves it while it may wait for its peer as long as it likes.
     """
 
-    def __init__(self, context: grpc.ServicerContext, name: str, *, is_standing: bool) -> None:
+    def __init__(self, context: grpc.ServicerContext, name: str, *, is_long_lived: bool) -> None:
         self.context = context
         self.name = name
-        self.is_standing = is_standing
-        self.is_resting = is_standing
+        self.is_long_lived = is_long_lived
+        self.is_resting = is_long_lived
         self.is_to_end = False
         self.waiting_since: float | None = None
 
     def rest(self) -> None:
-        """Notes that a standing stream has done what its peer asked for."""
+        """Notes that a long-lived stream has done what its peer asked for."""
         self.is_resting = True
         if self.is_to_end:
             self.context.cancel()
@@ -101,11 +101,11 @@ class IdleStreams:
     A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
     """
 
-    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_standing: int = MAX_STANDING) -> None:
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_long_lived: int = MAX_LONG_LIVED) -> None:
         self._limit_s = limit_s
-        self._max_standing = max_standing
-        self._num_standing = 0
-        self._takes_standing = True
+        self._max_long_lived = max_long_lived
+        self._num_long_lived = 0
+        self._takes_long_lived = True
         self._streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -128,39 +128,39 @@ class IdleStreams:
 
     def watching(self, context: grpc.ServicerContext, *, name: str) -> contextlib.AbstractContextManager[Stream]:
         """Watches one stream for as long as the block lasts."""
-        return self._watching(Stream(context, name, is_standing=False))
+        return self._watching(Stream(context, name, is_long_lived=False))
 
     @contextlib.contextmanager
-    def standing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
-        """Watches one standing stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
-        stream = self.begin_standing(context, name=name)
+    def long_lived(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one long-lived stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
+        stream = self.begin_long_lived(context, name=name)
         try:
             yield stream
         finally:
             self.end_of(stream)
 
-    def begin_standing(self, context: grpc.ServicerContext, *, name: str) -> Stream:
-        """As `standing`, for a stream that no block serves: until `end_of`."""
-        stream = Stream(context, name, is_standing=True)
+    def begin_long_lived(self, context: grpc.ServicerContext, *, name: str) -> Stream:
+        """As `long_lived`, for a stream that no block serves: until `end_of`."""
+        stream = Stream(context, name, is_long_lived=True)
         with self._lock:
-            if self._num_standing >= self._max_standing or not self._takes_standing:
-                raise LimitExceeded(f"{name}: {self._num_standing} standing streams, {self._max_standing} at most; do without one")
-            self._num_standing += 1
+            if self._num_long_lived >= self._max_long_lived or not self._takes_long_lived:
+                raise LimitExceeded(f"{name}: {self._num_long_lived} long-lived streams, {self._max_long_lived} at most; do without one")
+            self._num_long_lived += 1
             self._streams.add(stream)
         return stream
 
     def end_of(self, stream: Stream) -> None:
-        """The end of what `begin_standing` began. Call it once."""
+        """The end of what `begin_long_lived` began. Call it once."""
         with self._lock:
-            self._num_standing -= 1
+            self._num_long_lived -= 1
             self._streams.discard(stream)
 
-    def end_standing(self) -> None:
-        """Cancels the standing streams when they rest, and takes no more: for a server that is about to end."""
+    def end_long_lived(self) -> None:
+        """Cancels the long-lived streams when they rest, and takes no more: for a server that is about to end."""
         with self._lock:
-            self._takes_standing = False
-            standing = [stream for stream in self._streams if stream.is_standing]
-        for stream in standing:
+            self._takes_long_lived = False
+            long_lived = [stream for stream in self._streams if stream.is_long_lived]
+        for stream in long_lived:
             # In this order: whoever comes to rest meanwhile looks.
             stream.is_to_end = True
             if stream.is_resting:
@@ -272,7 +272,7 @@ def _check_place(frame: Frame, *, received: int, num_bytes: int) -> None:
         raise FrameOutOfOrder(f"frame at offset {received} has {len(frame.data)} bytes and ends beyond the indices' {num_bytes}")
 
 
-# Contributions that follow each other in one standing stream.
+# Contributions that follow each other in one long-lived stream.
 
 
 class _Wish(enum.Enum):
@@ -286,7 +286,7 @@ _Flow = Generator[_Wish, bytes | None, None]
 
 
 class StreamThread:
-    """A thread of one standing stream, for what may take long; begun when it is first needed. It does one thing after the other."""
+    """A thread of one long-lived stream, for what may take long; begun when it is first needed. It does one thing after the other."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], object] | None] | None = None
@@ -300,7 +300,7 @@ class StreamThread:
         """Leaves it to the thread, which says itself what fails."""
         if self._work is None:
             self._work = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(self._work,), name="standing-stream", daemon=True).start()
+            threading.Thread(target=self._run, args=(self._work,), name="long-lived-stream", daemon=True).start()
         self._work.put(work)
 
     def end(self) -> None:
@@ -326,7 +326,7 @@ class PushStream:
 
     def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
-        self._stream = idle_streams.begin_standing(context, name="StreamPushes")
+        self._stream = idle_streams.begin_long_lived(context, name="StreamPushes")
         self._flow: _Flow = _Contributions(shard, peer, self._stream, name=name).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
@@ -459,7 +459,7 @@ class _Contributions:
         return frame
 
 
-# Variables that are asked for over one standing stream, also before they are there.
+# Variables that are asked for over one long-lived stream, also before they are there.
 #
 # A request that has to wait holds no thread. What is small is copied and sent by the thread that takes gRPC's events, or that has made the
 # step; what is large, or what the reader is slow to take, by a thread of the stream's own. There is one request at a time: the next one is
@@ -484,7 +484,7 @@ class VariablesStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
-        self._stream = idle_streams.begin_standing(context, name="StreamVariables")
+        self._stream = idle_streams.begin_long_lived(context, name="StreamVariables")
         self._waiting: _Wait | None = None
         self._thread = StreamThread()
 
@@ -507,7 +507,7 @@ class VariablesStream:
         """The stream is over."""
         self._idle_streams.end_of(self._stream)
         wait = self._waiting
-        if wait is not None and wait.settle():
+        if wait is not None and wait.claim():
             self._shard.forget(wait.look)
         self._thread.end()
 
@@ -518,13 +518,13 @@ class VariablesStream:
             reading = self._shard.await_variables(wait.look, epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             if reading is None:
                 return False
-            if wait.settle():
+            if wait.claim():
                 self._send(wanted, reading)
         except PsError as error:
-            if wait.settle():
+            if wait.claim():
                 self._break_off(error)
         except Exception:
-            if wait.settle():
+            if wait.claim():
                 self._break_off(defect(self._name))
         return True
 
@@ -584,7 +584,7 @@ class VariablesStream:
 
 
 class _Wait:
-    """A request that waits for its step. Thread-safe: it is settled once, by the step, the time or the end of the stream."""
+    """A request that waits for its step. Thread-safe: it is answered once, by the step, the time or the end of the stream."""
 
     def __init__(self, stream: VariablesStream, wanted: VariablesRequest) -> None:
         self.wanted = wanted
@@ -602,7 +602,7 @@ class _Wait:
         if is_late:
             deadlines.end(number)
 
-    def settle(self) -> bool:
+    def claim(self) -> bool:
         """Whether it is the caller's to answer; nobody else's then."""
         with self._lock:
             if self._is_answered:
@@ -620,12 +620,12 @@ class _Wait:
 
     def expire(self) -> None:
         """Its time is up."""
-        if self.settle():
+        if self.claim():
             self._stream.forget(self)
             self._stream.answer(self.wanted)
 
 
-# The standing stream of the chief: what it asks of a parameter server with every step, in order.
+# The long-lived stream of the chief: what it asks of a parameter server with every step, in order.
 #
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
@@ -647,7 +647,7 @@ class CommandStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
-        self._stream = idle_streams.begin_standing(context, name="CommandShard")
+        self._stream = idle_streams.begin_long_lived(context, name="CommandShard")
         self._thread = StreamThread()
         self._has_failed = False
 

@@ -613,7 +613,7 @@ class Shard:
             record=chief.record,
             record_version=chief.record_version,
             last_apply=last if last is not None and last.epoch == self._gate.fences.epoch else None,
-            pushes=model.inbox.ledger.lately_applied() if model else (),
+            pushes=model.inbox.push_ids.lately_applied() if model else (),
         )
 
 

@@ -168,7 +168,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 
 
 def test_without_room_for_standing_streams_pushes_and_reads_take_calls_of_their_own() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_standing=0)
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
         trainer = Trainer(shard)
@@ -186,5 +186,5 @@ def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
         trainer.train(0)
         trainer.read()
         assert running._idle_streams.num_streams == 2
-        running._idle_streams.end_standing()
+        running._idle_streams.end_long_lived()
         wait_until(lambda: not running._idle_streams.num_streams, what="the streams have ended")

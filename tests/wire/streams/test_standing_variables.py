@@ -133,7 +133,7 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
-            wait_until(lambda: running.store.num_listeners == 1, what="the request waits")
+            wait_until(lambda: running.shard.num_listeners == 1, what="the request waits")
             shard.shutdown(epoch=EPOCH, reason="training is finished")
             assert pb.StreamVariablesResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 

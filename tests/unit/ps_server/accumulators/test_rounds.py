@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, ShapeMismatch
 from ps_protocol.model.variables import Array, DataType, SparseMean
 from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken
-from ps_server.accumulators.rounds import ConditionalAccumulator, DenseSum, Gradient, SparseSum, Take, combined
+from ps_server.accumulators.rounds import DenseSum, Gradient, Rounds, SparseSum, Take, combined
 
 # Claims about rounds of dense gradients: what is accepted, who takes, what the mean is.
 
 
 def accumulator(
     *, shape: tuple[int, ...] | None = (), data_type: DataType = DataType.FLOAT32, reduction: Reduction = Reduction.MEAN
-) -> ConditionalAccumulator:
+) -> Rounds:
     spec = AccumulatorSpec(name="a", data_type=data_type, shape=shape, reduction=reduction)
-    return ConditionalAccumulator(spec, DenseSum(spec))
+    return Rounds(spec, DenseSum(spec))
 
 
 def gradient(value: object, data_type: DataType = DataType.FLOAT32) -> Gradient:
     return Gradient(np.array(value, data_type.dtype))
 
 
-def apply(acc: ConditionalAccumulator, value: object, step: int = 0) -> bool:
+def apply(acc: Rounds, value: object, step: int = 0) -> bool:
     return acc.apply(gradient(value, acc.spec.data_type), local_step=step)
 
 
@@ -157,7 +157,7 @@ def test_failed_result_changes_nothing() -> None:
 
     spec = AccumulatorSpec(name="a", data_type=DataType.FLOAT32)
     total = Broken(spec)
-    acc = ConditionalAccumulator(spec, total)
+    acc = Rounds(spec, total)
     apply(acc, 2.0)
     apply(acc, 4.0)
     with pytest.raises(MemoryError):
@@ -192,17 +192,17 @@ def sparse_accumulator(
     reduction: Reduction = Reduction.MEAN,
     mean: SparseMean = SparseMean.PER_INDEX,
     data_type: DataType = DataType.FLOAT32,
-) -> ConditionalAccumulator:
+) -> Rounds:
     spec = AccumulatorSpec(name="s", data_type=data_type, shape=shape, reduction=reduction, is_sparse=True, sparse_mean=mean)
-    return ConditionalAccumulator(spec, SparseSum(spec))
+    return Rounds(spec, SparseSum(spec))
 
 
-def push(acc: ConditionalAccumulator, indices: list[int], values: object, *, whole: tuple[int, ...] | None = None, step: int = 0) -> bool:
+def push(acc: Rounds, indices: list[int], values: object, *, whole: tuple[int, ...] | None = None, step: int = 0) -> bool:
     elements = np.asarray(values, acc.spec.data_type.dtype)
     return acc.apply(combined(Gradient(elements, np.asarray(indices, np.int64), whole), acc.spec), local_step=step)
 
 
-def take(acc: ConditionalAccumulator, num_required: int = 1) -> tuple[list[int], Array, tuple[int, ...]]:
+def take(acc: Rounds, num_required: int = 1) -> tuple[list[int], Array, tuple[int, ...]]:
     taken = acc.take(num_required).taken
     assert taken is not None
     assert taken.values is not None
@@ -279,7 +279,7 @@ def test_own_shape_of_a_gradient_bounds_its_indices() -> None:
 def test_wrong_shapes_are_refused_without_effect(indices: list[int], shape: tuple[int, ...], whole: tuple[int, ...] | None) -> None:
     acc = sparse_accumulator()
     with pytest.raises(ShapeMismatch):
-        acc.check(shape, num_indices=len(indices), dense_shape=whole)
+        acc.total.check(shape, num_indices=len(indices), dense_shape=whole)
     assert acc.count == 0
 
 

@@ -238,14 +238,14 @@ def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
             shard.push(worker, sequence=sequence, step=shard.step)
         shard.advance()
     assert shard.pool.num_buffers == 3
-    assert shard.inbox.ledger.num_outcomes(0) <= 64
+    assert shard.inbox.push_ids.num_outcomes(0) <= 64
 
 
 def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "MAX_WORKERS", 2)
     for worker in (0, 1, 2):
         shard.push(worker)
-    assert shard.inbox.ledger.workers == {1, 2}
+    assert shard.inbox.push_ids.workers == {1, 2}
     # Forgotten, but what it staged is still recognised.
     assert shard.push(0) is PushResult.DUPLICATE
     assert shard.num_lent == 3
