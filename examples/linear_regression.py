@@ -8,20 +8,20 @@ import os
 
 import numpy as np
 
-import worker_client
+import lockstep
 
 NUM_STEPS = 200
 
 
 def main() -> None:
     """Trains until the last step and prints what was found."""
-    session = worker_client.connect() if "LOCKSTEP_CHIEF" in os.environ else worker_client.local()
+    session = lockstep.connect() if "LOCKSTEP_CHIEF" in os.environ else lockstep.local()
     with session:
         rng = np.random.default_rng(session.worker_index)
         inputs = rng.normal(size=(1000, 3))
         targets = inputs @ [2.0, -1.0, 0.5] + 4.0 + 0.1 * rng.normal(size=1000)
 
-        session.create_or_join({"weights": np.zeros(3), "bias": np.zeros(())}, optimizer=worker_client.sgd(0.1))
+        session.create_or_join({"weights": np.zeros(3), "bias": np.zeros(())}, optimizer=lockstep.sgd(0.1))
         while not session.is_finished:
             variables = session.read()
             error = inputs @ variables["weights"] + variables["bias"] - targets

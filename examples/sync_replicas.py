@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-import worker_client
+from worker_client import sync_replicas
 
 NUM_STEPS = 200
 
@@ -27,18 +27,18 @@ def main() -> None:
     rng = np.random.default_rng(worker_index)
     inputs = rng.normal(size=(1000, 3))
     targets = inputs @ [2.0, -1.0, 0.5] + 4.0 + 0.1 * rng.normal(size=1000)
-    weights = worker_client.get_variable("weights", np.zeros(3))
-    bias = worker_client.get_variable("bias", np.zeros(()))
-    global_step = worker_client.get_or_create_global_step()
+    weights = sync_replicas.get_variable("weights", np.zeros(3))
+    bias = sync_replicas.get_variable("bias", np.zeros(()))
+    global_step = sync_replicas.get_or_create_global_step()
 
     def loss(variables: Mapping[str, Any]) -> Any:
         """The mean squared error of this worker's points, and its gradients by name."""
         error = inputs @ variables["weights"] + variables["bias"] - targets
         return float((error**2).mean()), {"weights": 2 * inputs.T @ error / len(error), "bias": 2 * error.mean()}
 
-    averages = worker_client.ExponentialMovingAverage(0.99, num_updates=global_step)
-    optimizer = worker_client.SyncReplicasOptimizer(
-        worker_client.GradientDescentOptimizer(0.05),
+    averages = sync_replicas.ExponentialMovingAverage(0.99, num_updates=global_step)
+    optimizer = sync_replicas.SyncReplicasOptimizer(
+        sync_replicas.GradientDescentOptimizer(0.05),
         replicas_to_aggregate=num_workers,
         total_num_replicas=num_workers,
         variable_averages=averages,
@@ -47,13 +47,13 @@ def main() -> None:
     train_op = optimizer.minimize(loss, global_step=global_step)
     hooks = [
         optimizer.make_session_run_hook(is_chief, num_tokens=0),  # 0: each step has one gradient of every worker
-        worker_client.StopAtStepHook(last_step=NUM_STEPS),
-        worker_client.NanTensorHook(loss),
-        worker_client.LoggingTensorHook({"step": global_step, "loss": loss}, every_n_iter=50),
+        sync_replicas.StopAtStepHook(last_step=NUM_STEPS),
+        sync_replicas.NanTensorHook(loss),
+        sync_replicas.LoggingTensorHook({"step": global_step, "loss": loss}, every_n_iter=50),
     ]
 
     # Run it, as if it were not synchronized. The master comes from the launcher; alone, the cluster is inside this process.
-    with worker_client.MonitoredTrainingSession(is_chief=is_chief, hooks=hooks) as session:
+    with sync_replicas.MonitoredTrainingSession(is_chief=is_chief, hooks=hooks) as session:
         while not session.should_stop():
             session.run(train_op)
         found, average = session.run([weights, averages.average(weights)])

@@ -33,7 +33,7 @@ from ps_protocol.roles.accumulators import (
 from ps_protocol.rpc import channel
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.security.permissions import CallerRole
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.opening import access_of
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
@@ -75,13 +75,13 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
     if isinstance(target, str):
-        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, proof=access_of(None, os.environ, role=CallerRole.WORKER))
+        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, access=access_of(None, os.environ, role=CallerRole.WORKER))
     target.membership.check_open()
     way, addresses = target.membership.link.transport, target.membership.registration.shard_addresses
     index = shard_of(name, num_shards=len(addresses))
     if way.is_in_process:
         return _in_process(way.open_shard(index, addresses[index]), index, timeout_s=timeout_s or way.timeout_s)
-    return _remote(addresses[index], index=index, timeout_s=timeout_s or way.timeout_s, proof=way.access)
+    return _remote(addresses[index], index=index, timeout_s=timeout_s or way.timeout_s, access=way.access)
 
 
 def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
@@ -97,8 +97,8 @@ def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
     )
 
 
-def _remote(address: str, *, index: int | None, timeout_s: float, proof: channel.Access) -> Access:
-    client, watch = GrpcAccumulators(address, index=index, access=proof), SilenceWatch()
+def _remote(address: str, *, index: int | None, timeout_s: float, access: channel.Access) -> Access:
+    client, watch = GrpcAccumulators(address, index=index, access=access), SilenceWatch()
 
     def close() -> None:
         watch.close()
@@ -243,7 +243,7 @@ class _RemoteAccumulator:
     def _take(self, num_required: SupportsIndex, timeout_s: float | None) -> Taken:
         wanted = whole_number("num_required", num_required)
         check_num_required(wanted, name=self.name)
-        caller, patience = self._caller, Patience(f"accumulator {self.name!r}: take {wanted} gradients", timeout_s=timeout_s)
+        caller, wait = self._caller, Wait(f"accumulator {self.name!r}: take {wanted} gradients", timeout_s=timeout_s)
         caller.num_takings += 1
         client, sequence = caller.client, caller.num_takings
 
@@ -252,11 +252,11 @@ class _RemoteAccumulator:
             return self._ask(f"take {wanted}", lambda accumulators: accumulators.take_gradient(request), expected_s=max_wait_s)
 
         while True:
-            taken = attempt(patience.slice_s())
+            taken = attempt(wait.slice_s())
             if taken.is_ready:
                 return taken
             try:
-                patience.explain(f"{taken.count} of {wanted} gradients are in")
+                wait.explain(f"{taken.count} of {wanted} gradients are in")
             except DeadlineExceeded:
                 # Withdraws the place in the queue, unless the gradients have come just now.
                 taken = attempt(0.0)

@@ -127,7 +127,7 @@ def run_worker(
 
 def take_step(session: Session) -> bool:
     """Reads every byte and pushes every byte, as a user would. Returns whether the contribution counts."""
-    variables, gradients = session.read(), session.gradient_buffers()
+    variables, gradients = session.views(), session.gradient_buffers()
     for name, value in variables.items():
         np.multiply(value, 0.001, out=gradients[name])
     return session.step(gradients).is_accepted

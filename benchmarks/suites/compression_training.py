@@ -19,7 +19,7 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from worker_client import sgd
-from worker_client.model.gradients import Outgoing, Staging
+from worker_client.model.gradients import ShardParts, Staging
 from worker_client.model.memory import ModelMemory
 from worker_client.model.wire_format import WireFormat
 
@@ -46,7 +46,7 @@ class Training:
         self._shard, self._layout = shard, layouts(place(model, num_shards=1), num_shards=1)[0]
         self._memory = ModelMemory(model, layouts=[self._layout], is_writable=True)
         self._workers = [
-            (Staging(model, ModelMemory(model, layouts=[self._layout], is_writable=True)), Outgoing([self._layout], wire=wire))
+            (Staging(model, ModelMemory(model, layouts=[self._layout], is_writable=True)), ShardParts([self._layout], wire=wire))
             for _ in range(num_workers)
         ]
         self.step_number = 0
@@ -64,9 +64,9 @@ class Training:
     def step(self, compute: Callable[[int, Mapping[str, Array]], None]) -> None:
         """Has every worker compute gradients into its own memory and push them, and the server apply their mean."""
         push_ids = []
-        for worker, (staging, outgoing) in enumerate(self._workers):
+        for worker, (staging, parts_of) in enumerate(self._workers):
             compute(worker, staging.views)
-            part = outgoing.parts(staging.stage(staging.views, step=self.step_number))[0]
+            part = parts_of.parts(staging.stage(staging.views, step=self.step_number))[0]
             push_id = PushId(worker=worker, incarnation=1, sequence=self.step_number + 1)
             header = PushHeader(epoch=_EPOCH, push_id=push_id, step=self.step_number, layout_hash=self._layout.hash)
             header = replace(header, absent=part.absent, encoding=part.encoding, encoded_bytes=part.encoded_bytes)

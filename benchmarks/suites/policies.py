@@ -66,7 +66,7 @@ def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -
         batch_begin = time.perf_counter()
         batch = part.batch(BATCH_SIZE, worker=session.worker_index, step=num_batches)
         gradients = session.gradient_buffers()
-        loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+        loss_and_gradients(session.views(), batch.images, batch.labels, into=gradients)
         threading.Event().wait(max(0.0, pace_s - (time.perf_counter() - batch_begin)))
         push_begin = time.perf_counter()
         result = session.step(gradients)
@@ -74,7 +74,7 @@ def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -
         num_batches += 1
         if result.is_accepted:
             staleness.append(result.staleness)
-    seconds, found = time.perf_counter() - begin, evaluate(session.read(), test.images, test.labels)
+    seconds, found = time.perf_counter() - begin, evaluate(session.views(), test.images, test.labels)
     return WorkReport(
         seconds=seconds,
         waiting_s=waiting_s,

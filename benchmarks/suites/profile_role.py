@@ -55,7 +55,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
 
 
 def _step(session: Session, recorder: Recorder) -> None:
-    variables = recorder.note("session.read()", session.read)
+    variables = recorder.note("session.views()", session.views)
     gradients = recorder.note("session.gradient_buffers()", session.gradient_buffers)
 
     def compute() -> None:

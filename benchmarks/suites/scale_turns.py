@@ -76,7 +76,7 @@ def _turn(session: Session, target: int, *, num_steps: int) -> Turn:
     step_s, read_s, cpu_s = [], [], own_cpu_s()
     for _ in range(num_steps):
         begin = time.perf_counter()
-        session.read()
+        session.views()
         read_s.append(time.perf_counter() - begin)
         result = session.step(session.gradient_buffers())
         step_s.append(time.perf_counter() - begin)

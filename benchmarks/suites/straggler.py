@@ -67,7 +67,7 @@ def _train(session: Session, part: Examples, test: Examples, work: StragglerWork
     num_accepted = num_delayed = 0
     while not session.is_finished:
         step, begin = session.local_step, time.monotonic()
-        variables, gradients = session.read(), session.gradient_buffers()
+        variables, gradients = session.views(), session.gradient_buffers()
         if worker == 0 and (not kept or step >= kept[-1][0] + work.look_every):
             kept.append((step, begin, _copy(variables)))  # looked at when nobody waits
         batch = part.batch(BATCH_SIZE, worker=worker, step=step)
@@ -81,7 +81,7 @@ def _train(session: Session, part: Examples, test: Examples, work: StragglerWork
         num_accepted += session.step(gradients).is_accepted
     ended_at = time.monotonic()
     if worker == 0:
-        kept.append((session.local_step, ended_at, _copy(session.read())))
+        kept.append((session.local_step, ended_at, _copy(session.views())))
     return StragglerReport(
         steps=steps,
         began_at=began_at,

@@ -27,7 +27,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "chief": ("options", "policies", "core", "shards", "config", "serving", "__main__"),
     "worker_client": ("model", "neural_network", "cluster", "shards", "session", "opening", "sync_replicas", "accumulators", "estimator"),
-    "lockstep": ("planning", "audit", "launcher", "certs", "checkpoint_export", "in_process", "combined", "demo", "cli", "__main__"),
+    "lockstep": (
+        "errors",
+        "planning",
+        "audit",
+        "launcher",
+        "certs",
+        "checkpoint_export",
+        "in_process",
+        "combined",
+        "demo",
+        "cli",
+        "__main__",
+    ),
 }
 # What decides and never waits, looks at a clock, talks to anybody or logs: folders, or single modules in one.
 PURE = (
@@ -147,9 +159,13 @@ def test_third_party_packages_are_those_declared(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# What a program imports names from: packages, and the API of tf.compat.v1.train.
+FACES = (ROOT / "worker_client" / "sync_replicas",)
+
+
 def test_folders_hand_nothing_on() -> None:
     """A name is imported from the module that defines it, so an `__init__.py` of a folder holds its description and nothing else."""
-    folders = [path for path in source_files() if path.name == "__init__.py" and path.parent.parent != ROOT]
+    folders = [path for path in source_files() if path.name == "__init__.py" and path.parent.parent != ROOT and path.parent not in FACES]
     wrong = [str(path.relative_to(ROOT)) for path in folders if imports(path)]
     assert not wrong, wrong
 

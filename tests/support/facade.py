@@ -10,7 +10,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, PushOutcome
-from worker_client import SessionRunArgs, SessionRunHook
+from worker_client.sync_replicas import SessionRunArgs, SessionRunHook
 
 
 class FakeCluster:

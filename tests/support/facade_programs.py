@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.in_process import InProcessCluster
 from tests.support.clusters import GrpcTestCluster, Shape
-from worker_client import (
+from worker_client.sync_replicas import (
     Graph,
     LossResult,
     MonitoredSession,

@@ -22,7 +22,7 @@ log = logging.getLogger("lockstep.worker")
 Result = TypeVar("Result")
 
 # A chief that is restarted where it was is back sooner, mostly.
-PATIENCE_S = 1.0
+SILENCE_S = 1.0
 LOOK_WAIT_S = 1.5
 CLOSE_WAIT_S = 0.25
 # No call to a chief takes longer by itself: it waits for 20 s at most, and is then given 10 s.
@@ -39,11 +39,11 @@ class ChiefLink:
     `address`: where it is; empty: it never moves. One that is silent is looked for at the parameter servers, which know where theirs is.
     """
 
-    def __init__(self, chief: Chief, transport: Transport, *, address: str = "", patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, chief: Chief, transport: Transport, *, address: str = "", silence_s: float = SILENCE_S) -> None:
         self.transport = transport
         self.address = address
         self._chief = chief
-        self._patience_s = patience_s
+        self._silence_s = silence_s
         self._shard_addresses: Sequence[str] = ()
         self._away_since_s: float | None = None
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class ChiefLink:
         since_s = self._away_since_s
         if since_s is None:
             self._away_since_s = now
-        elif now - since_s >= self._patience_s:
+        elif now - since_s >= self._silence_s:
             self._search_alone(chief)
 
     def _search_alone(self, chief: Chief) -> None:

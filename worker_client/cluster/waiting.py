@@ -14,7 +14,7 @@ _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 
 
-class Patience:
+class Wait:
     """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
 
     def __init__(self, what: str, *, timeout_s: float | None) -> None:

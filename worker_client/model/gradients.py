@@ -378,7 +378,7 @@ class ShardPart:
     encoded_bytes: int = 0
 
 
-class Outgoing:
+class ShardParts:
     """Cuts contributions into the shards' parts, without copying. What most steps have in common is made once for each memory.
 
     `wire`: how arenas travel that lie in the worker's own memory; those in a shard's do not travel. `travels`

@@ -64,7 +64,7 @@ class GradientMemory:
         self._is_under_way = self._is_under_way or is_lent
         return is_lent
 
-    def settle(self, *, is_over: bool) -> bool:
+    def unlock(self, *, is_over: bool) -> bool:
         """Lets the user write into what is lent, if what was sent from there is over: it is said to be, or the shards say so."""
         if self._is_under_way and (is_over or self._is_given_back()):
             self._is_under_way = False

@@ -10,7 +10,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 # Learning-rate schedules as values that servers understand. Knows names and arguments; the formulas are the servers'.
 
 
-def exponential_decay(initial: float, *, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
+def exponential_decay(initial: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
     """Returns the rate `initial * decay_rate ** (step / decay_steps)`.
 
     `decay_steps` is in steps (`global_step`) and > 0. With `staircase` the quotient is rounded down, so the rate changes every
@@ -19,7 +19,7 @@ def exponential_decay(initial: float, *, decay_steps: float, decay_rate: float, 
     return _schedule("exponential_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
 
 
-def inverse_time_decay(initial: float, *, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
+def inverse_time_decay(initial: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
     """Returns the rate `initial / (1 + decay_rate * step / decay_steps)`.
 
     `decay_steps` is in steps (`global_step`) and > 0. With `staircase` the quotient is rounded down. Raises InvalidSpec.
@@ -27,7 +27,7 @@ def inverse_time_decay(initial: float, *, decay_steps: float, decay_rate: float,
     return _schedule("inverse_time_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
 
 
-def polynomial_decay(initial: float, *, decay_steps: float, final: float = 0.0001, power: float = 1.0, cycle: bool = False) -> Schedule:
+def polynomial_decay(initial: float, decay_steps: float, final: float = 0.0001, power: float = 1.0, cycle: bool = False) -> Schedule:
     """Returns the rate that goes from `initial` to `final` in `decay_steps` steps as `(1 - step / decay_steps) ** power`, then stays.
 
     With `cycle` the decay is stretched to the next multiple of `decay_steps` instead of staying at `final`. Raises InvalidSpec.
@@ -35,7 +35,7 @@ def polynomial_decay(initial: float, *, decay_steps: float, final: float = 0.000
     return _schedule("polynomial_decay", initial=initial, decay_steps=decay_steps, final=final, power=power, cycle=float(cycle))
 
 
-def cosine_decay(initial: float, *, decay_steps: float, alpha: float = 0.0) -> Schedule:
+def cosine_decay(initial: float, decay_steps: float, alpha: float = 0.0) -> Schedule:
     """Returns the rate that falls along half a cosine from `initial` to `alpha * initial` in `decay_steps` steps, then stays.
 
     `decay_steps` is in steps (`global_step`) and > 0. Raises InvalidSpec for an argument that no server would take.
@@ -43,7 +43,7 @@ def cosine_decay(initial: float, *, decay_steps: float, alpha: float = 0.0) -> S
     return _schedule("cosine_decay", initial=initial, decay_steps=decay_steps, alpha=alpha)
 
 
-def piecewise_constant(boundaries: Sequence[float], *, values: Sequence[float]) -> Schedule:
+def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> Schedule:
     """Returns the rate `values[i]` up to and with step `boundaries[i]`, and the last value after the last boundary.
 
     `boundaries` are steps and must ascend; there is one value more than boundaries. Raises InvalidSpec otherwise.
@@ -82,7 +82,7 @@ def sgd(learning_rate: Rate, *, weight_decay: float = 0.0) -> OptimizerSpec:
     return _spec("sgd", learning_rate, weight_decay=weight_decay)
 
 
-def momentum(learning_rate: Rate, *, momentum: float = 0.9, use_nesterov: bool = False, weight_decay: float = 0.0) -> OptimizerSpec:
+def momentum(learning_rate: Rate, momentum: float = 0.9, *, use_nesterov: bool = False, weight_decay: float = 0.0) -> OptimizerSpec:
     """Returns gradient descent with momentum: `m = momentum * m + gradient; variable -= learning_rate * m`.
 
     With `use_nesterov` the variable changes by `learning_rate * (gradient + momentum * m)`. Slot: "momentum", from 0.
@@ -90,7 +90,7 @@ def momentum(learning_rate: Rate, *, momentum: float = 0.9, use_nesterov: bool =
     return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay)
 
 
-def adagrad(learning_rate: Rate, *, initial_accumulator_value: float = 0.1, weight_decay: float = 0.0) -> OptimizerSpec:
+def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weight_decay: float = 0.0) -> OptimizerSpec:
     """Returns Adagrad: `a += gradient ** 2; variable -= learning_rate * gradient / sqrt(a)`.
 
     Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
@@ -100,10 +100,10 @@ def adagrad(learning_rate: Rate, *, initial_accumulator_value: float = 0.1, weig
 
 def adagrad_da(
     learning_rate: Rate,
-    *,
     initial_gradient_squared_accumulator_value: float = 0.1,
     l1_regularization_strength: float = 0.0,
     l2_regularization_strength: float = 0.0,
+    *,
     weight_decay: float = 0.0,
 ) -> OptimizerSpec:
     """Returns Adagrad with dual averaging: the variable is computed from the sums of all gradients and of their squares.
@@ -122,10 +122,10 @@ def adagrad_da(
 
 def adam(
     learning_rate: Rate = 0.001,
-    *,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
+    *,
     lazy: bool = False,
     weight_decay: float = 0.0,
 ) -> OptimizerSpec:
@@ -139,10 +139,10 @@ def adam(
 
 def rmsprop(
     learning_rate: Rate,
-    *,
     decay: float = 0.9,
     momentum: float = 0.0,
     epsilon: float = 1e-10,
+    *,
     centered: bool = False,
     weight_decay: float = 0.0,
 ) -> OptimizerSpec:
@@ -154,7 +154,7 @@ def rmsprop(
     return _spec("rmsprop", learning_rate, **numbers)
 
 
-def adadelta(learning_rate: Rate = 0.001, *, rho: float = 0.95, epsilon: float = 1e-8, weight_decay: float = 0.0) -> OptimizerSpec:
+def adadelta(learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-8, *, weight_decay: float = 0.0) -> OptimizerSpec:
     """Returns Adadelta: gradients are scaled by the ratio of the averages of past updates and past gradients.
 
     Slots: "accum" and "accum_update", from 0.
@@ -164,11 +164,11 @@ def adadelta(learning_rate: Rate = 0.001, *, rho: float = 0.95, epsilon: float =
 
 def ftrl(
     learning_rate: Rate,
-    *,
     learning_rate_power: float = -0.5,
     initial_accumulator_value: float = 0.1,
     l1_regularization_strength: float = 0.0,
     l2_regularization_strength: float = 0.0,
+    *,
     l2_shrinkage_regularization_strength: float = 0.0,
     beta: float = 0.0,
     weight_decay: float = 0.0,
@@ -191,7 +191,7 @@ def ftrl(
 
 
 def proximal_sgd(
-    learning_rate: Rate, *, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0, weight_decay: float = 0.0
+    learning_rate: Rate, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0, *, weight_decay: float = 0.0
 ) -> OptimizerSpec:
     """Returns gradient descent followed by the proximal step of l1 and l2 penalties. No slots."""
     return _spec(
@@ -205,10 +205,10 @@ def proximal_sgd(
 
 def proximal_adagrad(
     learning_rate: Rate,
-    *,
     initial_accumulator_value: float = 0.1,
     l1_regularization_strength: float = 0.0,
     l2_regularization_strength: float = 0.0,
+    *,
     weight_decay: float = 0.0,
 ) -> OptimizerSpec:
     """Returns Adagrad followed by the proximal step of l1 and l2 penalties.

@@ -1,13 +1,14 @@
-"""Changes how a running cluster works: its policy, its optimizers' numbers. Knows the chief and requests; no variables."""
+"""What a participant may ask of a running cluster: another policy, other numbers, a checkpoint. Knows the chief; no variables."""
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
+from ps_protocol.roles.chief import Chief, HyperparameterChange, SavedCheckpoint, SettingsReply
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
 # How long the chief may take to say what a change waits for.
@@ -26,7 +27,7 @@ def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: floa
     def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
         return chief.set_policy(policy, request_id=request_id, max_wait_s=max_wait_s)
 
-    return _change(link, ask, what="set the policy", patience=Patience(f"{who} sets the policy", timeout_s=timeout_s)).step
+    return _change(link, ask, what="set the policy", wait=Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
 
 
 def set_hyperparameters(
@@ -54,17 +55,36 @@ def set_hyperparameters(
     def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
         return chief.set_hyperparameters(change, request_id=request_id, max_wait_s=max_wait_s)
 
-    patience = Patience(f"{who} sets hyper-parameters", timeout_s=timeout_s)
-    return _change(link, ask, what="set hyper-parameters", patience=patience).version
+    wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
+    return _change(link, ask, what="set hyper-parameters", wait=wait).version
 
 
-def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, patience: Patience) -> SettingsReply:
+def save_checkpoint(link: ChiefLink, *, who: str, timeout_s: float | None) -> SavedCheckpoint:
+    """Has the cluster saved and returns the checkpoint once it is whole.
+
+    Raises DeadlineExceeded, with what is waited for: it is saved all the same; InvalidSpec where the cluster keeps no checkpoints.
+    """
+    request_id, wait = secrets.randbits(63), Wait(f"{who} saves a checkpoint", timeout_s=timeout_s)
     while True:
-        max_wait_s = patience.slice_s()
-        reply = _asked(link, ask, max_wait_s, what=what, patience=patience)
+        max_wait_s = wait.slice_s()
+        ask = partial(_saved, request_id=request_id, max_wait_s=max_wait_s)
+        saved = link.ask(ask, what="save a checkpoint", timeout_s=wait.left_s(), expected_s=max_wait_s)
+        if saved.tag:
+            return saved
+        wait.explain(f"{saved.waiting_for}; it will be saved all the same")
+
+
+def _saved(chief: Chief, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
+    return chief.save_checkpoint(request_id=request_id, max_wait_s=max_wait_s)
+
+
+def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, wait: Wait) -> SettingsReply:
+    while True:
+        max_wait_s = wait.slice_s()
+        reply = _asked(link, ask, max_wait_s, what=what, wait=wait)
         if reply is not None:
             return reply
-        patience.explain(f"{_waiting_for(link)}; the change will be made all the same")
+        wait.explain(f"{_waiting_for(link)}; the change will be made all the same")
 
 
 def _waiting_for(link: ChiefLink) -> str:
@@ -76,9 +96,9 @@ def _waiting_for(link: ChiefLink) -> str:
 
 
 def _asked(
-    link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, patience: Patience
+    link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, wait: Wait
 ) -> SettingsReply | None:
-    return link.ask(lambda chief: ask(chief, max_wait_s), what=what, timeout_s=patience.left_s(), expected_s=max_wait_s)
+    return link.ask(lambda chief: ask(chief, max_wait_s), what=what, timeout_s=wait.left_s(), expected_s=max_wait_s)
 
 
 def _number(value: float) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, Participant, ParticipantKind
 from worker_client.cluster.threads import Lane
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.session.loop import WorkerLoop
 from worker_client.session.membership import LOST, Membership
 from worker_client.session.training import Training
@@ -85,10 +85,10 @@ class DataBatches:
             self._ahead.clear()
 
     def _await_ranges(self) -> None:
-        patience = Patience(f"worker {self._participant.index} wants ranges of {self.spec.name!r}", timeout_s=self.timeout_s)
+        wait = Wait(f"worker {self._participant.index} wants ranges of {self.spec.name!r}", timeout_s=self.timeout_s)
         has_waited = False
         while not self._loop.state.is_finished:
-            reply = self._asked(patience)
+            reply = self._asked(wait)
             if reply is None:
                 continue
             self.request_id += 1
@@ -96,43 +96,41 @@ class DataBatches:
             self._member.commits.lease(given.id for given in reply.ranges)
             if reply.result is LeaseResult.WAIT:
                 has_waited = True
-                patience.explain(reply.waiting_for)
+                wait.explain(reply.waiting_for)
             if has_waited:
-                self._keep_up(patience)
+                self._keep_up(wait)
             if reply.result is not LeaseResult.WAIT:
                 return
 
-    def _keep_up(self, patience: Patience) -> None:
+    def _keep_up(self, wait: Wait) -> None:
         """Others have gone on while this worker had nothing to do."""
         state = self._loop.state
         if self._loop.num_unnamed:
             # It would wait for itself; or two of them for one another.
             log.warning(_SKIPPED, self._participant.index, self._loop.num_unnamed, self.spec.name)
-            self._loop.skip(timeout_s=patience.left_s())
+            self._loop.skip(timeout_s=wait.left_s())
             return
         if not state.reads_latest:
             if self._member.status(max_ledger_entries=0).global_step > state.local_step:
-                self._loop.wait(timeout_s=patience.left_s())
+                self._loop.wait(timeout_s=wait.left_s())
         elif self._is_waited_for():
-            self._loop.contribute(None, is_waited_for=True, timeout_s=patience.left_s())
+            self._loop.contribute(None, is_waited_for=True, timeout_s=wait.left_s())
 
-    def _asked(self, patience: Patience) -> LeaseReply | None:
+    def _asked(self, wait: Wait) -> LeaseReply | None:
         """The chief's answer; None if the worker's place has moved."""
         wish, self._wish = self._wish, None
         try:
             if wish is not None:
                 return wish.result()
-            return self.lease(
-                self._participant, request_id=self.request_id, max_wait_s=self._slice_s(patience), timeout_s=patience.left_s()
-            )
+            return self.lease(self._participant, request_id=self.request_id, max_wait_s=self._slice_s(wait), timeout_s=wait.left_s())
         except LOST:
             if self._member.participant is self._participant:
                 raise
             self._notice_move()
             return None
 
-    def _slice_s(self, patience: Patience) -> float:
-        slice_s = patience.slice_s()
+    def _slice_s(self, wait: Wait) -> float:
+        slice_s = wait.slice_s()
         return min(slice_s, _LOOK_AGAIN_S) if self._loop.state.reads_latest or self._loop.num_unnamed else slice_s
 
     def _is_waited_for(self) -> bool:

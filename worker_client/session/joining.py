@@ -12,7 +12,7 @@ from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, Participant
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.declarations import Declared
 from worker_client.model.memory import ModelMemory
 from worker_client.session.membership import Membership
@@ -36,7 +36,7 @@ class Joined:
     gives_several: bool
 
 
-def join_model(declared: Declared, *, member: Membership, create: bool, patience: Patience) -> Joined:
+def join_model(declared: Declared, *, member: Membership, create: bool, wait: Wait) -> Joined:
     """Agrees with the chief on the model and returns once its variables stand; creates them if that is this worker's task.
 
     Blocks while another worker creates them, says so after 2 s, and takes over if that one is lost; without `create` never does so.
@@ -47,7 +47,7 @@ def join_model(declared: Declared, *, member: Membership, create: bool, patience
     variables: ModelMemory | None = None
     has_initialized = False
     while True:
-        reply = agree(model, member=member, participant=participant, max_wait_s=patience.slice_s(), create=create)
+        reply = agree(model, member=member, participant=participant, max_wait_s=wait.slice_s(), create=create)
         if variables is None and reply.placement:
             variables = ModelMemory(model, layouts=layouts(reply.placement, num_shards=len(shards)), is_writable=False)
         if variables is not None and reply.state is ModelState.READY:
@@ -56,7 +56,7 @@ def join_model(declared: Declared, *, member: Membership, create: bool, patience
             shards.create(_filled(variables, declared.values), tables=declared.values, model=model, reply=reply)
             has_initialized = _is_accepted(reply, member=member, participant=participant)
         else:
-            patience.explain(reply.waiting_for)
+            wait.explain(reply.waiting_for)
     member.hear_of_shards()
     shards.share(variables.layouts)
     is_shared = "shared_memory" in shards.transports
@@ -74,7 +74,7 @@ def join_model(declared: Declared, *, member: Membership, create: bool, patience
     )
 
 
-def join_again(joined: Joined, *, member: Membership, patience: Patience) -> Joined:
+def join_again(joined: Joined, *, member: Membership, wait: Wait) -> Joined:
     """Returns once the model stands again for a member who is another participant now, in memory that is the same where that can be.
 
     Blocks while servers are brought back, and says so after 2 s. Raises TrainingFailed if the cluster has begun anew, without a model;
@@ -82,12 +82,12 @@ def join_again(joined: Joined, *, member: Membership, patience: Patience) -> Joi
     """
     model, participant = joined.model, member.participant
     while True:
-        reply = agree(model, member=member, participant=participant, max_wait_s=patience.slice_s(), create=False)
+        reply = agree(model, member=member, participant=participant, max_wait_s=wait.slice_s(), create=False)
         if reply.state is ModelState.READY and reply.placement:
             break
         if reply.state is ModelState.ABSENT:
             _check_not_anew(member)
-        patience.explain(reply.waiting_for)
+        wait.explain(reply.waiting_for)
     # Only now: a server that is away is the chief's affair, which has the words for it.
     shards = member.shards()
     arrangement = layouts(reply.placement, num_shards=len(shards))

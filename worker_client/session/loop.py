@@ -13,7 +13,7 @@ from typing import TypeVar
 from ps_protocol.errors import Cancelled, PsError, StepNotReady
 from ps_protocol.model.data import DataRange
 from ps_protocol.roles.chief import Participant, PushCommit, Registration
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.declarations import Declared
 from worker_client.model.gradients import Gradients, Metrics, Updates
 from worker_client.session.joining import Joined, join_again, join_model
@@ -52,11 +52,11 @@ class WorkerLoop:
 
     def join(self, declared: Declared, *, create: bool, timeout_s: float | None) -> bool:
         """Creates or joins the model; returns whether it created it."""
-        member, patience = self._member, Patience(f"{self._who} joins the model", timeout_s=timeout_s)
+        member, wait = self._member, Wait(f"{self._who} joins the model", timeout_s=timeout_s)
         while True:
             registration = member.registration
             try:
-                joined = join_model(declared, member=member, create=create, patience=patience)
+                joined = join_model(declared, member=member, create=create, wait=wait)
                 training = Training(joined, member=member, state=self.state)
                 training.begin(may_contribute=registration.may_contribute, timeout_s=timeout_s)
                 break
@@ -165,12 +165,12 @@ class WorkerLoop:
         """Takes the training up at the worker's new place; raises the cause if it has none. May be called again after an error."""
         cause = self._leave_place_of(training.participant, cause)
         member, former = self._member, training.participant
-        patience = Patience(f"{self._who} comes back to the model", timeout_s=timeout_s)
+        wait = Wait(f"{self._who} comes back to the model", timeout_s=timeout_s)
         while True:
             registration = member.registration
             try:
-                joined = join_again(training.joined, member=member, patience=patience)
-                present = self._begin_again(joined, registration, timeout_s=patience.left_s())
+                joined = join_again(training.joined, member=member, wait=wait)
+                present = self._begin_again(joined, registration, timeout_s=wait.left_s())
                 break
             except LOST as error:
                 self._leave_place_of(registration.participant, error)
@@ -187,7 +187,7 @@ class WorkerLoop:
         """Comes to the step that the cluster has gone back to, or for a new incarnation to the open one."""
         member, participant = self._member, registration.participant
         member.commits.begin(participant)
-        # Registered before the servers were brought back, it may have been told the step that was open then.
+        # Registered before the servers were brought back, it may have been given the step that was open then.
         step = min(registration.global_step, joined.global_step)
         self.state = WorkerState(participant, step=step, global_step=joined.global_step, commits=member.commits, former=self.state)
         training = Training(joined, member=member, state=self.state)

@@ -24,7 +24,7 @@ from ps_protocol.process import waiting
 from ps_protocol.roles.chief import Chief, ClusterStatus, Participant, Registration
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.session.state import OpenCommits
 from worker_client.shards.shards import CLOSE_WAIT_S, Shards
 
@@ -139,7 +139,7 @@ class Place:
                 log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded) as error:
             # What is asked next ends in the same way, and finds out what to do about it.
-            log.info("a new chief was not told of all that was counted: %s", error)
+            log.info("a new chief has not heard of all that was counted: %s", error)
 
 
 # Keeps a participant's lease while its own thread computes. Knows a thread and what to do in it; no chief, no model and no step.
@@ -151,7 +151,7 @@ STOP_WAIT_S = 0.25
 
 
 class Heartbeat:
-    """A daemon thread that renews the lease. It bears a chief that is away for a while, and ends when told that the place is lost.
+    """A daemon thread that renews the lease. It bears a chief that is away for a while, and ends once the place is lost.
 
     `beat` renews it once and returns whether training is finished.
     """
@@ -280,7 +280,7 @@ class Membership:
 
     @property
     def commits(self) -> OpenCommits:
-        """The contributions that another chief would have to be told of; for the holder's own thread."""
+        """The contributions that another chief would have to hear of; for the holder's own thread."""
         return self._place.commits
 
     @property
@@ -325,16 +325,16 @@ class Membership:
         What it returns is what the chief says of that, if it says anything. Raises the cause if the chief knows of nothing for as long as
         the link's timeout.
         """
-        patience = Patience(f"{self._what} asks what has become of its servers", timeout_s=self.link.transport.timeout_s)
+        wait = Wait(f"{self._what} asks what has become of its servers", timeout_s=self.link.transport.timeout_s)
         while participant is self.participant:
             try:
                 self.ask(lambda chief: chief.heartbeat(participant), participant=participant, what="the epoch")
             except (EpochMismatch, LeaseExpired) as error:
                 return error
-            if isinstance(cause, Superseded) or not patience.left_s():
+            if isinstance(cause, Superseded) or not wait.left_s():
                 raise cause
-            patience.explain(f"the chief has not heard of it yet: {cause.message}")
-            patience.pause(_LOOK_AGAIN_S)
+            wait.explain(f"the chief has not heard of it yet: {cause.message}")
+            wait.pause(_LOOK_AGAIN_S)
         return cause
 
     def shards(self) -> Shards:

@@ -1,4 +1,4 @@
-"""Looks at a cluster without taking part: evaluation, progress, status. Knows the seams to chief and shards; no transport."""
+"""Looks at a cluster without taking part: evaluation, status. Knows the seams to chief and shards; no transport."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -10,9 +10,9 @@ from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration
+from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.memory import ModelMemory
 from worker_client.session import changes
 from worker_client.session.membership import LOST, Membership, failure_text
@@ -58,19 +58,23 @@ class Observer:
     def read(self, step: int | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the dense variables of one step, the newest unless `step` names one, whole over all shards, by name.
 
-        Under the policies ssp and async, shards may be some steps apart. The arrays are the observer's own memory, read-only, and stay as
-        they are until the next `read()`. Raises StepGone or StepNotReady for a step that is not kept (only the last two are).
+        Under the policies ssp and async, shards may be some steps apart. The arrays are the caller's own: writable, and they stay as they
+        are. Raises StepGone or StepNotReady for a step that is not kept (only the last two are).
         """
-        patience = Patience("observer reads the variables", timeout_s=timeout_s)
+        return {name: view.copy() for name, view in self.views(step, timeout_s=timeout_s).items()}
+
+    def views(self, step: int | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
+        """Returns what `read()` does without a copy: the observer's own memory, read-only, until the next `read()` or `views()`."""
+        wait = Wait("observer reads the variables", timeout_s=timeout_s)
 
         def read(variables: VariableMemory, _: ModelReader) -> dict[str, Array]:
             if step is None:
-                self._read_newest(variables, patience)
+                self._read_newest(variables, wait)
             else:
                 self._fetch(variables, step)
             return dict(variables.views)
 
-        return self._do(read, patience)
+        return self._do(read, wait)
 
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
@@ -123,6 +127,15 @@ class Observer:
             link, who="observer", learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
         )
 
+    def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training goes on meanwhile.
+
+        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with what is waited for, but it is saved all the same;
+        InvalidSpec where the cluster was started without a place for checkpoints.
+        """
+        self._member.check_open()
+        return changes.save_checkpoint(self._member.link, who="observer", timeout_s=timeout_s)
+
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
         return self._member.status(max_ledger_entries=max_ledger_entries)
@@ -132,12 +145,12 @@ class Observer:
         self._member.leave("")
 
     def _look(self, timeout_s: float | None, look: Callable[[ModelReader], Result]) -> Result:
-        return self._do(lambda _, reader: look(reader), Patience("observer looks at the model", timeout_s=timeout_s))
+        return self._do(lambda _, reader: look(reader), Wait("observer looks at the model", timeout_s=timeout_s))
 
-    def _do(self, act: Callable[[VariableMemory, ModelReader], Result], patience: Patience) -> Result:
+    def _do(self, act: Callable[[VariableMemory, ModelReader], Result], wait: Wait) -> Result:
         """Returns what `act` returns; once the cluster was brought back to an earlier step, does it again there."""
         while True:
-            variables, reader = self._model(patience)
+            variables, reader = self._model(wait)
             participant = self._participant
             try:
                 return act(variables, reader)
@@ -149,18 +162,18 @@ class Observer:
                 log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.epoch, error.message)
                 self._step = None
 
-    def _model(self, patience: Patience) -> tuple[VariableMemory, ModelReader]:
+    def _model(self, wait: Wait) -> tuple[VariableMemory, ModelReader]:
         self._member.check_open()
         if self._member.participant is not self._participant:
             self._variables = self._reader = None
         while self._variables is None or self._reader is None:
-            agreed = self._agreed_model(patience.slice_s())
+            agreed = self._agreed_model(wait.slice_s())
             if agreed.state is ModelState.READY and agreed.model is not None:
                 self._take(agreed, agreed.model)
             else:
                 if self.status().state is ClusterState.FINISHED:
                     raise NotInitialized("training ended before any worker gave the model its first values; there is nothing to read")
-                patience.explain("the model has no values yet: the first worker to join gives them")
+                wait.explain("the model has no values yet: the first worker to join gives them")
         return self._variables, self._reader
 
     def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
@@ -181,7 +194,7 @@ class Observer:
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
         return self._member.link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
 
-    def _read_newest(self, variables: VariableMemory, patience: Patience) -> None:
+    def _read_newest(self, variables: VariableMemory, wait: Wait) -> None:
         while True:
             status = self.status()
             if not status.policy.startswith("sync"):
@@ -192,7 +205,7 @@ class Observer:
                 self._fetch(variables, status.global_step)
                 return
             except StepGone as error:
-                patience.explain(error.message)
+                wait.explain(error.message)
 
     def _fetch(self, variables: VariableMemory, step: int) -> None:
         if variables.step != step:

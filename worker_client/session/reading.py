@@ -11,7 +11,7 @@ from ps_protocol.model.layout import Layout, Segments, VariableSlice
 from ps_protocol.model.spec import AVERAGE_SLOT, ModelSpec
 from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.roles.shard import RowsRequest, Shard
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.gradients import checked_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import slot_names
@@ -57,7 +57,7 @@ def read_rows(
 ) -> Rows:
     """Returns rows of a table, or of one of its slots: `indices` (int64, checked; None: all) in their shape, and then the row's.
 
-    `step` None: the newest; of one step over all shards if `is_aligned`, else of each part the newest. `is_held`: all shards are told of a
+    `step` None: the newest; of one step over all shards if `is_aligned`, else of each part the newest. `is_held`: all shards hear of a
     reader of that step first, at the cost of a call more for each of them. Raises IndexOutOfRange, SlotNotFound; StepGone, StepNotReady if
     the step that was named, or, for the newest, one of all shards, could not be had this time.
     """
@@ -262,15 +262,15 @@ class ModelReader:
 
     def _newest_rows(self, spec: VariableSpec, indices: Array | None, *, slot: str = "", is_aligned: bool = True) -> Rows:
         what = f"slot {slot!r}" if slot else "rows"
-        patience = Patience(f"{self._who} reads {what} of {spec.name!r}", timeout_s=self._timeout_s)
+        wait = Wait(f"{self._who} reads {what} of {spec.name!r}", timeout_s=self._timeout_s)
         num_failures = 0
         while True:
             try:
-                # Many small calls do not keep up with fast steps, so from the second time on shards are told first.
+                # Many small calls do not keep up with fast steps, so from the second time on shards hear of the reader first.
                 is_held = not slot and num_failures > 0
                 return read_rows(self._shards, self._layouts, spec, indices, step=None, slot=slot, is_aligned=is_aligned, is_held=is_held)
             except (StepGone, StepNotReady) as error:
-                patience.explain(f"steps pass faster than these {what} can be read at one step of all shards: {error.message}")
+                wait.explain(f"steps pass faster than these {what} can be read at one step of all shards: {error.message}")
             num_failures += 1
             if slot and num_failures >= MAX_SLOT_ATTEMPTS:
                 is_aligned = False
@@ -279,7 +279,7 @@ class ModelReader:
 
     def _dense_slot(self, slot: str, names: list[str]) -> dict[str, Array]:
         memory = ModelMemory(self.model, layouts=self._layouts, is_writable=True)
-        patience = Patience(f"{self._who} reads slot {slot!r}", timeout_s=self._timeout_s)
+        wait = Wait(f"{self._who} reads slot {slot!r}", timeout_s=self._timeout_s)
         num_attempts = 0
         while True:
             num_attempts += 1
@@ -288,7 +288,7 @@ class ModelReader:
                 if len(steps) <= 1 or num_attempts >= MAX_SLOT_ATTEMPTS:
                     return memory.arrays
             except StepGone as error:
-                patience.explain(error.message)
+                wait.explain(error.message)
 
     def _spec(self, name: str) -> VariableSpec:
         if not isinstance(name, str) or name not in self._variables:
@@ -352,17 +352,14 @@ class VariableMemory:
         self._own_steps = [found.get(index) for index in range(len(self._own_steps))]
         return min(found.values(), default=None)
 
-    def copied(self, step: int) -> dict[str, Array]:
-        """Returns arrays of the caller's own with the variables of `step`. Raises StepGone, StepNotReady."""
-        if self.step == step and not self.is_lent:
-            return self.copied_held()
+    def copied(self) -> dict[str, Array]:
+        """Returns writable arrays of the caller's own with what is held. Raises StepGone if servers have written over it, StepNotReady."""
+        if not self.is_lent or self.step is None:
+            return {name: view.copy() for name, view in self.views.items()}
+        # From the servers' memory by their own way, which sees whether they write there meanwhile.
         memory = ModelMemory(self._model, layouts=self._own.layouts, is_writable=True)
-        self._shards.read(memory, step=step)
+        self._shards.read(memory, step=self.step)
         return memory.views
-
-    def copied_held(self) -> dict[str, Array]:
-        """Returns copies of what is held, which must lie in memory of the reader's own."""
-        return {name: view.copy() for name, view in self.views.items()}
 
     def _on(self, arenas: Sequence[Array | None]) -> ModelMemory:
         # The memory holds its arenas, so their ids stay theirs.

@@ -10,7 +10,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.chief import ClusterStatus, Registration
+from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
@@ -40,6 +40,7 @@ class Session:
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
         self._loop = WorkerLoop(self._member)
         self._batches: DataBatches | None = None
+        self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +82,14 @@ class Session:
     def is_finished(self) -> bool:
         """Whether training is finished, as far as this session has heard; asks nobody."""
         return self._loop.state.is_finished or self._member.is_finished
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster is for (0: any number); asks the chief the first time, and again after the policy has changed."""
+        policy, known = self._loop.state.policy, self._num_workers
+        if known is None or known[0] is not policy:
+            known = self._num_workers = policy, self.status().total_num_replicas
+        return known[1]
 
     @property
     def transport(self) -> tuple[str, ...]:
@@ -130,19 +139,26 @@ class Session:
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
         return self._loop.join(declared, create=create, timeout_s=timeout_s)
 
-    def read(self, *, copy: bool = False) -> dict[str, Array]:
+    def read(self) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
 
         The newest: under the policies ssp and async, and with fifo tokens. Under async, shards may be a step apart, and without locking any
-        number. The arrays are read-only. They are memory of the session or, in sync, of parameter servers that it shares memory with, and
-        valid until the next token (where the newest are read, until the next `read()` or `step()`): copy what is to be kept longer. With
-        `copy` they are the caller's own, writable, and of one step. A backup worker that others have overtaken by a whole step may see that
-        in the arrays; its contribution is then dropped as stale.
+        number. The arrays are the caller's own: writable, and they stay as they are. `views()` spares the copy.
 
         Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
         anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
         """
-        return self._at_work().do(lambda training: training.read(copy=copy))
+        return self._at_work().do(Training.read)
+
+    def views(self) -> dict[str, Array]:
+        """Returns what `read()` does without a copy: read-only arrays, valid until the next token.
+
+        They are memory of the session or, in sync, of parameter servers that it shares memory with. Where the newest are read, they are
+        valid until the next `read()`, `views()` or `step()`. A backup worker that others have overtaken by a whole step may see that in
+        them; its contribution is then dropped as stale. Other libraries may take the memory as theirs and write to it, which ends the
+        process: give them what `read()` returns.
+        """
+        return self._at_work().do(Training.views)
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
@@ -278,6 +294,15 @@ class Session:
         return changes.set_hyperparameters(
             link, who=self._who, learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
         )
+
+    def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training goes on meanwhile.
+
+        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with what is waited for, but it is saved all the same;
+        InvalidSpec where the cluster was started without a place for checkpoints.
+        """
+        self._member.check_open()
+        return changes.save_checkpoint(self._member.link, who=self._who, timeout_s=timeout_s)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""

@@ -23,7 +23,7 @@ _STAGED = frozenset({PushResult.STAGED})
 
 
 class OpenCommits:
-    """What another chief would have to be told again, of this participant. A few at most. Written by one thread; any may take a copy."""
+    """What another chief would have to hear again, of this participant. A few at most. Written by one thread; any may take a copy."""
 
     def __init__(self, owner: Participant) -> None:
         self.owner = owner
@@ -237,7 +237,7 @@ class WorkerState:
 
 
 def _is_counted(results: Collection[PushResult], *, applies_on_arrival: bool) -> tuple[bool, bool]:
-    """Whether a contribution can count, and whether it is applied: shards that are told of another policy meanwhile may disagree."""
+    """Whether a contribution can count, and whether it is applied: shards that hear of another policy meanwhile may disagree."""
     found = frozenset(results)
     if found == _STAGED:
         return True, False

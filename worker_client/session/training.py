@@ -3,7 +3,7 @@
 Once the participant's epoch is over, every call raises what servers and chief raise then; `loop` begins the next one's.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ps_protocol.errors import EpochMismatch, InternalError, StepGone, TooManyPushes
 from ps_protocol.model.variables import Array
@@ -11,8 +11,8 @@ from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import note_outcome
 from ps_protocol.roles.chief import CommitResult, PushCommit, PushOutcome, TokenResult
 from ps_protocol.roles.shard import Metric, PushId, PushResult
-from worker_client.cluster.waiting import Patience
-from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, Outgoing, ShardPart, Updates, as_metrics
+from worker_client.cluster.waiting import Wait
+from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Updates, as_metrics
 from worker_client.model.lending import GradientMemory
 from worker_client.session.joining import Joined, agree
 from worker_client.session.membership import Membership
@@ -37,7 +37,7 @@ class Training:
         self._layouts = joined.variables.layouts
         self._variables = VariableMemory(joined.model, joined.variables, self._shards)
         memories = self._shards.memories
-        self._outgoing = Outgoing(self._layouts, wire=member.link.transport.wire, travels=memories.travels)
+        self._shard_parts = ShardParts(self._layouts, wire=member.link.transport.wire, travels=memories.travels)
         self._gradients = GradientMemory(joined.model, joined.gradients, give=memories.gradients, give_kept=memories.kept)
         self._gives_several = joined.gives_several
         self._finite = FiniteGradients(joined.model)
@@ -64,22 +64,36 @@ class Training:
 
     def release(self) -> None:
         """Whatever was under way is over: the user may write again into all memory that he has."""
-        self._gradients.settle(is_over=True)
+        self._gradients.unlock(is_over=True)
         self._lent = None
 
     # -- reading
 
-    def read(self, *, copy: bool) -> dict[str, Array]:
-        """Returns the dense variables of the worker's step, or the newest; with `copy` in arrays of the caller's own."""
+    def views(self) -> dict[str, Array]:
+        """Returns the dense variables of the worker's step, or the newest, where they are."""
         self._hear_of_end()
         self._fetch()
         self.state.has_newest = False  # the next asks anew
-        return self._copied() if copy else dict(self._variables.views)
+        return dict(self._variables.views)
+
+    def read(self) -> dict[str, Array]:
+        """Returns the same in arrays of the caller's own."""
+        self._hear_of_end()
+        self._fetch()
+        self.state.has_newest = False  # the next asks anew
+        wait = Wait(f"{self._who} reads the variables", timeout_s=self._timeout_s)
+        while True:
+            try:
+                return self._variables.copied()
+            except StepGone as error:
+                self._variables.step = None
+                self._move_on(wait, error)
+                self._fetch()
 
     def read_rows(self, name: str, indices: object) -> Array:
         """Returns rows of a table, of the worker's step, or the newest."""
         self._hear_of_end()
-        state, patience = self.state, Patience(f"{self._who} reads rows of {name!r}", timeout_s=self._timeout_s)
+        state, wait = self.state, Wait(f"{self._who} reads rows of {name!r}", timeout_s=self._timeout_s)
         while not state.reads_latest:
             try:
                 return self.reader.rows(name, indices, step=state.local_step).values
@@ -87,7 +101,7 @@ class Training:
                 if self._variables.step == state.local_step:
                     # The step has moved on by two since its variables were read; what is computed from them will be dropped anyway.
                     break
-                self._move_on(patience, error)
+                self._move_on(wait, error)
         rows = self.reader.rows(name, indices, step=None, is_aligned=not state.policy.applies_on_arrival)
         if not self._variables.views and rows.step is not None and state.follows_reads:
             state.local_step = rows.step
@@ -102,7 +116,7 @@ class Training:
 
     def gradient_buffers(self) -> dict[str, Array]:
         """Returns arrays to write the next contribution into."""
-        self._settle()
+        self._unlock_lent()
         return dict(self._gradients.ask(may_overlap=self._may_overlap).views)
 
     def stage(
@@ -120,17 +134,24 @@ class Training:
         the shards' memory is not copied. `ranges`: what it was made from.
         """
         self.check_place()
-        self._settle()
+        self._unlock_lent()
         state = self.state
         step, numbers = state.local_step, as_metrics(metrics) if metrics else {}
         staging = self._gradients.staging_for(gradients or {}, may_lend=is_waited_for and not self._may_overlap)
         staged = staging.nothing() if gradients is None else staging.stage(gradients, step=step, updates=updates)
         if self._member.registration.rejects_nonfinite and gradients is not None:
             self._finite.check(staged, who=f"{self._who}, step {step}")
-        parts = self._outgoing.parts(staged, is_last_counted=state.num_pushes not in state.refused)
-        push_id = state.number_push()
+        parts = self._shard_parts.parts(staged, is_last_counted=state.num_pushes not in state.refused)
+        push_id, hashes = state.number_push(), self._shard_parts.layout_hashes
         try:
-            results = self._push(parts, push_id=push_id, step=step, metrics=numbers)
+            try:
+                refused = tuple(state.refused)
+                results = self._shards.push(parts, layout_hashes=hashes, push_id=push_id, step=step, metrics=numbers, refused=refused)
+                state.refused.clear()
+            except TooManyPushes as error:
+                if not state.policy.accepts_stale:
+                    raise
+                results = self._push_when_there_is_room(parts, error.message, push_id=push_id, step=step, metrics=numbers)
         except BaseException:
             state.refused.append(push_id.sequence)
             raise
@@ -141,24 +162,24 @@ class Training:
             self._lent = commit
         return commit
 
-    def _push(self, parts: Sequence[ShardPart], *, push_id: PushId, step: int, metrics: Mapping[str, Metric]) -> Collection[PushResult]:
-        state, hashes = self.state, self._outgoing.layout_hashes
-        patience: Patience | None = None
+    def _push_when_there_is_room(
+        self, parts: Sequence[ShardPart], why: str, *, push_id: PushId, step: int, metrics: Mapping[str, Metric]
+    ) -> list[PushResult]:
+        """Where nobody waits, what was given before may not be applied yet: a token comes when it is."""
+        state, hashes = self.state, self._shard_parts.layout_hashes
+        wait = Wait(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
         while True:
+            wait.explain(why)
+            self._await_token(None, timeout_s=wait.left_s())
+            if state.is_finished or not state.policy.accepts_stale:
+                return [PushResult.STALE]  # nobody will apply it any more
             try:
                 refused = tuple(state.refused)
                 results = self._shards.push(parts, layout_hashes=hashes, push_id=push_id, step=step, metrics=metrics, refused=refused)
                 state.refused.clear()
                 return results
             except TooManyPushes as error:
-                if not state.policy.accepts_stale:
-                    raise
-                # Where nobody waits, what was given before may not be applied yet: a token comes when it is.
-                patience = patience or Patience(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
-                patience.explain(error.message)
-                self._await_token(None, timeout_s=patience.left_s())
-                if state.is_finished or not state.policy.accepts_stale:
-                    return [PushResult.STALE]  # nobody will apply it any more
+                why = error.message
 
     # -- counting and waiting
 
@@ -205,18 +226,18 @@ class Training:
         if commit is not None:
             state.commits.sent(commit)
         participant, local_step, request_id = state.participant, state.local_step, state.request_id
-        patience = Patience(f"{self._who} wants a token after step {local_step}", timeout_s=timeout_s)
+        wait = Wait(f"{self._who} wants a token after step {local_step}", timeout_s=timeout_s)
         result: CommitResult | None = None
         try:
             while True:
-                max_wait_s, sent = patience.slice_s(), commit if result is None else None
+                max_wait_s, sent = wait.slice_s(), commit if result is None else None
                 reply = member.ask(
                     lambda chief, sent=sent, max_wait_s=max_wait_s: chief.dequeue_token(  # type: ignore[misc]
                         participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=sent
                     ),
                     participant=participant,
                     what=f"a token after step {local_step}",
-                    timeout_s=patience.left_s(),
+                    timeout_s=wait.left_s(),
                     expected_s=max_wait_s,
                 )
                 if result is None and commit is not None and reply.commit is not None:
@@ -224,7 +245,7 @@ class Training:
                     self._note_answer(commit, result)
                 if reply.result is not TokenResult.WAIT:
                     break
-                patience.explain(reply.waiting_for)
+                wait.explain(reply.waiting_for)
             has_other_policy = state.granted(reply)
             failpoint("worker.token.after")
             if reply.shards_version != member.registration.shards_version:
@@ -233,10 +254,10 @@ class Training:
                 self._hear_policy()
             state.move_on(reply)
         except BaseException:
-            self._settle()
+            self._unlock_lent()
             self._gradients.protect()
             raise
-        if not self._settle():
+        if not self._unlock_lent():
             self._await_end_of_lent(timeout_s)
         return result
 
@@ -271,14 +292,14 @@ class Training:
         """Whether a contribution may be under way when the worker computes the next one: any but strict sync with at most one a step."""
         return self.state.reads_latest or self._gives_several
 
-    def _settle(self) -> bool:
+    def _unlock_lent(self) -> bool:
         """Lets the user write again into the shards' memory that he has, if what was sent from there is over; returns whether it is."""
         lent, state = self._lent, self.state
         if lent is None:
             return True
         is_next_step = not state.reads_latest and state.local_step > lent.step
         is_refused = lent.push_id.sequence in state.refused
-        if self._gradients.settle(is_over=is_next_step or lent.is_applied or state.is_finished or is_refused):
+        if self._gradients.unlock(is_over=is_next_step or lent.is_applied or state.is_finished or is_refused):
             self._lent = None
         return self._lent is None
 
@@ -289,9 +310,9 @@ class Training:
             self._gives_several = True
         # Another policy came meanwhile; what had been counted is applied soon, unless that takes more from this worker.
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        patience = Patience(f"{self._who} waits for the end of its last contribution", timeout_s=limit_s)
-        while not self._gives_several and not self._settle() and patience.left_s() and not self._member.is_finished:
-            patience.pause(_LOOK_AGAIN_S)
+        wait = Wait(f"{self._who} waits for the end of its last contribution", timeout_s=limit_s)
+        while not self._gives_several and not self._unlock_lent() and wait.left_s() and not self._member.is_finished:
+            wait.pause(_LOOK_AGAIN_S)
         self._gradients.protect()
 
     # -- variables
@@ -304,15 +325,15 @@ class Training:
         state, variables = self.state, self._variables
         if self._holds_step():
             return
-        patience: Patience | None = None
+        wait: Wait | None = None
         while not state.reads_latest:
             try:
                 # Later nobody writes there again, but the servers go away.
                 variables.fetch(state.local_step, may_view=not state.is_finished)
                 return
             except StepGone as error:
-                patience = patience or Patience(f"{self._who} reads the variables", timeout_s=self._timeout_s)
-                self._move_on(patience, error)
+                wait = wait or Wait(f"{self._who} reads the variables", timeout_s=self._timeout_s)
+                self._move_on(wait, error)
         if not state.has_newest:
             state.read_newest(variables.fetch_latest(is_aligned=not state.policy.applies_on_arrival))
 
@@ -322,20 +343,9 @@ class Training:
             return False
         return not (state.is_finished and variables.is_lent)
 
-    def _copied(self) -> dict[str, Array]:
-        patience = Patience(f"{self._who} copies the variables", timeout_s=self._timeout_s)
-        while self._variables.is_lent:
-            try:
-                return self._variables.copied(self.state.local_step)
-            except StepGone as error:
-                self._variables.step = None
-                self._move_on(patience, error)
-                self._fetch()
-        return self._variables.copied_held()
-
-    def _move_on(self, patience: Patience, error: StepGone) -> None:
+    def _move_on(self, wait: Wait, error: StepGone) -> None:
         """The worker's step is no longer kept: others went on without it, or the policy is no longer that of steps."""
-        patience.explain(error.message)
+        wait.explain(error.message)
         self._hear_policy()
         if not self.state.reads_latest:
             self._await_token(None, timeout_s=self._timeout_s)  # answered at once: the step has moved on

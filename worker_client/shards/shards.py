@@ -295,7 +295,14 @@ class Shards:
                 results[index] = reply.result
         missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
         if missing:
-            results |= self._call(f"push to step {step}", push, missing, num_bytes=[part.segments.nbytes for part in parts])
+            what, num_bytes = f"push to step {step}", [part.segments.nbytes for part in parts]
+            if len(parts) == 1:
+                # As `_one` does it, by a frame less: it is the way of every step.
+                subject, transfer_s = self._subject(0, what), num_bytes[0] / SLOWEST_BYTES_PER_S
+                with self._transport.watching(subject, expected_s=transfer_s):
+                    limit_s = self._transport.timeout_s + transfer_s
+                    return [waiting.call(partial(push, 0, self._shards[0]), what=subject, timeout_s=limit_s, stop=self._closed)]
+            results |= self._call(what, push, missing, num_bytes=num_bytes)
         return [results[index] for index in range(len(self))]
 
     def read_slot(self, slot: str, into: ModelMemory, *, names: frozenset[str]) -> set[int]:
@@ -355,22 +362,23 @@ class Shards:
         self, what: str, call: Callable[[int, Shard, float], Result], indices: Collection[int], *, num_bytes: Sequence[int] | None = None
     ) -> dict[int, Result]:
         """Returns the results of `call(index, shard, timeout_s)` for some shards at once, by index."""
-        if len(self._addresses) == 1:
-            return {0: self._at(0, what, call, num_bytes)} if indices else {}
-        calls = [partial(self._at, index, what, call, num_bytes) if index in indices else None for index in range(len(self._addresses))]
+        sizes = num_bytes or (0,) * len(self._addresses)
+        calls = [
+            partial(self._one, index, what, partial(call, index, shard), num_bytes=sizes[index]) if index in indices else None
+            for index, shard in enumerate(self._shards)
+        ]
         results = self._fan_out.run(calls)
         return {index: results[index] for index in indices}  # type: ignore[misc]  # those have a call
 
-    def _at(self, index: int, what: str, call: Callable[[int, Shard, float], Result], num_bytes: Sequence[int] | None) -> Result:
-        transfer_s = num_bytes[index] / SLOWEST_BYTES_PER_S if num_bytes else 0.0
-        return self._one(index, what, partial(call, index, self._shards[index]), transfer_s=transfer_s)
-
-    def _one(self, index: int, what: str, call: Callable[[float], Result], *, transfer_s: float = 0.0) -> Result:
-        """Returns `call(timeout_s)`, a call of one shard; `transfer_s`: how much longer it may take for what it transfers."""
-        address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
-        subject = f"ps {index} at {address}: {what}"
+    def _one(self, index: int, what: str, call: Callable[[float], Result], *, num_bytes: int = 0) -> Result:
+        """Returns `call(timeout_s)`, a call of one shard, which may take longer the more it transfers."""
+        subject, transfer_s = self._subject(index, what), num_bytes / SLOWEST_BYTES_PER_S
         with self._transport.watching(subject, expected_s=transfer_s):
             return waiting.call(call, what=subject, timeout_s=self._transport.timeout_s + transfer_s, stop=self._closed)
+
+    def _subject(self, index: int, what: str) -> str:
+        address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
+        return f"ps {index} at {address}: {what}"
 
     def _share_again(self, layouts: Sequence[Layout]) -> None:
         if not self.memories.is_whole:

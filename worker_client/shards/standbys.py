@@ -66,7 +66,7 @@ class ShardPlaces:
         return (registration.shard_addresses[index], *([standbys[index]] if index < len(standbys) and standbys[index] else []))
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Has a listener told of changes."""
+        """Has a listener called at changes."""
         self._listeners.append(on_change)
 
     def hear(self, version: int, *, is_urgent: bool = False) -> bool:

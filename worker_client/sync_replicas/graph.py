@@ -1,159 +1,26 @@
 """What a program declares before its session exists, and what one `run()` evaluates. Knows names, values and phases; no hook, no transport.
 
+The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
+optimizer trains which, and how workers shall be coordinated; gradients come from the program's own functions.
+
 Source: tf.compat.v1: variables, global step, Session.run.
 """
 
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
-from ps_protocol.errors import InternalError
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.chief import ClusterStatus, PushOutcome
 from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
-
-# The seam to a worker's session, as far as the facade uses it, and how a `master` becomes one. Knows no graph and no hook.
-
-
-class StepReport(Protocol):
-    """What a session tells of a step."""
-
-    @property
-    def outcome(self) -> PushOutcome:
-        """What became of the contribution."""
-
-    @property
-    def step(self) -> int:
-        """The step of the variables that it was computed from."""
-
-    @property
-    def applied_step(self) -> int | None:
-        """The step that it is a part of."""
-
-    @property
-    def staleness(self) -> int:
-        """How many steps were applied in between."""
-
-
-class TrainingSession(Protocol):
-    """What the facade asks of a session; `worker_client.Session` is one. Its docstrings say what each does."""
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Leaves, and tells the chief of the error."""
-
-    @property
-    def worker_index(self) -> int:
-        """The worker's index."""
-
-    @property
-    def local_step(self) -> int:
-        """The step of the variables."""
-
-    @property
-    def global_step(self) -> int:
-        """The newest step heard of."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether training is finished."""
-
-    def create_or_join(
-        self,
-        initial_values: Mapping[str, Any],
-        *,
-        optimizer: OptimizerSpec,
-        averages: AverageSpec | None = None,
-        create: bool = True,
-        timeout_s: float | None = None,
-    ) -> bool:
-        """Creates or joins the model."""
-
-    def read(self, *, copy: bool = False) -> dict[str, Array]:
-        """Reads the dense variables."""
-
-    def read_rows(self, name: str, indices: Any = None) -> Array:
-        """Reads rows of a table."""
-
-    def step(self, gradients: Any, *, updates: Any = None, metrics: Any = None) -> StepReport:
-        """Pushes, waits, reads."""
-
-    def read_averages(self, names: Any = None) -> dict[str, Array]:
-        """Reads moving averages."""
-
-    def get_slot(self, variable: str, slot: str) -> Array:
-        """Reads a slot."""
-
-    def set_policy(self, policy: PolicySpec, *, timeout_s: float | None = None) -> int:
-        """Changes how workers are coordinated."""
-
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster."""
-
-    def finish(self, reason: str = "") -> int:
-        """Ends the training of all workers."""
-
-    def close(self) -> None:
-        """Leaves."""
-
-
-# Called with the worker's index (None: any) and whether whoever holds that index is to be pushed aside.
-Opener = Callable[[int | None, bool], TrainingSession]
-
-
-def opener_of(master: Any) -> Opener:
-    """Returns how to open sessions at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
-    if callable(master):
-        return master  # type: ignore[no-any-return]  # the caller's promise
-    if hasattr(master, "chief") and hasattr(master, "shards"):
-        return lambda index, takeover: _local(master, index, takeover)
-    if not master and not os.environ.get("LOCKSTEP_CHIEF") and not os.environ.get("TF_CONFIG"):
-        return _private_cluster()
-    if master and not isinstance(master, str):
-        raise ValueError(f"master: got {master!r}, want 'host:port' or 'unix:/path' of the chief, '' or a cluster inside this process")
-    return lambda index, takeover: _connected(master or None, index, takeover)
-
-
-def _connected(chief: str | None, index: int | None, takeover: bool) -> TrainingSession:
-    from worker_client.opening import connect
-
-    return connect(chief, worker_index=index, takeover=takeover)
-
-
-def _local(cluster: Any, index: int | None, takeover: bool) -> TrainingSession:
-    from worker_client.opening import local
-
-    return local(cluster, worker_index=index, takeover=takeover)
-
-
-def _private_cluster() -> Opener:
-    def opened(index: int | None, takeover: bool) -> TrainingSession:
-        from worker_client.opening import local
-
-        if takeover:
-            raise InternalError("the cluster inside this process belongs to one session, and that has failed; make a new session")
-        return local(worker_index=index)
-
-    return opened
-
-
-# What a training program declares, and what one `run()` of its session evaluates. Knows names, values and phases; nothing of hooks.
-#
-# The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
-# optimizer trains which, and how workers shall be coordinated; gradients come from the program's own functions.
-
+from worker_client.session.session import Session
 
 GLOBAL_STEP = "global_step"
 
@@ -314,7 +181,7 @@ class Graph:
         return ModelDeclaration(values=values, optimizer=first, averages=self.averages, policy=self.policy)
 
     def _declared(self, variable: ModelVariable, of_model: OptimizerSpec) -> Any:
-        """What a session is told of the variable: its declaration, with its optimizer if that is not the model's."""
+        """What a session is given of the variable: its declaration, with its optimizer if that is not the model's."""
         optimizer, initial = self._optimizers.get(variable.name), variable.initial
         if optimizer is None or optimizer.key == of_model.key:
             return initial
@@ -434,7 +301,7 @@ class Fetch(Protocol):
 class CurrentVariables(Mapping[str, Array]):
     """The variables that a loss is computed from: read-only arrays by name, all of one step; tables by rows."""
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._arrays = session.read()
 
@@ -469,13 +336,13 @@ class LossResult:
 class Run:
     """One run: reads variables once, calls each loss once, carries out each training op once.
 
-    `settled`: results of training ops that an earlier attempt of the same run has begun to push, by op; they are not pushed again.
+    `done`: results of training ops that an earlier attempt of the same run has begun to push, by op; they are not pushed again.
     """
 
-    def __init__(self, session: TrainingSession, graph: Graph, *, feed: Any, settled: dict[int, Any]) -> None:
+    def __init__(self, session: Session, graph: Graph, *, feed: Any, done: dict[int, Any]) -> None:
         self.session = session
         self.graph = graph
-        self.settled = settled
+        self.done = done
         self._feed = feed
         self._variables: CurrentVariables | None = None
         self._losses: dict[Any, LossResult] = {}

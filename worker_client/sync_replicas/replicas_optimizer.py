@@ -62,7 +62,7 @@ class SyncReplicasOptimizer:
 
     @property
     def spec(self) -> OptimizerSpec:
-        """The wrapped optimizer, as servers are told."""
+        """The wrapped optimizer, as servers have it."""
         return self._opt.spec
 
     def minimize(

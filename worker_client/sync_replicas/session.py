@@ -4,7 +4,8 @@ Source: tf.compat.v1.train.MonitoredTrainingSession.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,22 +13,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from ps_protocol.errors import EpochMismatch, LeaseExpired, MalformedMessage, PsError, Unavailable
+from ps_protocol.errors import EpochMismatch, InternalError, LeaseExpired, MalformedMessage, PsError, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.roles.chief import ClusterState
 from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
+from worker_client.opening import connect, local
+from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import (
     Graph,
     ModelDeclaration,
-    Opener,
     Run,
-    TrainingSession,
     check,
     default_graph,
     evaluate,
-    opener_of,
 )
 from worker_client.sync_replicas.hooks import (
     Coordinator,
@@ -46,6 +46,29 @@ log = logging.getLogger("lockstep.worker")
 
 # A bound for those who set none: a retry needs a number.
 NO_LIMIT_S = 1e9
+
+
+# Called with the worker's index (None: any) and whether whoever holds that index is to be pushed aside.
+Opener = Callable[[int | None, bool], Session]
+
+
+def opener_of(master: Any) -> Opener:
+    """Returns how to open sessions at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
+    if callable(master):
+        return master  # type: ignore[no-any-return]  # the caller's promise
+    if hasattr(master, "chief") and hasattr(master, "shards"):
+        return lambda index, takeover: local(master, worker_index=index, takeover=takeover)
+    if not master and not os.environ.get("LOCKSTEP_CHIEF") and not os.environ.get("TF_CONFIG"):
+        return _open_private_cluster
+    if master and not isinstance(master, str):
+        raise ValueError(f"master: got {master!r}, want 'host:port' or 'unix:/path' of the chief, '' or a cluster inside this process")
+    return lambda index, takeover: connect(master or None, worker_index=index, takeover=takeover)
+
+
+def _open_private_cluster(index: int | None, takeover: bool) -> Session:
+    if takeover:
+        raise InternalError("the cluster inside this process belongs to one session, and that has failed; make a new session")
+    return local(worker_index=index)
 
 
 class SessionCreator:
@@ -68,19 +91,19 @@ class SessionCreator:
         self._max_wait_s = max_wait_s
         self._worker_index = worker_index
 
-    def create(self) -> TrainingSession:
+    def create(self) -> Session:
         """Returns a session that has the model; blocks until there is one. Raises RuntimeError if nothing trains the graph."""
         declaration = self._graph.declaration()
         if self._is_chief and self._checkpoint_dir is not None:
             declaration = _restored(declaration, self._checkpoint_dir)
         return self._joined(declaration, self._worker_index, takeover=False)
 
-    def recreate(self, worker_index: int) -> TrainingSession:
+    def recreate(self, worker_index: int) -> Session:
         """Returns a new session in place of a lost one; tries again while the cluster cannot be reached, at most `max_wait_s`."""
         declaration = self._graph.declaration()
         limit_s = NO_LIMIT_S if self._max_wait_s is None else self._max_wait_s
 
-        def attempt(_: float) -> TrainingSession:
+        def attempt(_: float) -> Session:
             try:
                 return self._joined(declaration, worker_index, takeover=True)
             except (LeaseExpired, EpochMismatch) as error:
@@ -88,13 +111,13 @@ class SessionCreator:
 
         return waiting.call(attempt, what=f"a new session for worker {worker_index}", timeout_s=limit_s)
 
-    def end_training(self, session: TrainingSession) -> None:
+    def end_training(self, session: Session) -> None:
         """After synchronous training, the chief worker's end is everybody's: in the original its queue of tokens closes."""
         policy = self._graph.policy
         if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
             session.finish(f"the chief worker ({session.worker_index}) has ended its session")
 
-    def _joined(self, declaration: ModelDeclaration, worker_index: int | None, *, takeover: bool) -> TrainingSession:
+    def _joined(self, declaration: ModelDeclaration, worker_index: int | None, *, takeover: bool) -> Session:
         session = self._open(worker_index, takeover)
         try:
             if self._is_chief and declaration.policy is not None:
@@ -112,7 +135,7 @@ class SessionCreator:
         return session
 
 
-def _have_policy(session: TrainingSession, policy: PolicySpec, *, timeout_s: float | None) -> None:
+def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | None) -> None:
     """Sets the policy, but not on a training that goes by it already: its tokens are out."""
     status = session.status()
     is_under_way = status.state is ClusterState.TRAINING
@@ -173,17 +196,17 @@ RECOVERABLE = (Unavailable, LeaseExpired, EpochMismatch)
 class PlainSession:
     """A session without hooks: what hooks are given. `run()` evaluates and calls no hook, and does not survive a loss."""
 
-    def __init__(self, session: TrainingSession, graph: Graph) -> None:
+    def __init__(self, session: Session, graph: Graph) -> None:
         self.session = session
         self.graph = graph
 
     def run(self, fetches: Any, feed_dict: Any = None) -> Any:
         """Returns the values of `fetches`; see `MonitoredSession.run`."""
-        return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict, settled={}))
+        return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict, done={}))
 
     def read(self) -> dict[str, Array]:
         """Returns the dense variables by name, in arrays of the caller's own: hooks keep what they read."""
-        return self.session.read(copy=True)
+        return self.session.read()
 
     def status(self) -> Any:
         """Returns the chief's report of the cluster."""
@@ -279,13 +302,13 @@ class MonitoredSession:
         self._close(None)
 
     def _evaluated(self, fetches: Any, feed: Any) -> Any:
-        settled: dict[int, Any] = {}
+        done: dict[int, Any] = {}
         is_lost = False
         while True:
             try:
                 if is_lost:
                     self._replace()
-                return evaluate(fetches, Run(self._session.session, self._graph, feed=feed, settled=settled))
+                return evaluate(fetches, Run(self._session.session, self._graph, feed=feed, done=done))
             except RECOVERABLE as error:
                 log.warning("session lost, making a new one worker=%d cause=%s", self._session.session.worker_index, error)
                 is_lost = True
@@ -404,7 +427,7 @@ def _merged_feeds(feed: Any, of_hooks: Sequence[Any]) -> Any:
     return merged
 
 
-def _close_lost(session: TrainingSession) -> None:
+def _close_lost(session: Session) -> None:
     try:
         session.close()
     except PsError as error:

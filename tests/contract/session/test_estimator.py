@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import worker_client
 from lockstep.demo.digits import load_digits, split
 from tests.support.repository import ROOT
+from worker_client import sync_replicas
 from worker_client.estimator import DNNClassifier
 
 RANDOM = np.random.default_rng(2)
@@ -96,7 +97,7 @@ def test_labels_outside_the_named_classes_are_refused() -> None:
 def test_hooks_hear_of_every_batch() -> None:
     heard: list[str] = []
 
-    class Listener(worker_client.SessionRunHook):
+    class Listener(sync_replicas.SessionRunHook):
         def begin(self) -> None:
             heard.append("begin")
 
@@ -111,7 +112,7 @@ def test_hooks_hear_of_every_batch() -> None:
 
 
 def test_a_sync_replicas_optimizer_trains_with_its_hook_also_without_a_cluster() -> None:
-    optimizer = worker_client.SyncReplicasOptimizer(worker_client.sgd(0.1), replicas_to_aggregate=1)
+    optimizer = sync_replicas.SyncReplicasOptimizer(worker_client.sgd(0.1), replicas_to_aggregate=1)
     classifier = DNNClassifier((4,), optimizer=optimizer, max_iter=2, random_state=0)
     classifier.fit(X, Y, hooks=[optimizer.make_session_run_hook(is_chief=True, num_tokens=0)])
     assert classifier.global_step_ == 6

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.clusters import GrpcTestCluster, Shape
-from worker_client import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer, momentum
+from worker_client import momentum
 from worker_client.estimator import DNNClassifier
+from worker_client.sync_replicas import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer
 
 RANDOM = np.random.default_rng(2)
 X = np.concatenate([RANDOM.normal(center, 1.0, (40, 3)) for center in (-2.0, 0.0, 2.0)])

@@ -16,12 +16,12 @@ from ps_protocol.roles.chief import PushOutcome
 from tests.support.clusters import GrpcTestCluster, Shape
 from tests.support.facade_programs import running_cluster
 from tests.support.faults import Flaky
-from worker_client import (
+from worker_client import Session
+from worker_client.sync_replicas import (
     GradientDescentOptimizer,
     Graph,
     MonitoredSession,
     MonitoredTrainingSession,
-    Session,
     SyncReplicasOptimizer,
     TrainOp,
     get_or_create_global_step,

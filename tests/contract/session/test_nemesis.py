@@ -98,7 +98,7 @@ def _trained(kind: str, directory: Path, *, seed: int | None) -> Iterator[tuple[
         for nemesis in network.nemeses:
             nemesis.release_all()
         seen = sum((nemesis.seen for nemesis in network.nemeses), Counter[str]())
-        yield sessions[0].read(copy=True), outcomes, seen
+        yield sessions[0].read(), outcomes, seen
 
 
 def _run(threads: list[threading.Thread]) -> None:

@@ -15,7 +15,7 @@ from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Su
 from ps_protocol.roles.chief import ParticipantKind
 from tests.support.rolling import RollingCluster
 from tests.support.waiting import wait_until
-from worker_client import PushOutcome, Session
+from worker_client import PushOutcome, Session, sync_replicas
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}
@@ -256,12 +256,12 @@ def test_monitored_session_goes_on_after_a_rollback() -> None:
         link = cluster.link()
         return Session(link, link.register(kind=ParticipantKind.WORKER, index=index, takeover=takeover))
 
-    with worker_client.Graph().as_default():
-        worker_client.get_variable("w", np.zeros(4))
-        op = worker_client.GradientDescentOptimizer(1.0).minimize(
-            lambda variables: (0.0, {"w": np.ones(4)}), worker_client.get_or_create_global_step()
+    with sync_replicas.Graph().as_default():
+        sync_replicas.get_variable("w", np.zeros(4))
+        op = sync_replicas.GradientDescentOptimizer(1.0).minimize(
+            lambda variables: (0.0, {"w": np.ones(4)}), sync_replicas.get_or_create_global_step()
         )
-        with worker_client.MonitoredTrainingSession(opened, log_step_count_steps=None) as monitored:
+        with sync_replicas.MonitoredTrainingSession(opened, log_step_count_steps=None) as monitored:
             session = monitored.session
             assert [monitored.run(op).outcome for _ in range(2)] == [PushOutcome.ACCEPTED] * 2
             cluster.roll_back()

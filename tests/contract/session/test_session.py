@@ -52,6 +52,24 @@ def test_values_come_back_as_they_were_given(start: Start) -> None:
     assert_equal(session.read(), VALUES)
 
 
+def test_what_was_read_is_the_callers_own(start: Start) -> None:
+    """It can be written, in place too, and stays as it was whatever comes after: on every transport."""
+    cluster = start(Shape(num_ps=3))
+    session, observer = join(cluster.session()), cluster.observer()
+    seen = []
+    for _ in range(4):
+        seen.append((session.read(), observer.read(), {name: view.copy() for name, view in session.views().items()}))
+        session.step(ONES, timeout_s=20)
+    for number, (own, observed, expected) in enumerate(seen):
+        assert_equal(own, expected)
+        assert_equal(observed, expected)
+        for array in (*own.values(), *observed.values()):
+            array += number  # nobody else's
+            array.setflags(write=True)
+    assert_equal(session.read(), {name: view.copy() for name, view in session.views().items()})
+    assert not any(view.flags.writeable for view in (*session.views().values(), *observer.views().values()))
+
+
 def test_steps_are_applied_and_counted(start: Start) -> None:
     session = join(start(Shape(num_ps=2, max_steps=3)).session())
     for step in range(3):

@@ -58,7 +58,7 @@ def test_arrays_of_gradients_are_the_same_from_step_to_step_and_variables_those_
     assert session.transport == ("shared_memory", "shared_memory")
     kept, seen = session.gradient_buffers(), []
     for step in range(6):
-        variables = session.read()
+        variables = session.views()
         assert_all(variables, -step)
         assert not variables["w"].flags.writeable
         seen.append(variables["w"])
@@ -69,12 +69,12 @@ def test_arrays_of_gradients_are_the_same_from_step_to_step_and_variables_those_
     assert all(a is b for a, b in zip(seen, seen[2:], strict=False))
 
 
-def test_copies_stay_what_they_are(opened: Opening) -> None:
+def test_what_was_read_is_the_callers_own_and_stays_what_it_is(opened: Opening) -> None:
     session = opened()
-    copies = [session.read(copy=True)]
+    copies = [session.read()]
     for _ in range(3):
         session.step(fill(session.gradient_buffers(), 1))
-        copies.append(session.read(copy=True))
+        copies.append(session.read())
     for step, copy in enumerate(copies):
         assert_all(copy, -step)
         copy["w"][...] = 5  # the caller's own
@@ -83,9 +83,9 @@ def test_copies_stay_what_they_are(opened: Opening) -> None:
 def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
     session = opened()
     session.step(fill(session.gradient_buffers(), 1))
-    before = session.read()
+    before = session.views()
     session.finish("enough")
-    after = session.read()
+    after = session.views()
     assert_all(after, -1)
     assert not np.shares_memory(before["w"], after["w"])
 
@@ -103,7 +103,7 @@ def test_what_is_written_after_a_push_changes_nothing_under_way(opened: Opening)
         assert other.push(values(4.0)).is_accepted
         for each in (session, other):
             assert each.wait(timeout_s=20)
-            assert_all(each.read(), -3 * (step + 1))
+            assert_all(each.views(), -3 * (step + 1))
 
 
 def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opened: Opening) -> None:
@@ -117,7 +117,7 @@ def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opene
     fill(session.gradient_buffers(), 1000)  # others meanwhile, but for those that are copied anyway
     other.step(values(4.0), timeout_s=20)
     assert session.wait(timeout_s=20)
-    assert_all(session.read(), -3)
+    assert_all(session.views(), -3)
     fill(kept, 1)
     assert all(session.gradient_buffers()[name] is kept[name] for name in kept)
 
@@ -152,7 +152,7 @@ def test_who_keeps_his_arrays_trains_on_under_another_policy(opened: Opening, so
         assert len(counted) >= 20  # a change may cost one that was on its way
         while (found := operator.status().global_step) < len(counted):
             assert session.wait(timeout_s=20), found
-    assert_all(session.read(copy=True), -sum(counted))
+    assert_all(session.read(), -sum(counted))
 
 
 def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: Opening) -> None:
@@ -160,7 +160,7 @@ def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: O
     for step in range(3):
         for value in (1, 2, 6):
             assert session.step(fill(session.gradient_buffers(), value), timeout_s=20).is_accepted
-        assert_all(session.read(), -3 * (step + 1))
+        assert_all(session.views(), -3 * (step + 1))
 
 
 def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
@@ -169,7 +169,7 @@ def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened:
     for step in range(3):
         for value in (1, 2, 6):
             assert session.step(fill(kept, value), timeout_s=20).is_accepted
-        assert_all(session.read(), -3 * (step + 1))
+        assert_all(session.views(), -3 * (step + 1))
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "asked for each time"])
@@ -182,18 +182,18 @@ def test_contributions_under_way_are_all_applied_once(opened: Opening, policy: P
     # Each is a step by itself, so the last one is part of what is read when so many steps are applied.
     while session.status().global_step < 20:
         session.wait(timeout_s=20)
-    assert_all(session.read(), -sum(range(20)))
+    assert_all(session.views(), -sum(range(20)))
 
 
 def test_arrays_of_another_kind_and_gaps_are_taken_as_ever(opened: Opening) -> None:
     session = opened()
     gradients = values(1.0)
     session.step({**gradients, "w": gradients["w"].T.copy().T, "b": None})
-    np.testing.assert_array_equal(session.read()["b"], np.zeros(3))
-    np.testing.assert_array_equal(session.read()["w"], np.full((5, 3), -1))
+    np.testing.assert_array_equal(session.views()["b"], np.zeros(3))
+    np.testing.assert_array_equal(session.views()["w"], np.full((5, 3), -1))
     session.step(gradients, metrics={"loss": 3.0})
     assert session.read_metrics()["loss"].sum == 3.0
-    assert_all({name: array for name, array in session.read().items() if name != "b"}, -2)
+    assert_all({name: array for name, array in session.views().items() if name != "b"}, -2)
 
 
 def test_slow_backup_worker_goes_on_with_a_step_that_is_still_kept(opened: Opening) -> None:
@@ -201,7 +201,7 @@ def test_slow_backup_worker_goes_on_with_a_step_that_is_still_kept(opened: Openi
     slow.read()
     for _ in range(5):
         fast.step(fill(fast.gradient_buffers(), 1), timeout_s=20)
-    assert_all(slow.read(copy=True), -5)
+    assert_all(slow.read(), -5)
     assert slow.local_step == 5
     assert slow.step(fill(slow.gradient_buffers(), 1), timeout_s=20).is_accepted
 
@@ -215,10 +215,10 @@ def test_session_goes_on_over_grpc_when_its_memory_is_no_longer_shared(opened: O
         shard._link.close()
     assert session.transport == ("grpc", "grpc")
     for step in range(1, 4):
-        assert_all(session.read(), -step)
+        assert_all(session.views(), -step)
         session.step(fill(kept, 1), timeout_s=20)
     session.step(fill(session.gradient_buffers(), 1), timeout_s=20)
-    assert_all(session.read(), -5)
+    assert_all(session.views(), -5)
 
 
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.ssp_policy(1)], ids=["sync", "ssp"])
@@ -229,7 +229,7 @@ def test_memory_that_was_lost_for_a_while_is_shared_again(
     memories = session.membership.shards().memories
     monkeypatch.setattr("worker_client.shards.shards._LOOK_AGAIN_S", 0.0)
     for step in range(6):
-        assert_all(session.read(), -step)
+        assert_all(session.views(), -step)
         gradients = session.gradient_buffers()
         if step % 2:
             for shard in [*memories.shards.values()]:
@@ -237,9 +237,9 @@ def test_memory_that_was_lost_for_a_while_is_shared_again(
                 shard._link.close()
             assert session.transport == ("grpc", "grpc")
         session.step(fill(gradients, 1), timeout_s=20)
-        session.read()
+        session.views()
         assert session.transport == ("shared_memory", "shared_memory")
-    assert_all(session.read(), -6)
+    assert_all(session.views(), -6)
 
 
 def test_transport_is_known_still_when_the_session_is_closed(opened: Opening) -> None:
@@ -260,7 +260,7 @@ def test_nothing_is_rounded_where_nothing_travels(socket_dir: Path, policy: Poli
             session.step(fill(kept, fine), timeout_s=20)
             while session.status().global_step < step:
                 session.wait(timeout_s=20)
-        assert_all(session.read(), -2 * fine)
+        assert_all(session.views(), -2 * fine)
 
 
 def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
@@ -277,7 +277,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
         with worker_client.connect(asking.chief_address, timeout_s=20) as session, caplog.at_level(logging.WARNING):
             session.create_or_join(values(0.0), optimizer=worker_client.sgd(1.0), split_bytes=256)
             assert session.transport == ("grpc", "grpc")
-            assert_all(session.read(), 0)
+            assert_all(session.views(), 0)
     assert 1 <= sum("memory is not shared with ps" in record.getMessage() for record in caplog.records) <= 2
 
 

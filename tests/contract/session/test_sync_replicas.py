@@ -9,11 +9,11 @@ import pytest
 
 from ps_protocol.model.variables import Array
 from tests.support.facade_programs import SHAPES, Build, running_cluster, target_of, train
-from worker_client import (
+from worker_client import PushOutcome
+from worker_client.sync_replicas import (
     ExponentialMovingAverage,
     GradientDescentOptimizer,
     MomentumOptimizer,
-    PushOutcome,
     StopAtStepHook,
     SyncReplicasOptimizer,
     get_or_create_global_step,

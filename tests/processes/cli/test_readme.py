@@ -40,7 +40,7 @@ def test_example_of_the_readme_runs_without_a_network(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_program_beside_the_original_trains_as_it_is_printed(tmp_path: Path) -> None:
     program = _example("docs/how-to/migrate.md", 1)
-    assert "from worker_client import *" in program
+    assert "from worker_client.sync_replicas import *" in program
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
     # As the program's first lines say.
     result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "5", "--", sys.executable, "program.py"], tmp_path)

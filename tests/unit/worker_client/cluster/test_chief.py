@@ -43,7 +43,7 @@ class Town:
         self.old, self.chiefs, self.statuses, self.num_looks = old, chiefs, statuses, 0
         self.limits: list[float] = []
         seam: Any = self
-        self.link = ChiefLink(old, seam, address="old", patience_s=0.0)  # type: ignore[arg-type]
+        self.link = ChiefLink(old, seam, address="old", silence_s=0.0)  # type: ignore[arg-type]
         self.link.know_servers(list(statuses))
 
     def watching(self, what: str, **_: Any) -> Any:

@@ -12,7 +12,7 @@ from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices
-from worker_client.model.gradients import Outgoing, Staging, as_metrics, row_gradient
+from worker_client.model.gradients import ShardParts, Staging, as_metrics, row_gradient
 from worker_client.model.memory import ModelMemory
 
 SHAPES: dict[str, tuple[int, ...]] = {"layer1/weight": (3, 4), "b1": (4,), "loss_scale": (), "nothing": (0, 2)}
@@ -202,10 +202,10 @@ def test_what_has_no_gradient_and_no_update_is_absent(mixed: Staging) -> None:
 
 
 def test_each_shard_gets_its_rows_and_no_arena_if_it_has_nothing_in_it(mixed: Staging) -> None:
-    outgoing = Outgoing(mixed.memory.layouts)
-    ordinary = outgoing.parts(mixed.stage({"t": None, "w": W}, step=0))
-    assert outgoing.parts(mixed.stage({"t": None, "w": W}, step=1)) is ordinary, "steps that are alike cost nothing"
-    parts = outgoing.parts(mixed.stage({"t": rows([9, 1, 5]), "w": None}, step=2))
+    shard_parts = ShardParts(mixed.memory.layouts)
+    ordinary = shard_parts.parts(mixed.stage({"t": None, "w": W}, step=0))
+    assert shard_parts.parts(mixed.stage({"t": None, "w": W}, step=1)) is ordinary, "steps that are alike cost nothing"
+    parts = shard_parts.parts(mixed.stage({"t": rows([9, 1, 5]), "w": None}, step=2))
     assert [part.sparse for part in parts] == [(SparsePart(table=0, num_rows=1),), (SparsePart(table=0, num_rows=2),)]
     contents = [b"".join(bytes(data) for _, data in part.segments.chunks(1 << 20)) for part in parts]
     ones = np.ones(2, np.float16).tobytes()

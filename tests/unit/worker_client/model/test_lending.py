@@ -93,7 +93,7 @@ def test_arrays_kept_over_steps_stay_the_memory_that_is_sent() -> None:
         staging = slots.step(fill(kept, step))
         assert all(staging.views[name] is kept[name] for name in kept)
         assert in_slot(slots, staging) == 0
-        assert slots.memory.settle(is_over=True)
+        assert slots.memory.unlock(is_over=True)
         slots.in_flight.clear()
         assert all(slots.ask()[name] is kept[name] for name in kept)
 
@@ -107,7 +107,7 @@ def test_what_is_sent_without_a_wait_lies_where_the_user_has_no_view() -> None:
         assert in_slot(slots, staging) == value
         fill(views, 9)
         np.testing.assert_array_equal(staging.views["w"], np.full(4, value))
-        assert slots.memory.settle(is_over=False)
+        assert slots.memory.unlock(is_over=False)
     assert all(slots.ask()[name] is kept[name] for name in kept)
 
 
@@ -115,7 +115,7 @@ def test_lent_arrays_are_read_only_only_while_they_are_under_way_and_the_user_ha
     slots = FakeSlots()
     kept = slots.ask()
     slots.step(fill(kept, 1))
-    assert not slots.memory.settle(is_over=False)
+    assert not slots.memory.unlock(is_over=False)
     slots.memory.protect()
     with pytest.raises(ValueError, match="read-only"):
         kept["w"][...] = 2
@@ -123,7 +123,7 @@ def test_lent_arrays_are_read_only_only_while_they_are_under_way_and_the_user_ha
     fill(others, 2)
     np.testing.assert_array_equal(kept["w"], np.ones(4))
     slots.in_flight.clear()  # the shards have applied it
-    assert slots.memory.settle(is_over=False)
+    assert slots.memory.unlock(is_over=False)
     assert slots.step(fill(kept, 3)).views["w"] is kept["w"]
 
 

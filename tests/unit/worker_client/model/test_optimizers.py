@@ -10,7 +10,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
-from worker_client.cluster.waiting import Patience
+from worker_client.cluster.waiting import Wait
 from worker_client.model.optimizers import slot_names
 from worker_client.opening import Target, resolve
 
@@ -140,4 +140,4 @@ def test_public_surface_is_what_is_named() -> None:
 @pytest.mark.parametrize("timeout_s", [float("nan"), -1.0])
 def test_a_time_limit_that_is_none_is_refused(timeout_s: float) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
-        Patience("worker 0", timeout_s=timeout_s)
+        Wait("worker 0", timeout_s=timeout_s)

@@ -171,14 +171,14 @@ def test_gradients_written_into_the_sessions_memory_are_pushed_from_there() -> N
         assert all(session.gradient_buffers()[name] is gradients[name] for name in gradients)
 
 
-def test_variables_are_the_sessions_own_memory_and_read_only() -> None:
+def test_views_are_the_sessions_own_memory_and_read_only() -> None:
     with worker_client.local() as session:
         session.create_or_join(initial(), optimizer=worker_client.sgd(1.0))
-        before = session.read()
+        before = session.views()
         with pytest.raises(ValueError, match="read-only"):
             before["w"][0] = 1
         session.step({"w": np.ones(3), "b": np.ones(())})
-        assert session.read()["w"] is before["w"]
+        assert session.views()["w"] is before["w"]
         np.testing.assert_array_equal(before["w"], [-1, -1, -1])
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import worker_client
 from ps_protocol.errors import MalformedMessage
 from tests.support.facade import FakeCluster, quadratic
-from worker_client import (
+from worker_client import sync_replicas
+from worker_client.sync_replicas import (
     CheckpointSaverHook,
     CheckpointSaverListener,
     ExponentialMovingAverage,
@@ -182,9 +182,9 @@ def test_checkpoints_are_written_at_the_start_when_due_and_at_the_end(tmp_path: 
     assert told == ["begin", "before 0", "after 0", "before 2", "after 2", "before 4", "after 4", "end 4"]
     files = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert files == ["model.ckpt-00000002.safetensors", "model.ckpt-00000004.safetensors"]
-    newest = worker_client.latest_checkpoint(tmp_path / "new")
+    newest = sync_replicas.latest_checkpoint(tmp_path / "new")
     assert newest is not None and newest.name == files[-1]
-    checkpoint = worker_client.load_checkpoint(newest)
+    checkpoint = sync_replicas.load_checkpoint(newest)
     assert checkpoint.global_step == 4
     np.testing.assert_equal(checkpoint.values, {"w": np.ones(2), "w/average": np.full(2, 0.5)})
 
@@ -196,8 +196,8 @@ def test_damaged_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt-00000001.safetensors"
     path.write_bytes(content)
     with pytest.raises(MalformedMessage, match="no checkpoint, or a damaged one"):
-        worker_client.load_checkpoint(path)
-    assert worker_client.latest_checkpoint(tmp_path / "nowhere") is None
+        sync_replicas.load_checkpoint(path)
+    assert sync_replicas.latest_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_summaries_are_records_that_tensorboard_reads(tmp_path: Path) -> None:

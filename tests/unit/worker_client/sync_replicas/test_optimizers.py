@@ -10,16 +10,15 @@ import pytest
 import worker_client
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from tests.support.facade import quadratic
-from worker_client import (
+from worker_client import Buffer, IndexedSlices, Variable, sync_replicas
+from worker_client.sync_replicas import (
     AdadeltaOptimizer,
     AdagradDAOptimizer,
     AdagradOptimizer,
     AdamOptimizer,
-    Buffer,
     FtrlOptimizer,
     GradientDescentOptimizer,
     Graph,
-    IndexedSlices,
     ModelVariable,
     MomentumOptimizer,
     Optimizer,
@@ -27,7 +26,6 @@ from worker_client import (
     ProximalGradientDescentOptimizer,
     RMSPropOptimizer,
     SyncReplicasOptimizer,
-    Variable,
     get_variable,
 )
 
@@ -121,7 +119,7 @@ def test_plain_optimizer_trains_asynchronously_with_its_locking(graph: Graph, w:
 
 
 def test_optimizer_that_keeps_the_policy_asks_for_none(graph: Graph, w: ModelVariable) -> None:
-    worker_client.as_optimizer(worker_client.sgd(0.1), keeps_policy=True).minimize(LOSS)
+    sync_replicas.as_optimizer(worker_client.sgd(0.1), keeps_policy=True).minimize(LOSS)
     assert graph.policy is None
 
 
@@ -186,11 +184,11 @@ def test_names_are_declared_once_and_before_the_session(graph: Graph, w: ModelVa
 
 
 def test_global_step_is_one_a_graph() -> None:
-    assert worker_client.get_global_step() is None
-    step = worker_client.create_global_step()
-    assert worker_client.get_or_create_global_step() is step is worker_client.get_global_step()
+    assert sync_replicas.get_global_step() is None
+    step = sync_replicas.create_global_step()
+    assert sync_replicas.get_or_create_global_step() is step is sync_replicas.get_global_step()
     with pytest.raises(ValueError, match='"global_step" already exists'):
-        worker_client.create_global_step()
+        sync_replicas.create_global_step()
 
 
 def test_variables_of_another_graph_are_refused(w: ModelVariable) -> None:

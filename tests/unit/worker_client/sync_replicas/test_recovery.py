@@ -10,7 +10,7 @@ import pytest
 
 from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, ShuttingDown, Superseded, Unavailable
 from tests.support.facade import FakeCluster, Recording, quadratic
-from worker_client import (
+from worker_client.sync_replicas import (
     GradientDescentOptimizer,
     Graph,
     MonitoredTrainingSession,

@@ -9,9 +9,9 @@ import pytest
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import PushOutcome
 from tests.support.facade import FakeCluster, Recording, quadratic
-from worker_client import (
+from worker_client import Buffer
+from worker_client.sync_replicas import (
     AdamOptimizer,
-    Buffer,
     GradientDescentOptimizer,
     Graph,
     LossResult,

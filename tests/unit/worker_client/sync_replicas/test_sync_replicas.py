@@ -9,14 +9,12 @@ import pytest
 import worker_client
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from tests.support.facade import FakeCluster, quadratic
-from worker_client import (
+from worker_client import Buffer, EmbeddingTable, IndexedSlices, sync_replicas
+from worker_client.sync_replicas import (
     AdamOptimizer,
-    Buffer,
-    EmbeddingTable,
     ExponentialMovingAverage,
     GradientDescentOptimizer,
     Graph,
-    IndexedSlices,
     ModelVariable,
     MomentumOptimizer,
     MonitoredTrainingSession,
@@ -235,10 +233,10 @@ def test_variables_are_restored_from_their_averages(w: ModelVariable) -> None:
     cluster = FakeCluster()
     with MonitoredTrainingSession(cluster) as session:
         cluster.variables["w"] = np.full(3, 4.0)
-        restored = worker_client.restored_values(session.session, names)
+        restored = sync_replicas.restored_values(session.session, names)
         np.testing.assert_equal(restored, {"w": np.full(3, 2.0), "fixed": np.ones(2)})
     saved = {"w/ExponentialMovingAverage": np.full(3, 5.0), "w": np.zeros(3), "fixed": np.ones(2)}
-    np.testing.assert_equal(worker_client.restored_values(saved, names)["w"], np.full(3, 5.0))
+    np.testing.assert_equal(sync_replicas.restored_values(saved, names)["w"], np.full(3, 5.0))
     assert averages.variables_to_restore([]) == {"w": w, "fixed": fixed, "global_step": step}
 
 
@@ -252,10 +250,10 @@ def test_a_variable_without_an_average_is_restored_from_itself(w: ModelVariable)
     cluster = FakeCluster()
     with MonitoredTrainingSession(cluster) as session:
         cluster.variables |= {"w": np.full(3, 4.0), "other": np.full(2, 7.0)}
-        restored = worker_client.restored_values(session.session, names)
+        restored = sync_replicas.restored_values(session.session, names)
         np.testing.assert_equal(restored, {"w": np.full(3, 2.0), "other": np.full(2, 7.0)})
     saved = {"w/ExponentialMovingAverage": np.full(3, 5.0), "w": np.zeros(3), "other": np.ones(2)}
-    np.testing.assert_equal(worker_client.restored_values(saved, names), {"w": np.full(3, 5.0), "other": np.ones(2)})
+    np.testing.assert_equal(sync_replicas.restored_values(saved, names), {"w": np.full(3, 5.0), "other": np.ones(2)})
     for incomplete in ({"w": np.zeros(3), "other": np.ones(2)}, {"w/ExponentialMovingAverage": np.zeros(3)}):
         with pytest.raises(KeyError, match=r"there is no value of '(w|other)/ExponentialMovingAverage' to restore"):
-            worker_client.restored_values(incomplete, names)
+            sync_replicas.restored_values(incomplete, names)
