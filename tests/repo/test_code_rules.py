@@ -13,6 +13,12 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "yaml.unsafe_load", "np.load", "numpy.load", "os.system"}
 # Whatever text has none of these breaks no rule about them, and need not be parsed.
 SUSPICIOUS = re.compile(r"pickle|dill|marshal|shelve|joblib|(?<![\w.])(eval|exec|compile|__import__)\(|\.(unsafe_)?load\(|os\.system|shell")
+# Underscores that belong to others, and why they are read: nobody offers the same in public.
+FOREIGN_UNDERSCORES = {
+    ("", "_replace"): "what named tuples have in public, by their documentation",
+    ("ps_protocol/rpc/client_stream.py", "_channel"): "the channel that grpcio hides behind its own, for streams without a thread each",
+    ("ps_protocol/rpc/server_stream.py", "_rpc_event"): "the call that grpcio hides behind its context, for streams without a thread each",
+}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 FILES = [*source_files(), *sorted((ROOT / "benchmarks").rglob("*.py"))]
@@ -69,6 +75,39 @@ def test_import_has_no_effect() -> None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted(node.value.func) in effects
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_reads_anothers_underscore() -> None:
+    """`other._name` stands only in the module that gives that name to its own classes."""
+    wrong = []
+    for path in FILES:
+        own, place = _own_names(path), path.relative_to(ROOT).as_posix()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                wrong += [f"{_at(path, node.lineno)} imports {alias.name}" for alias in node.names if _is_private(alias.name)]
+            elif isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+                if not {("", node.attr), (place, node.attr)} & FOREIGN_UNDERSCORES.keys():
+                    wrong.append(f"{_at(path, node.lineno)} reads {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _own_names(path: Path) -> set[str]:
+    """Names of the module's functions, methods, variables, fields and slots, and of what its objects set on themselves."""
+    own: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) in ("self", "cls"):
+            own.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            own.add(node.value)  # in __slots__
+    return own
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
 
 
 def _is_false(node: ast.expr) -> bool:
