@@ -192,3 +192,24 @@ def test_the_design_page_says_where_to_change_twelve_things() -> None:
     rows = re.findall(r"^\| an? .*\*\*(.+?)\*\*.* \| `(.+?)`", text, flags=re.MULTILINE)
     kinds = "optimizer schedule policy RPC error transport encoding option hook metric"
     assert {thing for thing, _ in rows} == {*kinds.split(), "checkpoint storage", "CLI command"}
+
+
+def _faults() -> dict[str, list[str]]:
+    """The tests that each row of the page on faults names."""
+    page = (ROOT / "docs" / "contributing" / "faults.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (F\d+) \|(.*)$", page, flags=re.MULTILINE)
+    return {fault: re.findall(r"`(test_\w+)`", row) for fault, row in rows}
+
+
+def test_every_fault_is_shown_by_tests_that_exist() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    known = {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, flags=re.MULTILINE)}
+    assert _faults()
+    assert not [fault for fault, tests in _faults().items() if not tests]
+    assert not {test for tests in _faults().values() for test in tests} - known
+
+
+def test_every_fault_that_a_test_names_has_its_row() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "chaos").rglob("test_*.py"))
+    named = {fault for text in texts for fault in re.findall(r"\bF\d+\b", text)}
+    assert named <= set(_faults()), named - set(_faults())

@@ -1,4 +1,4 @@
-"""The table of bad input, row by row: the calls that are made, who holds a row that no raw call can, and why a row does not apply."""
+"""The rows of docs/reference/bad-input.md: the calls that are made, and which other test shows a row that takes more than one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,14 +41,7 @@ class HeldBy:
     test: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inapplicable:
-    """There is no such input; the reason."""
-
-    why: str
-
-
-Row = Case | HeldBy | Inapplicable
+Row = Case | HeldBy
 _SHARD = {row[0]: row for row in shard_cases.ROWS}
 _TABLE = {row[0]: row for row in table_cases.ROWS}
 _CHIEF = {row[0]: row for row in chief_cases.BAD_INPUT}
@@ -175,7 +168,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
         ),
     ),
     26: (Case(calls.hyperparameters, CODE.NOT_FOUND, "VARIABLE_NOT_FOUND", "did you mean 'w'?", "chief"),),
-    27: (shard("layout of another model"), Inapplicable("a contribution has no names: it is the shard's whole arena, named by its layout")),
+    27: (shard("layout of another model"),),
     28: (shard("header alone"), HeldBy("tests/unit/worker_client/model/test_gradients.py::test_missing_variables_are_named")),
     29: (shard("empty name"),),
     30: (shard("long name"), shard("control character")),
@@ -186,10 +179,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
         HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
         shard("layout of another model"),
     ),
-    35: (
-        HeldBy("tests/unit/ps_protocol/model/test_tensors.py::test_big_endian_is_refused_with_the_way_out"),
-        Inapplicable("there is no flag for it on the wire: what travels is little-endian"),
-    ),
+    35: (HeldBy("tests/unit/ps_protocol/model/test_tensors.py::test_big_endian_is_refused_with_the_way_out"),),
     36: (
         HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
         shard("layout of another model"),
@@ -222,17 +212,13 @@ TABLE: dict[int, tuple[Row, ...]] = {
     ),
     46: (table("46 fewer rows"), table("46 more rows"), table("46 fewer indices")),
     47: (table("47 beyond the end"), table("47 negative"), table("47 huge"), table("47 row beyond the end")),
-    48: (
-        HeldBy("tests/wire/bad_input/test_rows.py::test_rows_that_are_unsorted_and_repeated_are_summed"),
-        Inapplicable("indices are 64-bit integers on the wire; there is no other type of theirs"),
-    ),
+    48: (HeldBy("tests/wire/bad_input/test_rows.py::test_rows_that_are_unsorted_and_repeated_are_summed"),),
     49: (table("49 not a table"),),
     50: (shard("stale", lambda data: pb.PushGradientsResponse.FromString(data).result == pb.PUSH_RESULT_STALE),),
     51: (shard("step ahead"), chief("51 step ahead"), chief("51 token ahead")),
     52: (shard("negative step"), shard("step beyond 2^62"), chief("52 step negative")),
     53: (Case(calls.twice, OK, "", ""),),
-    54: (shard("push id again"), chief("54 push id reused"), Inapplicable("for the same step the first content stays: nobody hashes it")),
-    55: (Inapplicable("numbers may be left out: a push that was cut off is given up by going on to the next"),),
+    54: (shard("push id again"), chief("54 push id reused")),
     56: (
         fresh(
             lambda s: s.raw.call("PushGradients", *push_stream(s.trainer.header(), WHOLE)),
@@ -246,7 +232,6 @@ TABLE: dict[int, tuple[Row, ...]] = {
     58: (shard("another model"), chief("58 another model")),
     59: (shard("stream ends early"),),
     60: (shard("gap"), shard("overlap"), shard("beyond the end")),
-    61: (Inapplicable("frames have no checksum of their own; TCP's and TLS's hold, and files have SHA-256"),),
     62: (Case(calls.cut_off, CODE.CANCELLED, "", ""),),
     63: (HeldBy("tests/wire/streams/test_cut_streams.py::test_idle_streams_are_cut"),),
     64: (encoded("no such encoding"),),
@@ -266,7 +251,6 @@ TABLE: dict[int, tuple[Row, ...]] = {
     78: (HeldBy("tests/unit/chief/core/test_explain.py::test_a_step_that_an_unreachable_shard_holds_up_says_so"),),
     79: (Case(calls.finished, OK, "", "FINISHED", "chief"),),
     80: (shard("unknown field", lambda data: pb.GetShardStatusResponse.FromString(data).step > 0),),
-    81: (Inapplicable("there is no status page; the status is an RPC"),),
     82: (Case(calls.http, OK, "", "closed"),),
     83: (shard("control character"), Case(calls.escaped, OK, "", "", "chief")),
     84: (HeldBy("tests/wire/bad_input/test_parameter_service.py::test_defect_is_answered_with_a_number_that_is_in_the_log"),),
