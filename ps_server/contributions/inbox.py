@@ -18,7 +18,7 @@ from ps_protocol.model.variables import check_name
 from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushId, PushReply, PushResult, WorkerPushes
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
-from ps_server.contributions.slots import GradientSlot, GradientSlots
+from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
 
 _NO_METRICS: Mapping[str, Metric] = {}
@@ -211,7 +211,7 @@ def _is_weight(weight: float) -> bool:
 class Contribution:
     """One push. `outcome` is its answer, once there is one; `memory` is None when it has none.
 
-    `slot`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied.
+    `buffer`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied.
     """
 
     push_id: PushId
@@ -220,7 +220,7 @@ class Contribution:
     memory: StagedGradients | None = None
     outcome: PushReply | PsError | None = None
     is_writing: bool = False
-    slot: GradientSlot | None = None
+    buffer: SharedBuffer | None = None
     is_found: bool = False
 
 
@@ -231,7 +231,7 @@ class Inbox:
     finite are refused. The caller serialises all calls but `complete`.
     """
 
-    def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: GradientSlots | None = None) -> None:
+    def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: SharedBuffers | None = None) -> None:
         self.max_staged_per_worker = max_staged_per_worker
         self.accepts_any_step = False
         self.rejects_nonfinite = False
@@ -243,7 +243,7 @@ class Inbox:
         self._staging = staging
         self._open: set[Contribution] = set()
         self._staged: dict[PushId, Contribution] = {}
-        self._shared = shared if shared is not None else GradientSlots(release=lambda _: None)
+        self._shared = shared if shared is not None else SharedBuffers(release=lambda _: None)
         self._num_held: Counter[tuple[int, int]] = Counter()
 
     @property
@@ -272,13 +272,13 @@ class Inbox:
         self.push_ids.check_incarnation(push_id)
         self.push_ids.note_incarnation(push_id)
 
-    def share(self, slots: Sequence[GradientSlot]) -> None:
+    def share(self, buffers: Sequence[SharedBuffer]) -> None:
         """Has contributions looked for in memory that a worker shares."""
-        self._shared.add(slots)
+        self._shared.add(buffers)
 
-    def unshare(self, slots: Sequence[GradientSlot], *, is_lost: bool = False) -> None:
+    def unshare(self, buffers: Sequence[SharedBuffer], *, is_lost: bool = False) -> None:
         """Notes that a worker has given its memory up, or was lost: what is whole in it may still be applied."""
-        self._shared.remove(slots, is_lost=is_lost)
+        self._shared.remove(buffers, is_lost=is_lost)
 
     def open(self, header: PushHeader, *, current_step: int) -> Contribution:
         """Takes up a push; with an `outcome` already if there is no use for its bytes.
@@ -369,7 +369,7 @@ class Inbox:
         here = {contribution.push_id for contribution in staged}
         missing = [push_id for push_id in contributors if push_id not in here]
         if not missing:
-            raise InvalidSpec(f"step {step}: two contributions of one worker lie in one slot; use a slot for each")
+            raise InvalidSpec(f"step {step}: two contributions of one worker lie in one gradient buffer; use one for each")
         names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
         raise ContributionMissing(
             f"step {step}: {len(missing)} of {len(contributors)} contributions are not staged here: {names}"
@@ -382,9 +382,9 @@ class Inbox:
         for contribution in contributions:
             self.metrics.count(contribution.push_id.worker, contribution.metrics)
             self.push_ids.apply(contribution.push_id, step=step)
-            if contribution.is_found and contribution.slot is not None:
+            if contribution.is_found and contribution.buffer is not None:
                 self._remember(contribution, PushResult.STAGED)
-                self._shared.end(contribution.slot, contribution.push_id.sequence)
+                self._shared.end(contribution.buffer, contribution.push_id.sequence)
             else:
                 self._drop(contribution)
 
@@ -466,18 +466,18 @@ class Inbox:
 
     def _lend(self, contribution: Contribution, header: PushHeader) -> None:
         push_id = contribution.push_id
-        slot = None if header.memory_slot is None else self._shared.slot(push_id, header.memory_slot)
+        buffer = None if header.memory_slot is None else self._shared.buffer(push_id, header.memory_slot)
         contribution.memory = self._staging.lend(
             header.sparse,
             header.absent,
             encoding=header.encoding,
             encoded_bytes=header.encoded_bytes,
-            dense=None if slot is None else slot.memory,
+            dense=None if buffer is None else buffer.memory,
             purpose=f"a push of worker {push_id.worker}",
         )
-        if slot is not None:
-            contribution.slot = slot
-            slot.num_held += 1
+        if buffer is not None:
+            contribution.buffer = buffer
+            buffer.num_held += 1
         self._open.add(contribution)
         self._num_held[push_id.worker, push_id.incarnation] += 1
 
@@ -485,10 +485,10 @@ class Inbox:
         found = self._shared.find(push_id)
         if found is None:
             return None
-        slot, step = found
+        buffer, step = found
         # Nobody has looked at it until now.
-        self._staging.clear_padding(slot.staged)
-        return Contribution(push_id, step, _NO_METRICS, memory=slot.staged, slot=slot, is_found=True)
+        self._staging.clear_padding(buffer.staged)
+        return Contribution(push_id, step, _NO_METRICS, memory=buffer.staged, buffer=buffer, is_found=True)
 
     def _stale(self, contribution: Contribution, current_step: int) -> PushReply:
         self._num_stale += 1
@@ -516,9 +516,9 @@ class Inbox:
         if contribution.memory is not None:
             self._staging.take_back(contribution.memory)
             contribution.memory = None
-            if contribution.slot is not None:
-                contribution.slot.num_held -= 1
-                self._shared.end(contribution.slot, contribution.push_id.sequence)
+            if contribution.buffer is not None:
+                contribution.buffer.num_held -= 1
+                self._shared.end(contribution.buffer, contribution.push_id.sequence)
 
 
 def _is_named(push_id: PushId, pattern: PushId) -> bool:

@@ -11,7 +11,7 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import ApplyRequest, PushId, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.shared_memory import words as at
 from ps_server.contributions.inbox import Contribution, Inbox
-from ps_server.contributions.slots import GradientSlots
+from ps_server.contributions.shared_buffers import SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
 from ps_server.model.snapshot import HiddenState, Snapshot, StateMemory, StateTensor, rule_keys, tensors_of
 from ps_server.numbers.apply import ONE_THREAD, FusedApply, StepMemory, StripeRunner
@@ -122,7 +122,7 @@ class ShardModel:
             self._tables.release()
             raise
         staging = StagingMemory(spec.layout, BufferPool(spec.layout.nbytes, budget=budget), budget=budget, padding=self._arena.padding)
-        shared = GradientSlots(release=lambda slot: budget.release(slot.memory.nbytes))
+        shared = SharedBuffers(release=lambda buffer: budget.release(buffer.memory.nbytes))
         self.inbox = Inbox(staging, max_staged_per_worker=spec.max_staged_per_worker, shared=shared)
         self._fused = FusedApply(
             spec.layout, rules, clip=spec.clip, averages=spec.averages, initial_step=spec.initial_step, stripes=stripes

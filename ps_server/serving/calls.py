@@ -201,7 +201,7 @@ class ParameterService:
             messages = (decode_message(pb.ShareMemoryRequest, message) for message in stream.incoming(requests))
             claim = self._claim(next(messages, None))
             with self._shard.open_sharing(claim, on_end=context.cancel) as sharing:
-                for response in _granted(sharing, claim.num_slots, messages):
+                for response in _granted(sharing, claim.num_buffers, messages):
                     yield response.SerializeToString()
 
     def _claim(self, message: pb.ShareMemoryRequest | None) -> Claim:
@@ -215,7 +215,7 @@ class ParameterService:
             worker=claim.worker,
             incarnation=claim.incarnation,
             layout_hash=claim.layout_hash,
-            num_slots=claim.num_slots,
+            num_buffers=claim.num_slots,
         )
 
     @contextlib.contextmanager
@@ -228,10 +228,10 @@ class ParameterService:
         return answering(context, server_name=self._name)
 
 
-def _granted(sharing: Sharing, num_slots: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:
+def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:
     """Answers wishes for memory, until there are no more."""
     while True:
-        offered = sharing.offer(num_slots)
+        offered = sharing.offer(num_buffers)
         if offered:
             yield pb.ShareMemoryResponse(offer=_offer(offered))
             proof = next(messages, None)
@@ -242,13 +242,13 @@ def _granted(sharing: Sharing, num_slots: int, messages: Iterator[pb.ShareMemory
             sharing.prove(proof.proof.nonces, offered)
         # What ends the stream may keep this frame for long, and whatever is named here with it: that shall not be as much as the model.
         offered = ()
-        yield pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_slots=sharing.num_slots))
+        yield pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_slots=sharing.num_buffers))
         wish = next(messages, None)
         if wish is None:
             return
         if not wish.HasField("num_slots"):
-            raise MalformedMessage("ShareMemoryRequest: want the number of slots that are wished for, and nothing else")
-        num_slots = wish.num_slots
+            raise MalformedMessage("ShareMemoryRequest: want the number of buffers that are wished for, and nothing else")
+        num_buffers = wish.num_slots
 
 
 def _offer(segments: Sequence[Segment]) -> pb.MemoryOffer:

@@ -10,20 +10,20 @@ from types import TracebackType
 
 from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
 from ps_protocol.shared_memory.segment import Segment, SegmentMaker
-from ps_server.contributions.slots import GradientSlot
+from ps_server.contributions.shared_buffers import SharedBuffer
 from ps_server.model.shard_model import ShardModel
 from ps_server.shard.gate import Gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who asks for memory, and for how many slots at first."""
+    """Who asks for memory, and for how many buffers at first."""
 
     epoch: int
     worker: int
     incarnation: int
     layout_hash: str
-    num_slots: int
+    num_buffers: int
 
     def __post_init__(self) -> None:
         if self.incarnation < 1:
@@ -38,7 +38,7 @@ class Sharing:
         self.claim = claim
         self.on_end = on_end
         self.is_ended = False
-        self.slots: list[GradientSlot] = []
+        self.buffers: list[SharedBuffer] = []
         self._owner = owner
         self._offered: list[Segment] = []
         self._is_granted = False
@@ -55,24 +55,24 @@ class Sharing:
         del self.model
 
     @property
-    def num_slots(self) -> int:
-        """Slots that the worker may use."""
-        return len(self.slots)
+    def num_buffers(self) -> int:
+        """Buffers that the worker may use."""
+        return len(self.buffers)
 
-    def offer(self, num_slots: int) -> Sequence[Segment]:
-        """Makes memory for so many slots in all, no more than the shard holds contributions of one worker; returns what is new.
+    def offer(self, num_buffers: int) -> Sequence[Segment]:
+        """Makes memory for so many buffers in all, no more than the shard holds contributions of one worker; returns what is new.
 
-        The first offer begins with the segment of the variables. Raises LimitExceeded if the worker has no slot and gets none; where it
+        The first offer begins with the segment of the variables. Raises LimitExceeded if the worker has no buffer and gets none; where it
         has some, it has to do with those.
         """
-        missing = min(num_slots, self.model.spec.max_staged_per_worker) - len(self.slots)
+        missing = min(num_buffers, self.model.spec.max_staged_per_worker) - len(self.buffers)
         if missing > 0:
             self._owner.check_claim(self)
         try:
             for _ in range(missing):
-                self._offered.append(self._owner.make_slot(self))
+                self._offered.append(self._owner.make_buffer(self))
         except LimitExceeded:
-            if not (self.slots or self._offered):
+            if not (self.buffers or self._offered):
                 raise
         return self._offered if self._is_granted else [self._owner.variables(self.model), *self._offered]
 
@@ -81,11 +81,11 @@ class Sharing:
         if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
             raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
         claim = self.claim
-        slots = [
-            GradientSlot(segment.arenas[0], segment.words, worker=claim.worker, incarnation=claim.incarnation, epoch=claim.epoch)
+        buffers = [
+            SharedBuffer(segment.arenas[0], segment.words, worker=claim.worker, incarnation=claim.incarnation, epoch=claim.epoch)
             for segment in self._offered
         ]
-        self._owner.grant(self, slots)
+        self._owner.grant(self, buffers)
         # Mapped on both sides; nobody else needs to find them.
         for segment in self._offered:
             segment.close_descriptor()
@@ -124,12 +124,12 @@ class Sharings:
             raise Unimplemented(f"{self._name}: its system has no memory that could be shared", facts={"same_host": "true"})
         return memory
 
-    def make_slot(self, sharing: Sharing) -> Segment:
+    def make_buffer(self, sharing: Sharing) -> Segment:
         """Makes memory for one contribution; raises LimitExceeded."""
         assert self._maker is not None
         maker, nbytes, worker = self._maker, sharing.model.spec.layout.nbytes, sharing.claim.worker
         return sharing.model.budget.allocate_by(
-            lambda: maker.gradients(nbytes, worker=worker), nbytes, purpose=f"a slot of shared memory for worker {worker}"
+            lambda: maker.gradients(nbytes, worker=worker), nbytes, purpose=f"a gradient buffer for worker {worker}"
         )
 
     def check_claim(self, sharing: Sharing) -> None:
@@ -137,15 +137,15 @@ class Sharings:
         with self._gate:
             sharing.model.inbox.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
 
-    def grant(self, sharing: Sharing, slots: Sequence[GradientSlot]) -> None:
-        """Has contributions looked for in the slots. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
+    def grant(self, sharing: Sharing, buffers: Sequence[SharedBuffer]) -> None:
+        """Looks in the buffers, too. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
         with self._gate:
             if sharing.is_ended:
                 raise Cancelled(f"{self._name}: what was shared with worker {sharing.claim.worker} is not there any more; register again")
-            earlier = [other for other in self.open if slots and other.slots and self._is_earlier(other, sharing)]
+            earlier = [other for other in self.open if buffers and other.buffers and self._is_earlier(other, sharing)]
             say_so = self.end_locked(earlier)
-            sharing.model.inbox.share(slots)
-            sharing.slots += slots
+            sharing.model.inbox.share(buffers)
+            sharing.buffers += buffers
             if sharing not in self.open:
                 self.open.append(sharing)
         say_so()
@@ -167,8 +167,8 @@ class Sharings:
         sharings = tuple(sharings)
         for sharing in sharings:
             sharing.is_ended = True
-            sharing.model.inbox.unshare(sharing.slots, is_lost=is_lost)
-            sharing.slots = []
+            sharing.model.inbox.unshare(sharing.buffers, is_lost=is_lost)
+            sharing.buffers = []
             if sharing in self.open:
                 self.open.remove(sharing)
         callbacks = [sharing.on_end for sharing in sharings]

@@ -4,7 +4,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult
 from ps_server.contributions.inbox import Contribution, Inbox
-from ps_server.contributions.slots import GradientSlot, GradientSlots
+from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagingMemory
 from ps_server.numbers.memory import BufferPool, MemoryBudget
 
@@ -20,8 +20,8 @@ class StagingShard:
         self.budget = MemoryBudget(limit_bytes, owner="ps 0")
         self.pool = BufferPool(NBYTES, budget=self.budget)
         staging = StagingMemory(LAYOUT, self.pool, budget=self.budget)
-        self.released: list[GradientSlot] = []
-        self.shared = GradientSlots(release=self.released.append)
+        self.released: list[SharedBuffer] = []
+        self.shared = SharedBuffers(release=self.released.append)
         self.inbox = Inbox(staging, max_staged_per_worker=max_staged_per_worker, shared=self.shared)
         self.step = STEP
 

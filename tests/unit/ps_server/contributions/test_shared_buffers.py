@@ -8,7 +8,7 @@ from ps_protocol.roles.shard import PushHeader, PushResult
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.slots import WorkerSlots
 from ps_protocol.shared_memory.words import PushMode, private_words
-from ps_server.contributions.slots import GradientSlot
+from ps_server.contributions.shared_buffers import SharedBuffer
 from tests.support.staging import LAYOUT, NBYTES, STEP, StagingShard, push_id
 
 EPOCH = 4
@@ -25,7 +25,7 @@ class _Sharing:
         self.slots = []
         for _ in range(num_slots):
             memory, words = np.zeros(NBYTES, np.uint8), private_words()
-            self.slots.append(GradientSlot(memory, words, worker=0, incarnation=incarnation, epoch=EPOCH))
+            self.slots.append(SharedBuffer(memory, words, worker=0, incarnation=incarnation, epoch=EPOCH))
             self.worker.add(memory, words)
         shard.shared.advance(STEP, accepts_any_step=False)
         shard.shared.add(self.slots)
@@ -200,11 +200,11 @@ def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> No
     assert shard.released == sharing.slots
 
 
-def test_slot_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
+def test_buffer_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
     _Sharing(shard)
-    with pytest.raises(InvalidSpec, match="it has 1 slots of shared memory, not one of number 1"):
+    with pytest.raises(InvalidSpec, match="it has 1 gradient buffers in shared memory, not one of number 1"):
         shard.open(0, memory_slot=1)
-    with pytest.raises(InvalidSpec, match="it has 0 slots"):
+    with pytest.raises(InvalidSpec, match="it has 0 gradient buffers"):
         shard.open(1, memory_slot=0)
 
 

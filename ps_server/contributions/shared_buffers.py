@@ -1,0 +1,166 @@
+"""Contributions that lie in memory which workers share: found by their ids when a step is applied. Knows headers; no lock, no mapping.
+
+A worker makes a contribution whole by writing a header, and tells nobody here. So nothing is known of it until the chief names it, or the
+status is asked for. Every number in a header is read once and believed only if it is what it should be: the worker may write anything.
+A buffer whose worker has gone stays as long as what is whole in it may still be applied. If the worker was lost without a word, any of its
+buffers stays for some steps: perhaps it lives, has not heard of it yet, and commits one more contribution.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.layout import SegmentWriter
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import PushId
+from ps_protocol.shared_memory import words as at
+from ps_protocol.shared_memory.words import Words
+from ps_server.contributions.staging import StagedGradients
+
+# A worker's counts are only added up; beyond this they are nonsense.
+_MAX_COUNT = 1 << 53
+# A worker reads in its buffer that it is closed; until then it can contribute to the open step and the next one at most.
+_STEPS_OF_THE_LOST = 2
+
+
+class SharedBuffer:
+    """One buffer. `num_held`: contributions in it that the shard was told of and still holds."""
+
+    def __init__(self, memory: Array, words: Words, *, worker: int, incarnation: int, epoch: int) -> None:
+        self.memory = memory
+        self.words = words
+        self.key = worker, incarnation
+        self.staged = StagedGradients(SegmentWriter((), 0), memory, is_foreign=True)
+        self.num_held = 0
+        self.is_orphan = False
+        self.kept_until_step = 0
+        self._epoch = epoch
+
+    def whole(self) -> tuple[int, int] | None:
+        """Returns sequence and step of the contribution that is whole here and not done with; None if there is none."""
+        words = self.words
+        sequence, step = words[at.SEQUENCE], words[at.OF_STEP]
+        if not sequence or sequence == words[at.DONE] or words[at.OF_EPOCH] != self._epoch:
+            return None
+        return sequence, step
+
+    def count(self, position: int) -> int:
+        """Returns one of the worker's counts."""
+        count = int(self.words[position])
+        return count if count <= _MAX_COUNT else 0
+
+
+class SharedBuffers:
+    """The buffers of one shard's workers. `release` is called for each when its memory is not needed any more."""
+
+    def __init__(self, *, release: Callable[[SharedBuffer], None]) -> None:
+        self._release = release
+        self._of: dict[tuple[int, int], list[SharedBuffer]] = {}
+        self._orphans: list[SharedBuffer] = []
+        self._open_step = 0
+        self._accepts_any_step = False
+        # What workers that have gone had counted.
+        self._counted = dict.fromkeys((at.NUM_PUSHES, at.NUM_STALE, at.NUM_DUPLICATES), 0)
+
+    def __iter__(self) -> Iterator[SharedBuffer]:
+        for buffers in self._of.values():
+            yield from buffers
+        yield from self._orphans
+
+    @property
+    def num_staged(self) -> int:
+        """Contributions that are whole and wait for their step."""
+        return sum(self._is_waiting(buffer) for buffer in self)
+
+    def total(self, position: int) -> int:
+        """Returns what all workers together have counted."""
+        return self._counted[position] + sum(buffer.count(position) for buffer in self)
+
+    def num_waiting(self, push_id: PushId, *, but: int | None = None) -> int:
+        """Returns how many contributions of the worker that pushes wait here, not counting those in its buffer `but`."""
+        buffers = self._of.get((push_id.worker, push_id.incarnation), ())
+        return sum(self._is_waiting(buffer) for index, buffer in enumerate(buffers) if index != but)
+
+    def add(self, buffers: Sequence[SharedBuffer]) -> None:
+        """Adds buffers of one worker; their numbers go on from those that it has."""
+        for buffer in buffers:
+            self._of.setdefault(buffer.key, []).append(buffer)
+
+    def remove(self, buffers: Sequence[SharedBuffer], *, is_lost: bool = False) -> None:
+        """Notes that a worker has given up its buffers, or was lost: what is whole in them may still be applied."""
+        for buffer in buffers:
+            mine = self._of.get(buffer.key, [])
+            if buffer in mine:
+                mine.remove(buffer)
+                if not mine:
+                    del self._of[buffer.key]
+                buffer.is_orphan = True
+                # Before it is looked at for the last time: the worker looks after it has made a contribution whole.
+                buffer.words[at.CLOSED] = 1
+                buffer.kept_until_step = self._open_step + _STEPS_OF_THE_LOST if is_lost else 0
+                self._orphans.append(buffer)
+        self._drop_orphans()
+
+    def buffer(self, push_id: PushId, index: int) -> SharedBuffer:
+        """Returns a worker's buffer by its number; raises InvalidSpec if it has none of that number."""
+        buffers = self._of.get((push_id.worker, push_id.incarnation), ())
+        if index < len(buffers):
+            return buffers[index]
+        raise InvalidSpec(
+            f"worker {push_id.worker}: it has {len(buffers)} gradient buffers in shared memory, not one of number {index};"
+            " share memory first, or send the gradients"
+        )
+
+    def find(self, push_id: PushId) -> tuple[SharedBuffer, int] | None:
+        """Returns the buffer in which a contribution is whole and waits, and its step."""
+        wanted = push_id.sequence
+        for buffer in self._of.get((push_id.worker, push_id.incarnation), ()):
+            if buffer.words[at.SEQUENCE] == wanted and self._is_waiting(buffer):
+                return buffer, buffer.words[at.OF_STEP]
+        for buffer in self._orphans:
+            if buffer.key == (push_id.worker, push_id.incarnation) and buffer.words[at.SEQUENCE] == wanted and self._is_waiting(buffer):
+                return buffer, buffer.words[at.OF_STEP]
+        return None
+
+    def end(self, buffer: SharedBuffer, sequence: int) -> None:
+        """Tells the worker that a contribution has been applied or dropped, so that the buffer is free."""
+        buffer.words[at.DONE] = sequence
+        if buffer.is_orphan:
+            self._drop_orphans()
+
+    def discard(self, push_id: PushId) -> None:
+        """Drops a contribution that nobody will apply; a sequence of 0 stands for all of that incarnation."""
+        for buffer in list(self):
+            if buffer.key == (push_id.worker, push_id.incarnation):
+                sequence = buffer.words[at.SEQUENCE]
+                if sequence and push_id.sequence in (0, sequence):
+                    self.end(buffer, sequence)
+
+    def advance(self, step: int, *, accepts_any_step: bool) -> None:
+        """Begins a step: unless any is accepted, what belongs to another does not count."""
+        self._open_step, self._accepts_any_step = step, accepts_any_step
+        if self._orphans:
+            self._drop_orphans()
+
+    def clear(self) -> None:
+        """Drops everything: a new epoch begins, or the model goes. Workers that still have buffers must not be served from them."""
+        for buffer in self:
+            buffer.words[at.SEQUENCE] = 0
+            buffer.kept_until_step = 0
+        self.remove([buffer for buffers in list(self._of.values()) for buffer in buffers])
+        self._drop_orphans()
+
+    def _is_waiting(self, buffer: SharedBuffer) -> bool:
+        whole = buffer.whole()
+        return whole is not None and (self._accepts_any_step or whole[1] == self._open_step)
+
+    def _is_needed(self, buffer: SharedBuffer) -> bool:
+        return buffer.num_held > 0 or buffer.kept_until_step > self._open_step or self._is_waiting(buffer)
+
+    def _drop_orphans(self) -> None:
+        kept = [buffer for buffer in self._orphans if self._is_needed(buffer)]
+        gone = [buffer for buffer in self._orphans if buffer not in kept]
+        self._orphans = kept
+        for buffer in gone:
+            for position in self._counted:
+                self._counted[position] += buffer.count(position)
+            self._release(buffer)
