@@ -325,15 +325,13 @@ def _model_wish(message: pb.GetModelRequest, call: int) -> ev.Event:
     return ev.GetModel(call=call, max_wait_s=codec.decode_max_wait(message))
 
 
-def _policy(message: pb.SetPolicyRequest, call: int) -> ev.Event:
-    require(message, "policy")
-    policy, max_wait_s = codec.decode(PolicySpec, message.policy), codec.decode_max_wait(message)
-    return ev.SetPolicy(call=call, policy=policy, request_id=message.request_id, max_wait_s=max_wait_s)
-
-
-def _hyperparameters(message: pb.SetHyperparametersRequest, call: int) -> ev.Event:
-    change, max_wait_s = codec.decode(HyperparameterChange, message), codec.decode_max_wait(message)
-    return ev.SetHyperparameters(call=call, change=change, request_id=message.request_id, max_wait_s=max_wait_s)
+def _change(message: pb.ChangeSettingsRequest, call: int) -> ev.Event:
+    request_id, max_wait_s = message.request_id, codec.decode_max_wait(message)
+    if message.HasField("hyperparameters"):
+        change = codec.decode(HyperparameterChange, message.hyperparameters)
+        return ev.SetHyperparameters(call=call, change=change, request_id=request_id, max_wait_s=max_wait_s)
+    policy = codec.decode_field(PolicySpec, message, "policy")
+    return ev.SetPolicy(call=call, policy=policy, request_id=request_id, max_wait_s=max_wait_s)
 
 
 def _checkpoint(message: pb.SaveCheckpointRequest, call: int) -> ev.Event:
@@ -383,12 +381,7 @@ METHODS: dict[str, Method] = {
     "GetModel": Method(pb.GetModelRequest, _model_wish, codec.encode),
     "CommitPush": Method(pb.CommitPushRequest, commit_event, commit_answer),
     "DequeueToken": Method(pb.DequeueTokenRequest, dequeue_event, dequeue_answer),
-    "SetPolicy": Method(pb.SetPolicyRequest, _policy, lambda reply: pb.SetPolicyResponse(settings=codec.encode_some(reply))),
-    "SetHyperparameters": Method(
-        pb.SetHyperparametersRequest,
-        _hyperparameters,
-        lambda reply: pb.SetHyperparametersResponse(settings=codec.encode_some(reply)),
-    ),
+    "ChangeSettings": Method(pb.ChangeSettingsRequest, _change, lambda reply: pb.ChangeSettingsResponse(settings=codec.encode_some(reply))),
     "SaveCheckpoint": Method(pb.SaveCheckpointRequest, _checkpoint, codec.encode),
     "LeaseRanges": Method(pb.LeaseRangesRequest, _lease, codec.encode),
     "FinishTraining": Method(pb.FinishTrainingRequest, _finish, lambda step: pb.FinishTrainingResponse(global_step=step)),

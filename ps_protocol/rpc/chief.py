@@ -135,16 +135,17 @@ class GrpcChief:
 
     def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes how workers are coordinated; None if the moment has not come within `max_wait_s` (and 20 s)."""
-        message = pb.SetPolicyRequest(policy=codec.encode(policy), request_id=request_id, max_wait=codec.encode_max_wait(max_wait_s))
-        answer = self._call("SetPolicy", message, pb.SetPolicyResponse, f"the policy {policy.text}", max_wait_s=max_wait_s)
-        return codec.decode_some(SettingsReply, answer, "settings")
+        message = pb.ChangeSettingsRequest(policy=codec.encode(policy), request_id=request_id)
+        return self._change(message, f"the policy {policy.text}", max_wait_s=max_wait_s)
 
     def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes an optimizer; None if the moment has not come within `max_wait_s` (and 20 s)."""
-        message = codec.encode(change)
-        message.request_id = request_id
+        message = pb.ChangeSettingsRequest(hyperparameters=codec.encode(change), request_id=request_id)
+        return self._change(message, "the optimizer's change", max_wait_s=max_wait_s)
+
+    def _change(self, message: pb.ChangeSettingsRequest, awaited: str, *, max_wait_s: float) -> SettingsReply | None:
         message.max_wait.CopyFrom(codec.encode_max_wait(max_wait_s))
-        answer = self._call("SetHyperparameters", message, pb.SetHyperparametersResponse, "the optimizer's change", max_wait_s=max_wait_s)
+        answer = self._call("ChangeSettings", message, pb.ChangeSettingsResponse, awaited, max_wait_s=max_wait_s)
         return codec.decode_some(SettingsReply, answer, "settings")
 
     def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:

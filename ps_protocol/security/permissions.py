@@ -46,7 +46,7 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     # Observers are participants, too: they have a lease, so that the processes stay until they have read.
     **_rows("ChiefService", _READERS, "RegisterWorker Heartbeat DeregisterWorker GetModel"),
     **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization CommitPush DequeueToken Converse LeaseRanges"),
-    **_rows("ChiefService", _OPERATORS, "SetPolicy SetHyperparameters SaveCheckpoint FinishTraining"),
+    **_rows("ChiefService", _OPERATORS, "ChangeSettings SaveCheckpoint FinishTraining"),
     **_rows("ChiefService", _EVERYBODY, "GetClusterStatus"),
     # As long as the caller likes: not for strangers, as the question for the health is.
     f"/{HEALTH}/Watch": _EVERYBODY,

@@ -769,24 +769,20 @@ class PolicySpec(_message.Message):
     too_stale: PolicySpec.TooStale
     def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ...) -> None: ...
 
-class SetPolicyRequest(_message.Message):
-    __slots__ = ("policy", "request_id", "max_wait")
-    POLICY_FIELD_NUMBER: _ClassVar[int]
+class ChangeSettingsRequest(_message.Message):
+    __slots__ = ("request_id", "max_wait", "policy", "hyperparameters")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
-    policy: PolicySpec
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     max_wait: _duration_pb2.Duration
-    def __init__(self, policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    policy: PolicySpec
+    hyperparameters: HyperparameterChange
+    def __init__(self, request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., hyperparameters: _Optional[_Union[HyperparameterChange, _Mapping]] = ...) -> None: ...
 
-class SetPolicyResponse(_message.Message):
-    __slots__ = ("settings",)
-    SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    settings: SettingsState
-    def __init__(self, settings: _Optional[_Union[SettingsState, _Mapping]] = ...) -> None: ...
-
-class SetHyperparametersRequest(_message.Message):
-    __slots__ = ("variable", "learning_rate", "hyperparameters", "request_id", "max_wait")
+class HyperparameterChange(_message.Message):
+    __slots__ = ("variable", "learning_rate", "hyperparameters")
     class HyperparametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -797,16 +793,12 @@ class SetHyperparametersRequest(_message.Message):
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     variable: str
     learning_rate: _tensor_pb2.LearningRateSchedule
     hyperparameters: _containers.ScalarMap[str, float]
-    request_id: int
-    max_wait: _duration_pb2.Duration
-    def __init__(self, variable: _Optional[str] = ..., learning_rate: _Optional[_Union[_tensor_pb2.LearningRateSchedule, _Mapping]] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, variable: _Optional[str] = ..., learning_rate: _Optional[_Union[_tensor_pb2.LearningRateSchedule, _Mapping]] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class SetHyperparametersResponse(_message.Message):
+class ChangeSettingsResponse(_message.Message):
     __slots__ = ("settings",)
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     settings: SettingsState

@@ -247,11 +247,7 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(value=chief.SavedCheckpoint, message=chief_service_pb2.SaveCheckpointResponse),
     Pair(value=chief.LeaseReply, message=chief_service_pb2.LeaseRangesResponse),
-    Pair(
-        value=chief.HyperparameterChange,
-        message=chief_service_pb2.SetHyperparametersRequest,
-        filled=frozenset({"request_id", "max_wait"}),
-    ),
+    Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
     Pair(value=chief.ClusterStatus, message=chief_service_pb2.GetClusterStatusResponse),
     Pair(value=chief.ParticipantStatus, message=chief_service_pb2.ParticipantStatus),

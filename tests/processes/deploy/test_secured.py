@@ -74,7 +74,7 @@ def test_training_goes_on_under_tls_tokens_and_certificates(cluster: Cluster) ->
         with worker_client.observe(cluster.chief, timeout_s=20, **cluster.proofs("observer")) as observer:
             assert (observer.read()["w"] == -5.0).all()
             assert (observer.read_rows("rows", [3]) == -5.0).all()
-            with pytest.raises(PermissionDenied, match="SetPolicy needs role admin or worker, token has role observer"):
+            with pytest.raises(PermissionDenied, match="ChangeSettings needs role admin or worker, token has role observer"):
                 observer.set_policy(worker_client.async_policy())
 
 

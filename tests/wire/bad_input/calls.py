@@ -186,7 +186,8 @@ def wait(scene: Scene) -> Outcome:
 
 
 def hyperparameters(scene: Scene) -> Outcome:
-    return scene.chief("SetHyperparameters", cpb.SetHyperparametersRequest(variable="ww", hyperparameters={"x": 1.0}, request_id=9))
+    change = cpb.HyperparameterChange(variable="ww", hyperparameters={"x": 1.0})
+    return scene.chief("ChangeSettings", cpb.ChangeSettingsRequest(hyperparameters=change, request_id=9))
 
 
 def save(tag: str) -> Callable[[Scene], Outcome]:

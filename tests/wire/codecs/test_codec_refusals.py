@@ -215,7 +215,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
     ),
     (
         HyperparameterChange,
-        chief_service_pb2.SetHyperparametersRequest(learning_rate=tensor_pb2.LearningRateSchedule(name="constnt")),
+        chief_service_pb2.HyperparameterChange(learning_rate=tensor_pb2.LearningRateSchedule(name="constnt")),
         errors.InvalidSpec,
         "did you mean 'constant'",
     ),

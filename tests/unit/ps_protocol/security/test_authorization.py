@@ -50,8 +50,8 @@ def test_what_the_chief_does_at_a_shard_nobody_else_may(method: str) -> None:
 def test_refusal_names_the_method_the_role_it_needs_and_the_role_given() -> None:
     with pytest.raises(PermissionDenied, match=r"^ApplyStep needs role chief, token has role worker$"):
         check_allowed(f"{PREFIX}ParameterService/ApplyStep", CallerRole.WORKER)
-    with pytest.raises(PermissionDenied, match=r"^SetPolicy needs role admin or worker, certificate has role observer$"):
-        check_allowed(f"{PREFIX}ChiefService/SetPolicy", CallerRole.OBSERVER, proof="certificate")
+    with pytest.raises(PermissionDenied, match=r"^ChangeSettings needs role admin or worker, certificate has role observer$"):
+        check_allowed(f"{PREFIX}ChiefService/ChangeSettings", CallerRole.OBSERVER, proof="certificate")
 
 
 def test_method_without_a_row_is_nobodys() -> None:
@@ -80,7 +80,7 @@ def test_calls_that_last_are_those_that_carry_more_than_one_message() -> None:
 
 def test_observer_changes_nothing_and_takes_no_part() -> None:
     may = {method.rpartition("/")[2] for method, roles in ALLOWED.items() if CallerRole.OBSERVER in roles}
-    assert not may & {"PushGradients", "StreamPushes", "CommitPush", "DequeueToken", "SetPolicy", "FinishTraining", "ShutdownShard"}
+    assert not may & {"PushGradients", "StreamPushes", "CommitPush", "DequeueToken", "ChangeSettings", "FinishTraining", "ShutdownShard"}
 
 
 def write(path: Path, text: str) -> Path:
