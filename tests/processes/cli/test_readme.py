@@ -24,14 +24,14 @@ def _run(words: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.timeout(120)
 def test_example_of_the_readme_learns_the_line_with_two_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_example(), encoding="utf-8")
-    result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "2", "--", sys.executable, "train.py"], tmp_path)
+    result = _run(["-m", "lockstep", "up", "--ps", "2", "--workers", "2", "--max-steps", "200", "--", sys.executable, "train.py"], tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     for worker in (0, 1):
         assert f"worker {worker}: {{'w': array([ 2. , -1. ,  0.5]), 'b': np.float64(4.0)" in result.stdout
 
 
 def test_example_of_the_readme_runs_without_a_network(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(_example().replace("connect()", "local()"), encoding="utf-8")
+    (tmp_path / "train.py").write_text(_example().replace("connect()", "local(max_steps=200)"), encoding="utf-8")
     result = _run(["train.py"], tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "array([ 2. , -1. ,  0.5])" in result.stdout
