@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.process import options
 from ps_protocol.roles.checkpoint import Durability, check_tag
 from ps_protocol.roles.chief import DEFAULT_POLICY
 
 MAX_PARTICIPANTS = 100_000
-DEFAULT_LEASE_S = 10.0
-DEFAULT_CHECKPOINT_INTERVAL_S = 60.0
-DEFAULT_CHECKPOINTS_KEPT = 3
-RESTORE_LATEST = "latest"
+RESTORE_LATEST = options.RESTORE.default
 RESTORE_NONE = "none"
 
 
@@ -25,9 +23,9 @@ class CheckpointConfig:
     """
 
     durability: Durability = Durability.INTERVAL
-    interval_s: float = DEFAULT_CHECKPOINT_INTERVAL_S
+    interval_s: float = options.CHECKPOINT_INTERVAL.default
     every_steps: int | None = None
-    keep: int = DEFAULT_CHECKPOINTS_KEPT
+    keep: int = options.KEEP_CHECKPOINTS.default
     restore: str = RESTORE_LATEST
 
     def __post_init__(self) -> None:
@@ -52,7 +50,7 @@ class CoordinationConfig:
     replicas_to_aggregate: int | None = None
     total_num_replicas: int | None = None
     max_steps: int | None = None
-    lease_s: float = DEFAULT_LEASE_S
+    lease_s: float = options.LEASE.default
     ledger_size: int = 256
     policy: PolicySpec = DEFAULT_POLICY
     min_replicas: int | None = None

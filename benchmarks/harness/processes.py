@@ -16,8 +16,9 @@ import psutil
 
 import benchmarks
 from benchmarks.harness import process_memory
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster, last_lines
+from lockstep.launcher.cluster import LocalCluster, last_lines
 from lockstep.launcher.environments import with_checkout
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor
 
 _POLL_S = 0.02

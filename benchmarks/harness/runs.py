@@ -13,9 +13,9 @@ from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import WorkerFigures, Workload, own_cpu_s, own_peak_rss_bytes, run_worker
 from benchmarks.report.figures import RunFigures
 from lockstep.in_process import InProcessCluster
-from lockstep.launcher.cluster import ClusterSpec
-from lockstep.launcher.spec import Recovery
+from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import Process
+from ps_protocol.process.options import CHECKPOINT_STEPS, DURABILITY, Option
 from worker_client import local
 
 WORKER = "benchmarks.harness.workload"
@@ -89,9 +89,12 @@ def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
 def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = "") -> ClusterSpec:
     """Returns what to start for a workload; `checkpoint_dir` is for settings with checkpoints."""
     recovery = Recovery()
+    passed_on: dict[Option[Any], object] = {}
     if setting.durability:
-        recovery = Recovery(checkpoint_dir=checkpoint_dir, durability=setting.durability, interval_steps=setting.checkpoint_steps)
+        recovery = Recovery(checkpoint_dir=checkpoint_dir)
+        passed_on = {DURABILITY: setting.durability, CHECKPOINT_STEPS: setting.checkpoint_steps}
     return ClusterSpec(
+        passed_on=passed_on,
         recovery=recovery,
         num_ps=workload.num_ps,
         num_workers=workload.num_workers,

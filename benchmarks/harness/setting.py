@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
-from lockstep.launcher.spec import DURABILITIES
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.process.options import DURABILITIES
 from worker_client import async_policy, sync_policy
 from worker_client.model.wire_format import wire_format
 

@@ -16,7 +16,7 @@ from benchmarks.harness.processes import Cluster
 from benchmarks.harness.runs import WORKER
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 
 TRANSPORTS = ("grpc", "shared_memory")
 _NUM_SLOTS = {"sgd": 0, "adam": 2}

@@ -15,8 +15,9 @@ import worker_client
 from benchmarks.harness.processes import Cluster
 from benchmarks.harness.worker import Station
 from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.process.options import MAX_STEPS
 from worker_client import Session, async_policy, ssp_policy, sync_policy
 
 SEED = 7
@@ -149,7 +150,7 @@ def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
         num_ps=options.ps,
         num_workers=options.workers,
         num_backups=setting.num_backups,
-        max_steps=max(1, options.contributions // share),
+        passed_on={MAX_STEPS: max(1, options.contributions // share)},
         policy=setting.policy,
     )
     work = PolicyWork(

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.scale_turns import ScaleWork
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.scale_turns import ScaleWork
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
 

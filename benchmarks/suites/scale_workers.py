@@ -11,7 +11,7 @@ import numpy as np
 import worker_client
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes, rss_bytes
 from benchmarks.suites.scale_crowd import Crowd
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 from worker_client import Session
 
 _TIMEOUT_S = 180.0

@@ -14,7 +14,7 @@ import psutil
 from benchmarks.harness.processes import Cluster, peak_rss_bytes, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Process
 from ps_protocol.model.optimizers import OptimizerSpec
 from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, adam, connect, sgd, uniform_initializer

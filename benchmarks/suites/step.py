@@ -12,7 +12,7 @@ from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting
 from benchmarks.harness.workload import OPTIMIZERS, Workload
 from benchmarks.report.figures import human_bytes, summary
-from lockstep.launcher.spec import DURABILITIES
+from ps_protocol.process.options import DURABILITIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,10 +20,11 @@ from benchmarks.harness.worker import Station
 from benchmarks.report.plot import CannotPlot, check_plot, plot_stragglers
 from benchmarks.report.straggler_figures import Look, RunOfArm, StragglerReport, arm_figures, predict, run_of_arm
 from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
-from lockstep.launcher.cluster import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.planning.simulation import SimulationResult
 from lockstep.planning.trace import HEADER
 from ps_protocol.model.variables import Array
+from ps_protocol.process.options import MAX_STEPS
 from worker_client import Session
 
 SEED = 7
@@ -149,7 +150,7 @@ def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, 
 
 def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfArm:
     """Trains once, with processes for all roles. Raises LaunchFailed in the words of what failed."""
-    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, max_steps=options.steps)
+    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, passed_on={MAX_STEPS: options.steps})
     work = StragglerWork(
         num_workers=options.workers,
         learning_rate=options.learning_rate,

@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 
 from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
 from lockstep.cli.text import policy_text
-from lockstep.launcher.spec import POLICIES, add_policy_options, policy_of
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError
 from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName
+from ps_protocol.process.options import CHANGE, CONTRIBUTIONS, Given, add_options, options_of, policy_of
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
 
+_POLICIES = tuple(name.name.lower() for name in PolicyName)
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `policy`."""
     add_arguments(parser)
-    parser.add_argument("policy", nargs="?", choices=POLICIES, help="the new policy (default: show the one that there is)")
-    parser.add_argument("--replicas-to-aggregate", type=int, metavar="R", help="sync: contributions that a step needs (default: as before)")
-    add_policy_options(parser)
+    parser.add_argument("policy", nargs="?", choices=_POLICIES, help="the new policy (default: show the one that there is)")
+    add_options(parser, options_of(CHANGE), has_variables=False)
     _add_timeout(parser)
 
 
@@ -36,12 +37,13 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_policy(arguments: argparse.Namespace) -> int:
     """Shows or changes the policy and returns the exit code."""
+    given = Given(vars(arguments), {})
 
     def change(chief: Chief) -> str:
         if arguments.policy is None:
-            _check_nothing_given(arguments)
+            _check_nothing_given(given)
             return policy_text(chief.status())
-        policy = policy_of(arguments, replicas_to_aggregate=arguments.replicas_to_aggregate)
+        policy = policy_of(given, name=PolicyName[arguments.policy.upper()], contributions=given[CONTRIBUTIONS])
         reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
         return f"policy {policy.text} from step {reply.step} on"
 
@@ -89,10 +91,10 @@ def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for the step under way (default 30)")
 
 
-def _check_nothing_given(arguments: argparse.Namespace) -> None:
-    for name in ("replicas_to_aggregate", "tokens", "num_tokens", "staleness", "no_locking", "max_staleness", "too_stale"):
-        if getattr(arguments, name) not in (None, False):
-            raise InvalidSpec(f"--{name.replace('_', '-')}: of which policy? name it: lockstep policy {' | '.join(POLICIES)}")
+def _check_nothing_given(given: Given) -> None:
+    for option in options_of(CHANGE):
+        if option in given:
+            raise InvalidSpec(f"{option.flag}: of which policy? name it: lockstep policy {' | '.join(_POLICIES)}")
 
 
 def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:

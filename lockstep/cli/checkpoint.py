@@ -16,6 +16,7 @@ from lockstep.cli.text import bytes_text, table
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, Given
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.chief import Chief
 
@@ -57,13 +58,14 @@ def run_checkpoint(arguments: argparse.Namespace) -> int:
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: a subparser's default would overwrite what was given before the action.
+    parser.add_argument(CHECKPOINT_DIR.flag, default=argparse.SUPPRESS, metavar="PLACE", help=CHECKPOINT_DIR.help_text(has_variable=True))
     parser.add_argument(
-        "--checkpoint-dir",
-        default=os.environ.get("LOCKSTEP_CHECKPOINT_DIR", ""),
-        metavar="PLACE",
-        help="path or URL of the checkpoints (or LOCKSTEP_CHECKPOINT_DIR)",
+        CALLED_CLUSTER.flag, default=argparse.SUPPRESS, metavar="NAME", help="only those of this cluster [LOCKSTEP_CLUSTER]"
     )
-    parser.add_argument("--cluster", default=argparse.SUPPRESS, metavar="NAME", help="only those of this cluster (or LOCKSTEP_CLUSTER)")
+
+
+def _cluster_of(arguments: argparse.Namespace) -> str:
+    return Given(vars(arguments), os.environ)[CALLED_CLUSTER]
 
 
 def _save(arguments: argparse.Namespace) -> int:
@@ -91,7 +93,7 @@ def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
 
 def _list(arguments: argparse.Namespace) -> int:
     storage = _storage_of(arguments)
-    whole, others = list_checkpoints(storage, cluster=arguments.cluster)
+    whole, others = list_checkpoints(storage, cluster=_cluster_of(arguments))
     if arguments.json:
         print(json.dumps({"place": storage.place, "whole": [_fields(one) for one in whole], "others": [_fields_of(one) for one in others]}))
         return 0
@@ -126,15 +128,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _chosen(storage: CheckpointStorage, arguments: argparse.Namespace) -> tuple[tuple[Found, ...], tuple[Skipped, ...]]:
     if arguments.tag:
-        return (find_checkpoint(storage, cluster=arguments.cluster, tag=check_tag(arguments.tag)),), ()
-    whole, others = list_checkpoints(storage, cluster=arguments.cluster)
+        return (find_checkpoint(storage, cluster=_cluster_of(arguments), tag=check_tag(arguments.tag)),), ()
+    whole, others = list_checkpoints(storage, cluster=_cluster_of(arguments))
     return whole, tuple(one for one in others if not one.is_foreign)
 
 
 def _export(arguments: argparse.Namespace) -> int:
     storage = _storage_of(arguments)
     tag = check_tag(arguments.tag) if arguments.tag else None
-    found = find_checkpoint(storage, cluster=arguments.cluster, tag=tag)
+    found = find_checkpoint(storage, cluster=_cluster_of(arguments), tag=tag)
     for skipped in found.skipped:
         if not skipped.is_foreign:
             print(f"skipped {skipped.tag}: {skipped.reason}", file=sys.stderr)
@@ -146,7 +148,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _storage_of(arguments: argparse.Namespace) -> CheckpointStorage:
-    place = getattr(arguments, "place", "") or arguments.checkpoint_dir
+    place = getattr(arguments, "place", "") or Given(vars(arguments), os.environ)[CHECKPOINT_DIR]
     if not place:
         raise InvalidSpec("which checkpoints? give --checkpoint-dir PLACE or set LOCKSTEP_CHECKPOINT_DIR")
     return open_storage(place)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.process import options
+from ps_protocol.process.options import Given
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.security.options import add_security_flags, security_of
 from ps_protocol.security.permissions import CallerRole
 
 # A person waits for the answer: an absent chief must be told within two seconds.
@@ -25,29 +26,27 @@ class ChiefAbsent(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that say which chief is meant."""
-    parser.add_argument("--chief", default=os.environ.get("LOCKSTEP_CHIEF", ""), metavar="ADDRESS", help="its address (or LOCKSTEP_CHIEF)")
-    parser.add_argument(
-        "--cluster", default=os.environ.get("LOCKSTEP_CLUSTER", ""), metavar="NAME", help="(or LOCKSTEP_CLUSTER) default: any"
-    )
-    add_security_flags(parser, is_server=False)
+    options.add_options(parser, options.options_of(options.CALLER))
 
 
 @contextmanager
 def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
     """Connects to the chief; raises ChiefAbsent within two seconds if none answers."""
-    if not arguments.chief:
+    given = Given(vars(arguments), os.environ)
+    address = given[options.CHIEF_ADDRESS]
+    if not address:
         text = "which chief? give --chief ADDRESS or set LOCKSTEP_CHIEF; `lockstep up` prints the address when it starts a cluster"
         raise ChiefAbsent(text, exit_code=2)
     try:
-        access = Access(security_of(arguments, os.environ), role=CallerRole.ADMIN)
-        chief = GrpcChief(arguments.chief, cluster=arguments.cluster, access=access)
+        access = Access(options.security_of(given), role=CallerRole.ADMIN)
+        chief = GrpcChief(address, cluster=given[options.CALLED_CLUSTER], access=access)
     except InvalidSpec as error:
         raise ChiefAbsent(error.message, exit_code=2) from error
     try:
         chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
         yield chief
     except (Unavailable, DeadlineExceeded) as error:
-        text = f"no chief answers at {arguments.chief}: is it running, and is this its address?\n({error.message})"
+        text = f"no chief answers at {address}: is it running, and is this its address?\n({error.message})"
         raise ChiefAbsent(text) from error
     finally:
         chief.close()

@@ -4,20 +4,20 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.cli.up import chosen_policy, end_roles, end_with_checkpoint
+from lockstep.cli.up import end_roles, end_with_checkpoint
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of, split
 from lockstep.demo.display import DemoFiles, Display, open_display
 from lockstep.demo.observer import DemoObserver, Progress, Trained
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.directories import kept_directories
 from lockstep.launcher.failures import ClusterWatch
-from lockstep.launcher.spec import POLICIES, add_policy_options, add_recovery_options, recovery_of
+from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicyName
+from ps_protocol.process.options import DEMO, LEASE, MAX_STEPS, Given, add_options, options_of
 from worker_client.model.wire_format import wire_format
 
 WANTED_ACCURACY = 0.95
@@ -34,18 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, metavar="N", help="steps to train (default 400; 800 if the policy makes a step of every contribution)"
     )
-    parser.add_argument("--workers", type=int, default=3, metavar="M", help="workers (default 3)")
-    parser.add_argument("--ps", type=int, default=2, metavar="N", help="parameter servers (default 2)")
-    parser.add_argument(
-        "--backup-workers", type=int, metavar="B", help="a step does not wait for the slowest B (default 1 with sync and several workers)"
-    )
-    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
-    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
-    add_policy_options(parser)
+    add_options(parser, options_of(DEMO), has_variables=False)
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
     parser.add_argument("--wire", metavar="FORMAT", help="over gRPC, and so encoded: bfloat16, float16, int8 or, for example, top_k:0.05")
-    add_recovery_options(parser)
     parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(
@@ -100,9 +92,8 @@ class _Setting:
 
 
 def _setting(arguments: argparse.Namespace) -> _Setting:
-    policy = chosen_policy(arguments)
-    is_sync = policy.name is PolicyName.SYNC
-    steps = arguments.steps if arguments.steps is not None else 400 if is_sync else 800
+    spec = spec_of(Given(vars(arguments), {}), num_ps=2, num_workers=3)
+    steps = arguments.steps if arguments.steps is not None else 400 if spec.is_sync else 800
     if steps < 1:
         raise LaunchFailed(f"--steps: got {steps}, want 1 or more", exit_code=2)
     if not 0 <= arguments.pace <= 60:
@@ -115,19 +106,8 @@ def _setting(arguments: argparse.Namespace) -> _Setting:
         wire_format(arguments.wire)
     except InvalidSpec as error:
         raise LaunchFailed(f"--wire: {error.message.removeprefix('wire: ')}", exit_code=2) from error
-    backups = arguments.backup_workers if arguments.backup_workers is not None else int(is_sync and arguments.workers > 1)
-    spec = ClusterSpec(
-        num_ps=arguments.ps,
-        num_workers=arguments.workers,
-        num_backups=backups,
-        max_steps=steps,
-        lease_s=_LEASE_S,
-        chief_in_ps=arguments.chief_in_ps,
-        policy=policy,
-        recovery=recovery_of(arguments),
-    )
     return _Setting(
-        spec=spec,
+        spec=replace(spec, passed_on={**spec.passed_on, MAX_STEPS: steps, LEASE: _LEASE_S}),
         num_steps=steps,
         optimizer=arguments.optimizer,
         learning_rate=arguments.learning_rate,

@@ -10,13 +10,13 @@ _ROLES = ("ps_protocol.v1.ParameterService", "ps_protocol.v1.ChiefService")
 
 def add_health_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `health`."""
-    from ps_protocol.security.options import add_security_flags
+    from ps_protocol.process import options
 
     parser.add_argument(
         "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="of a parameter server or chief"
     )
     parser.add_argument("--ready", action="store_true", help="ask whether it can take traffic, not only whether it is alive")
-    add_security_flags(parser, is_server=False)
+    options.add_options(parser, options.options_of(options.CALLER, group=options.SECURITY_GROUP))
 
 
 def run_health(arguments: argparse.Namespace) -> int:
@@ -28,13 +28,13 @@ def run_health(arguments: argparse.Namespace) -> int:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from ps_protocol.errors import InvalidSpec
+    from ps_protocol.process import options
     from ps_protocol.roles.identity import parse_address
     from ps_protocol.rpc.channel import Access
-    from ps_protocol.security.options import security_of
 
     try:
         parse_address(arguments.address)
-        access = Access(security_of(arguments, os.environ))
+        access = Access(options.security_of(options.Given(vars(arguments), os.environ)))
     except InvalidSpec as error:
         print(f"lockstep health: {error.message}", file=sys.stderr)
         return 2

@@ -57,7 +57,7 @@ def _compared_rows(plan: Plan) -> Iterator[Sequence[str]]:
 
 def _advice(plan: Plan) -> Iterator[str]:
     best, shortest = plan.best, plan.shortest
-    flags = f"--replicas-to-aggregate {best.num_required} --total-num-replicas {best.num_workers}"
+    flags = f"--workers {best.num_workers} --backup-workers {best.num_backups}"
     gain = f"{plan.speed(best) - 1:+.1%} contributions a second and worker against b = 0" if best.num_backups else "backups gain nothing"
     yield f"recommended: b = {best.num_backups} ({gain}): {flags}"
     if plan.question.num_required and shortest.num_backups > best.num_backups:

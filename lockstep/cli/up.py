@@ -11,13 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.directories import kept_directories
 from lockstep.launcher.failures import ClusterWatch
-from lockstep.launcher.spec import POLICIES, add_policy_options, add_recovery_options, policy_of, recovery_of
+from lockstep.launcher.spec import spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory
-from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicySpec
+from ps_protocol.process.options import UP, Given, add_options, options_of
 
 _EXIT_USAGE = 2
 _POLL_S = 1.0
@@ -38,34 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
         " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on."
     )
-    parser.add_argument("--ps", type=int, default=1, metavar="N", help="parameter servers (default 1)")
-    parser.add_argument("--workers", type=int, default=1, metavar="M", help="workers (default 1)")
-    parser.add_argument("--backup-workers", type=int, default=0, metavar="B", help="a step does not wait for the slowest B (default 0)")
-    parser.add_argument(
-        "--replicas-to-aggregate",
-        type=int,
-        metavar="R",
-        help="contributions that a step needs (default: M - B), also more than there are workers",
-    )
-    parser.add_argument("--policy", choices=POLICIES, default="sync", help="how workers are coordinated (default sync)")
-    add_policy_options(parser)
-    parser.add_argument("--max-steps", type=int, metavar="S", help="training finishes at this step (default: when the workers do)")
-    parser.add_argument("--tcp", action="store_true", help="use loopback ports chosen by the system, instead of Unix sockets")
-    parser.add_argument("--chief-in-ps", action="store_true", help="run the chief in the process of parameter server 0")
-    parser.add_argument("--standbys", action="store_true", help="start a second server beside each parameter server, that takes its place")
-    parser.add_argument("--lease", type=float, metavar="S", help="seconds after which a worker that is silent counts as lost (default 10)")
-    parser.add_argument("--reject-nonfinite", action="store_true", help="refuse gradients with infinities or NaN (default: they count)")
-    add_recovery_options(parser)
+    add_options(parser, options_of(UP), has_variables=False)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
-
-
-def chosen_policy(arguments: argparse.Namespace) -> PolicySpec:
-    """Returns the policy of the arguments; raises LaunchFailed for one that makes no sense."""
-    try:
-        return policy_of(arguments)
-    except InvalidSpec as error:
-        raise LaunchFailed(error.message, exit_code=_EXIT_USAGE) from error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,20 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = PrefixedOutput()
     try:
         command = _command(arguments.command)
-        spec = ClusterSpec(
-            num_ps=arguments.ps,
-            num_workers=arguments.workers,
-            num_backups=arguments.backup_workers,
-            num_required=arguments.replicas_to_aggregate,
-            max_steps=arguments.max_steps,
-            lease_s=arguments.lease,
-            is_tcp=arguments.tcp,
-            chief_in_ps=arguments.chief_in_ps,
-            has_standbys=arguments.standbys,
-            policy=chosen_policy(arguments),
-            reject_nonfinite=arguments.reject_nonfinite,
-            recovery=recovery_of(arguments),
-        )
+        spec = spec_of(Given(vars(arguments), {}), num_backups=0)
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
             make_directory(path, flag="--run-dir")

@@ -3,93 +3,17 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.launcher.environments import FOREIGN, with_checkout
-from lockstep.launcher.spec import NO_RECOVERY, Recovery, policy_flags
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, describe_end, shell_code
-from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
-from ps_protocol.security.options import SECURITY_VARIABLES
+from ps_protocol.process import options
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, write_secret
 
 # A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
-DEFAULT_POLICY = PolicySpec()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
-    """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
-
-    `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
-    `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
-    `reject_nonfinite`: gradients that are not finite are refused.
-    """
-
-    num_ps: int
-    num_workers: int
-    num_backups: int = 0
-    num_required: int | None = None
-    max_steps: int | None = None
-    lease_s: float | None = None
-    is_tcp: bool = False
-    chief_in_ps: bool = False
-    has_standbys: bool = False
-    policy: PolicySpec = DEFAULT_POLICY
-    reject_nonfinite: bool = False
-    recovery: Recovery = NO_RECOVERY
-
-    def __post_init__(self) -> None:
-        counts = {"--ps": self.num_ps, "--workers": self.num_workers, "--max-steps": self.max_steps}
-        for flag, value in {**counts, "--replicas-to-aggregate": self.num_required}.items():
-            if value is not None and value < 1:
-                raise LaunchFailed(f"{flag}: got {value}, want 1 or more", exit_code=2)
-        if not 0 <= self.num_backups < self.num_workers:
-            want = f"0 to {self.num_workers - 1}, since {self.num_workers} workers are to be started and a step needs one at least"
-            raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=2)
-        if self.num_backups and self.num_required is not None:
-            raise LaunchFailed("--backup-workers and --replicas-to-aggregate say the same in two ways; give one of them", exit_code=2)
-        if not self.is_sync and (self.num_backups or self.num_required is not None):
-            flag = "--backup-workers" if self.num_backups else "--replicas-to-aggregate"
-            raise LaunchFailed(f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=2)
-        if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
-            want = f"1 to {self.replicas_to_aggregate}, which a step needs when nobody is gone" if self.is_sync else "the policy sync"
-            raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
-        if self.has_standbys and self.recovery.history is not None:
-            raise LaunchFailed("--history: `lockstep verify` knows one server a shard; leave out --history, or --standbys", exit_code=2)
-        if self.has_standbys and self.chief_in_ps:
-            raise LaunchFailed("--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=2)
-        if self.lease_s is not None and not self.lease_s > 0:
-            raise LaunchFailed(f"--lease: got {self.lease_s}, want more than 0 seconds", exit_code=2)
-
-    @property
-    def is_sync(self) -> bool:
-        """Whether a step is the mean of several contributions; with the other policies every contribution is a step."""
-        return self.policy.name is PolicyName.SYNC
-
-    @property
-    def replicas_to_aggregate(self) -> int:
-        """Contributions that a step needs while the policy is sync."""
-        return self.num_workers - self.num_backups if self.num_required is None else self.num_required
-
-    @property
-    def num_workers_needed(self) -> int:
-        """Workers without whom training cannot go on."""
-        if not self.is_sync or self.policy.tokens is TokenMode.FIFO:
-            return 1
-        if self.recovery.min_replicas is not None:
-            return self.recovery.min_replicas
-        return min(self.replicas_to_aggregate, self.num_workers)
-
-    @property
-    def needs_text(self) -> str:
-        """What a step needs, in words."""
-        if not self.is_sync:
-            return f"policy {self.policy.text}: every contribution is a step"
-        needs = self.replicas_to_aggregate
-        return f"a step needs {needs}" if self.policy == DEFAULT_POLICY else f"policy {self.policy.text}: a step needs {needs}"
 
 
 class LocalCluster:
@@ -151,7 +75,7 @@ class LocalCluster:
     def _own_security(self) -> dict[str, str | None]:
         """Tokens that nobody needs to know of; whatever the shell says about another cluster's must not reach the children."""
         given = {"LOCKSTEP_TOKEN_FILE": str(self.token_file)} if self._given_security is None else self._given_security
-        return {**dict.fromkeys(SECURITY_VARIABLES), **given}
+        return {**dict.fromkeys(options.SECURITY_VARIABLES), **given}
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
@@ -218,7 +142,7 @@ class LocalCluster:
         return module
 
     def _ps_flags(self, name: str) -> list[str]:
-        return [*self._common_flags(name), "--index", name.partition(" ")[2], *self.spec.recovery.ps_flags]
+        return [*self._common_flags(name), "--index", name.partition(" ")[2], *self.spec.words(options.SERVER)]
 
     def _chief_flags(self, *, is_again: bool) -> list[str]:
         spec = self.spec
@@ -228,17 +152,8 @@ class LocalCluster:
         flags = [*self._common_flags("chief"), "--ps", ",".join(servers)]
         if spec.has_standbys:
             flags += ["--standbys", ",".join(self._addresses[f"standby {index}"] for index in range(spec.num_ps))]
-        flags += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate), "--total-num-replicas", str(spec.num_workers)]
-        if spec.policy != DEFAULT_POLICY:
-            flags += policy_flags(spec.policy)
-        if spec.max_steps is not None:
-            flags += ["--max-steps", str(spec.max_steps)]
-        if spec.lease_s is not None:
-            flags += ["--lease", str(spec.lease_s)]
-        if spec.reject_nonfinite:
-            flags.append("--reject-nonfinite")
         # The launcher knows that the former chief is dead; nobody else may take it for granted.
-        return [*flags, *spec.recovery.chief_flags, *(["--takeover"] if is_again else [])]
+        return [*flags, *spec.words(options.CHIEF), *([options.TAKEOVER.flag] if is_again else [])]
 
     def _common_flags(self, name: str) -> list[str]:
         socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"

@@ -3,14 +3,10 @@
 import os
 from pathlib import Path
 
-_NAMES = (
-    *("ADDRESS", "ALLOW_INSECURE_NETWORK", "CHIEF", "CLUSTER", "LEASE_S", "MAX_STEPS", "NUM_WORKERS", "PS", "PS_INDEX", "STANDBYS"),
-    *("REPLICAS_TO_AGGREGATE", "TOTAL_NUM_REPLICAS", "WORKER_INDEX", "REJECT_NONFINITE", "ADVERTISE"),
-    *("CHECKPOINT_DIR", "DURABILITY", "CHECKPOINT_INTERVAL", "CHECKPOINT_STEPS", "KEEP_CHECKPOINTS", "RESTORE", "MIN_REPLICAS", "HISTORY"),
-    *("POLICY", "TOKENS", "NUM_TOKENS", "STALENESS", "NO_LOCKING", "MAX_STALENESS", "TOO_STALE"),
-)
+from ps_protocol.process.options import cluster_variables
+
 # What the shell may say about some other cluster must not reach the roles of this one.
-FOREIGN = {f"LOCKSTEP_{name}": None for name in _NAMES} | {"TF_CONFIG": None}
+FOREIGN = {**dict.fromkeys(cluster_variables()), "TF_CONFIG": None}
 
 
 def with_checkout() -> dict[str, str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.launcher.cluster import ClusterSpec, LocalCluster
+from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, ParticipantKind

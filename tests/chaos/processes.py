@@ -267,7 +267,7 @@ class Cluster:
     def _chief_flags(self) -> list[str]:
         plan = self.plan
         servers = [proxy.address for proxy in self.proxies] or [self.address(f"ps {index}") for index in range(plan.num_ps)]
-        flags = ["--ps", ",".join(servers), "--total-num-replicas", str(plan.num_workers), "--lease", str(plan.lease_s)]
+        flags = ["--ps", ",".join(servers), "--workers", str(plan.num_workers), "--lease", str(plan.lease_s)]
         flags += ["--max-steps", str(plan.num_steps), *plan.chief_flags]
         flags += ["--standbys", ",".join(map(self.address, self.standbys))] if plan.has_standbys else []
         if plan.durability is not None:

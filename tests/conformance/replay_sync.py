@@ -26,7 +26,7 @@ SETTLE_TIMEOUT_S = 60.0
 def chief_flags(case: Case) -> tuple[str, ...]:
     """Returns how the chief of a case is started."""
     return (
-        *("--replicas-to-aggregate", str(case["replicas_to_aggregate"]), "--total-num-replicas", str(case["total_num_replicas"])),
+        *("--replicas-to-aggregate", str(case["replicas_to_aggregate"]), "--workers", str(case["total_num_replicas"])),
         *("--policy", "sync", "--tokens", "fifo", f"--num-tokens={case['num_tokens']}"),
     )
 

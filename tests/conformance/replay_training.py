@@ -11,7 +11,7 @@ from worker_client import EmbeddingTable, IndexedSlices, Session
 
 Case = dict[str, Any]
 
-ONE_WORKER = ("--replicas-to-aggregate", "1", "--total-num-replicas", "1")
+ONE_WORKER = ("--replicas-to-aggregate", "1", "--workers", "1")
 
 
 def optimizer_of(case: Case) -> worker_client.OptimizerSpec:

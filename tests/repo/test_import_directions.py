@@ -47,6 +47,8 @@ PURE = (
     "ps_protocol.model",
     "ps_protocol.encodings",
     "ps_protocol.roles",
+    "ps_protocol.security.options",
+    "ps_protocol.process.options",
     "ps_protocol.shared_memory.words",
     "ps_server.optimizers",
     "ps_server.numbers",

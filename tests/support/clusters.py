@@ -109,7 +109,7 @@ def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], dire
     """Starts a chief's process; `announced` tells when it serves."""
     options = {
         "--replicas-to-aggregate": shape.replicas_to_aggregate,
-        "--total-num-replicas": shape.total_num_replicas,
+        "--workers": shape.total_num_replicas,
         "--max-steps": shape.max_steps,
         "--lease": shape.lease_s,
     }

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from chief.config import ChiefConfig, CoordinationConfig
+from chief.config import ChiefConfig
+from chief.options import CoordinationConfig
 from chief.serving.server import ChiefServer
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Segments, aligned_bytes

@@ -23,7 +23,7 @@ def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
     result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backups", "0,1,2", "--compare", "ssp:2,async")
     assert result.returncode == 0, result.stderr
-    assert "recommended: b = " in result.stdout and "--total-num-replicas" in result.stdout
+    assert "recommended: b = " in result.stdout and "--backup-workers" in result.stdout
     assert "ssp(2)" in result.stdout and "async" in result.stdout
 
 
@@ -33,7 +33,7 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
     trace.write_text("\n".join([HEADER, *rows]))
     text = lockstep_here("plan", str(trace), "--rounds", "30").stdout
     assert "4 workers; computing: 20 measured times of 4 workers" in text
-    assert "recommended: b = 1" in text and "--replicas-to-aggregate 3 --total-num-replicas 4" in text
+    assert "recommended: b = 1" in text and "--workers 4 --backup-workers 1" in text
     plain = json.loads(lockstep_here("plan", str(trace), "--rounds", "30", "--json").stdout)
     assert plain["recommended_backups"] == 1
     assert [row["step_s"] for row in plain["rows"]] == pytest.approx([9.0, 1.0, 1.0])

@@ -160,7 +160,7 @@ def test_workers_can_be_scaled() -> None:
     found = services()
     assert "LOCKSTEP_WORKER_INDEX" not in found["worker"]["environment"]
     assert "container_name" not in found["worker"]
-    assert "LOCKSTEP_TOTAL_NUM_REPLICAS" not in found["chief"]["environment"]
+    assert "LOCKSTEP_NUM_WORKERS" not in found["chief"]["environment"]
     assert found["chief"]["environment"]["LOCKSTEP_REPLICAS_TO_AGGREGATE"] == "2"
 
 

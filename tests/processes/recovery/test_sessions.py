@@ -43,7 +43,7 @@ class KilledCluster:
 
     def start_chief(self, name: str, *options: str) -> "subprocess.Popen[bytes]":
         servers = ",".join(f"unix:{self._directory}/ps{index}" for index in range(2))
-        sizes = ("--total-num-replicas", "2", "--checkpoint-steps", "10", *options)
+        sizes = ("--workers", "2", "--checkpoint-steps", "10", *options)
         return self._start("chief", "--address", f"unix:{self._directory}/{name}", "--ps", servers, *sizes)
 
     def stop(self) -> None:

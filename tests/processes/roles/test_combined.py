@@ -46,7 +46,7 @@ def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
 def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp_path: Path) -> None:
     with (
         parameter_server(1) as other,
-        combined(tmp_path, "--ps", f"self,{other.address}", "--total-num-replicas", "1", "--max-steps", "3") as process,
+        combined(tmp_path, "--ps", f"self,{other.address}", "--workers", "1", "--max-steps", "3") as process,
     ):
         with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as client, Worker(client) as worker:
             assert worker.registration.shard_addresses == (announced(tmp_path / "ps"), other.address)

@@ -29,7 +29,7 @@ def parse(*flags: str, **environment: str) -> ChiefConfig:
 def test_flags_give_the_whole_configuration() -> None:
     config = parse(
         *("--ps", "a:1, b:2", "--address", "unix:/tmp/c", "--cluster", "job", "--replicas-to-aggregate", "2"),
-        *("--total-num-replicas", "3", "--max-steps", "9", "--lease", "2.5", "--announce", "/tmp/f"),
+        *("--workers", "3", "--max-steps", "9", "--lease", "2.5", "--announce", "/tmp/f"),
     )
     assert (config.ps, config.address, str(config.announce)) == (("a:1", "b:2"), "unix:/tmp/c", "/tmp/f")
     coordination = config.coordination
@@ -43,7 +43,7 @@ def test_the_environment_gives_what_flags_leave_out() -> None:
         "4",
         LOCKSTEP_PS="a:1",
         LOCKSTEP_REPLICAS_TO_AGGREGATE="2",
-        LOCKSTEP_TOTAL_NUM_REPLICAS="3",
+        LOCKSTEP_NUM_WORKERS="3",
         LOCKSTEP_MAX_STEPS="",
         LOCKSTEP_LEASE_S="5",
         LOCKSTEP_CLUSTER="job",
@@ -52,6 +52,12 @@ def test_the_environment_gives_what_flags_leave_out() -> None:
     coordination = config.coordination
     assert (config.ps, config.address, coordination.cluster) == (("a:1",), "127.0.0.1:7000", "job")
     assert (coordination.num_required, coordination.num_extras, coordination.max_steps, coordination.lease_s) == (4, 1, None, 5.0)
+
+
+def test_backup_workers_are_those_that_a_step_does_not_wait_for() -> None:
+    coordination = parse("--ps", "a:1", "--workers", "5", "--backup-workers", "2").coordination
+    assert (coordination.num_required, coordination.total_num_replicas) == (3, 5)
+    assert parse(LOCKSTEP_PS="a:1", LOCKSTEP_NUM_WORKERS="4", LOCKSTEP_BACKUP_WORKERS="1").coordination.num_required == 3
 
 
 def test_standbys_are_given_by_index_and_may_have_gaps() -> None:
@@ -67,7 +73,7 @@ def test_tf_config_gives_the_rest() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "two", "1.5", ""])
-@pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--total-num-replicas", "--max-steps"])
+@pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--workers", "--max-steps"])
 def test_a_count_that_is_none_is_refused_by_its_flag(flag: str, value: str) -> None:
     with pytest.raises(InvalidSpec, match=f"{flag}: got '{value}', want a whole number >= 1"):
         parse("--ps", "a:1", flag, value)
@@ -98,6 +104,9 @@ def test_a_lease_that_is_none_is_refused(value: str) -> None:
         (["--ps", "a:1", "--what"], "--what"),
         (["--ps", "a:1", "--cluster", " job"], "cluster name"),
         (["--ps", "a:1", "--cluster", ""], "cluster name: got ''"),
+        (["--ps", "a:1", "--backup-workers", "1"], "--backup-workers: of how many workers"),
+        (["--ps", "a:1", "--workers", "2", "--backup-workers", "2"], "--backup-workers: got 2, want 0 to 1"),
+        (["--ps", "a:1", "--workers", "2", "--backup-workers", "1", "--replicas-to-aggregate", "1"], "say the same in two ways"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> None:
@@ -157,14 +166,14 @@ def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
         (("--num-tokens", "-2"), "--num-tokens: got '-2', want a whole number >= -1"),
         (("--staleness", "-1"), "--staleness: got '-1', want a whole number >= 0"),
         (("--max-staleness", "x"), "--max-staleness: got 'x', want a whole number >= 0"),
-        (("--no-locking",), "use_locking=False: only the policy async"),
-        (("--policy", "ssp", "--tokens", "fifo"), "tokens: only the policy sync"),
-        (("--max-staleness", "3"), "max_staleness: sync drops"),
+        (("--no-locking",), "--no-locking: it is for the policy async, not sync"),
+        (("--policy", "ssp", "--tokens", "fifo"), "--tokens: it is for the policy sync, not ssp"),
+        (("--max-staleness", "3"), "--max-staleness: it is for the policy async and ssp, not sync"),
         (("--staleness", "2"), "--staleness: it is for the policy ssp, not sync"),
         (("--num-tokens", "4"), "--num-tokens: only --tokens fifo has it"),
         (("--policy", "async", "--too-stale", "scale"), "--too-stale: give --max-staleness"),
         (
-            ("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "5", "--total-num-replicas", "3"),
+            ("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "5", "--workers", "3"),
             r"Too few tokens to finish the first step: 1 \(given\) vs 2 \(needed\)",
         ),
     ],

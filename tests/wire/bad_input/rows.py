@@ -160,7 +160,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
     ),
     25: (
         Case(
-            calls.usage("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "4", "--total-num-replicas", "2"),
+            calls.usage("--tokens", "fifo", "--num-tokens", "1", "--replicas-to-aggregate", "4", "--workers", "2"),
             INVALID,
             "INVALID_SPEC",
             "Too few tokens to finish the first step: 1 (given) vs 2 (needed)",

@@ -132,7 +132,7 @@ def scene(directory: Path) -> Iterator[Scene]:
         tls = ["--tls-cert", certs / "ps.pem", "--tls-key", certs / "ps.key", "--tls-ca", both]
         start("tls", "ps_server", "--index", 0, *tls, "--verify-clients", "--cluster", "job-b")
         start("ps", "ps_server", "--index", 0)
-        start("chief", "chief", "--ps", addresses["ps"], "--replicas-to-aggregate", 1, "--total-num-replicas", 3, "--lease", 600)
+        start("chief", "chief", "--ps", addresses["ps"], "--replicas-to-aggregate", 1, "--workers", 3, "--lease", 600)
         raw = {name: stack.enter_context(RawShard(addresses[name])) for name in ("shard", "table")}
         clients = {name: stack.enter_context(contextlib.closing(GrpcShard(addresses[name]))) for name in raw}
         trainer = Trainer(clients["shard"])

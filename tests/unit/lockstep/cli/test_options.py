@@ -7,13 +7,13 @@ import pytest
 
 from chief.config import parse_config
 from lockstep.cli.change import change_of
-from lockstep.launcher.cluster import ClusterSpec
-from lockstep.launcher.spec import POLICIES, add_policy_options, policy_flags, policy_of
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed
 from lockstep.launcher.watch import needs_of
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.process.options import UP, Given, add_options, options_of, policy_of, policy_words
 from ps_protocol.roles.chief import HyperparameterChange
 from tests.support.chief_driver import Driver
 
@@ -24,9 +24,8 @@ FIFO = PolicySpec(tokens=TokenMode.FIFO, num_tokens=3)
 
 def parsed(*words: str) -> PolicySpec:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", choices=POLICIES, default="sync")
-    add_policy_options(parser)
-    return policy_of(parser.parse_args(words))
+    add_options(parser, options_of(UP))
+    return policy_of(Given(vars(parser.parse_args(words)), {}))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def parsed(*words: str) -> PolicySpec:
 )
 def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, policy: PolicySpec) -> None:
     assert parsed(*words.split()) == policy
-    config = parse_config(["--ps", "127.0.0.1:1", *policy_flags(policy)], environment={})
+    config = parse_config(["--ps", "127.0.0.1:1", *policy_words(policy)], environment={})
     assert config.coordination.policy == policy
 
 
@@ -128,7 +127,6 @@ def test_with_min_replicas_a_cluster_goes_on_without_the_others() -> None:
         (PolicySpec(), 1, 2, "--backup-workers and --replicas-to-aggregate say the same in two ways"),
         (SSP, 1, None, "--backup-workers: only the policy sync has steps of several contributions, not ssp\\(2\\)"),
         (UNLOCKED, 0, 2, "--replicas-to-aggregate: only the policy sync"),
-        (PolicySpec(), 0, 0, "--replicas-to-aggregate: got 0, want 1 or more"),
     ],
 )
 def test_numbers_of_sync_are_refused_elsewhere(policy: PolicySpec, num_backups: int, num_required: int | None, complaint: str) -> None:

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from lockstep.launcher.failures import SOUND_LIFE_S, RestartLimit
-from lockstep.launcher.spec import DURABILITIES, Recovery, add_recovery_options, recovery_of
+from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import LaunchFailed
+from ps_protocol.process.options import CHIEF, DURABILITIES, SERVER, UP, Given, add_options, options_of
 from ps_protocol.roles.checkpoint import Durability
 
 
-def parsed(*words: str) -> Recovery:
+def parsed(*words: str) -> ClusterSpec:
     parser = argparse.ArgumentParser()
-    add_recovery_options(parser)
-    return recovery_of(parser.parse_args(words))
+    add_options(parser, options_of(UP))
+    return spec_of(Given(vars(parser.parse_args(words)), {}), num_backups=0)
 
 
 def test_the_first_failure_is_mended_at_once_and_the_next_ones_after_growing_pauses() -> None:
@@ -45,23 +46,29 @@ def test_the_words_of_durability_are_those_of_the_protocol() -> None:
 
 
 def test_without_flags_the_roles_are_told_nothing() -> None:
-    assert parsed().ps_flags == parsed().chief_flags == []
+    assert parsed().words(SERVER) == []
+    assert parsed().words(CHIEF) == ["--workers", "1"]
 
 
 def test_the_chief_is_told_all_and_a_parameter_server_where_checkpoints_lie() -> None:
     words = "--checkpoint-dir /c --durability step --checkpoint-steps 5 --keep-checkpoints 2 --restore step-000000005 --min-replicas 1"
-    recovery = parsed(*words.split(), "--history", "/h")
-    assert recovery.ps_flags == ["--checkpoint-dir", "/c", "--history", "/h"]
-    assert sorted(recovery.chief_flags) == sorted([*words.split(), "--history", "/h"])
-    assert recovery.history == Path("/h")
+    spec = parsed(*words.split(), "--history", "/h")
+    assert sorted(spec.words(SERVER)) == sorted(["--checkpoint-dir", "/c", "--history", "/h"])
+    assert sorted(spec.words(CHIEF)) == sorted([*words.split(), "--history", "/h", "--workers", "1"])
+    assert spec.recovery.history == Path("/h")
+
+
+def test_the_chief_is_told_what_it_understands_better_than_a_launcher() -> None:
+    words = "--workers 3 --backup-workers 1 --max-steps 7 --lease 2.5 --reject-nonfinite --checkpoint-dir /c --checkpoint-interval 0.5"
+    assert sorted(parsed(*words.split()).words(CHIEF)) == sorted(words.split())
 
 
 def test_an_address_of_an_object_store_is_no_directory_of_this_machine() -> None:
-    assert parsed("--checkpoint-dir", "run/checkpoints").is_local
+    assert parsed("--checkpoint-dir", "run/checkpoints").recovery.is_local
     remote = parsed("--checkpoint-dir", "s3://name:password@bucket/run")
-    assert not remote.is_local
-    assert "password" not in " ".join(remote.chief_flags), "command lines are for everybody to see"
-    assert remote.environment == {"LOCKSTEP_CHECKPOINT_DIR": "s3://name:password@bucket/run"}
+    assert not remote.recovery.is_local
+    assert "password" not in " ".join(remote.words(CHIEF)), "command lines are for everybody to see"
+    assert remote.recovery.environment == {"LOCKSTEP_CHECKPOINT_DIR": "s3://name:password@bucket/run"}
 
 
 @pytest.mark.parametrize(

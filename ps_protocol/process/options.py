@@ -1,0 +1,795 @@
+"""The one table of options: flag, variable, type, default, words, and who takes each. Knows texts; reads no file and no environment.
+
+To add an option, write its entry below and read it where it counts: `given[MAX_STEPS]`. Parsers, --help, LOCKSTEP_* variables and what a
+launcher passes on to its roles follow from the entry.
+"""
+
+import argparse
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.security.options import Security
+
+T = TypeVar("T")
+Member = TypeVar("Member", bound=enum.Enum)
+
+DEFAULT_ADDRESS = "127.0.0.1:0"
+# The words of `ps_protocol.roles.checkpoint.Durability`, which imports NumPy.
+DURABILITIES = ("none", "interval", "step")
+_MAX_SHOWN, _MAX_DIGITS = 40, 20
+_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
+
+
+class Program(enum.Enum):
+    """Who takes options. A launcher passes on to the roles what they take, too; it alone ignores the environment."""
+
+    SERVER = "server"
+    CHIEF = "chief"
+    UP = "up"
+    DEMO = "demo"
+    CHANGE = "policy"
+    CALLER = "caller"
+
+
+SERVER, CHIEF, UP, DEMO, CHANGE, CALLER = Program
+_ROLES, _LAUNCHERS, _ALL_BUT_LAUNCHERS = (SERVER, CHIEF), (UP, DEMO), (SERVER, CHIEF, CALLER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option(Generic[T]):
+    """One option. `metavar` empty: a switch. `otherwise`: the default in words, where `default` doesn't say it.
+
+    `variable_name`: None: LOCKSTEP_ and the name; empty: there is none. `needs_place`: it makes no sense without --checkpoint-dir.
+    `is_of_machine`: it is about the machine and not about one cluster, so a launcher lets the variable reach its processes.
+    """
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    words: str
+    programs: tuple[Program, ...]
+    metavar: str = ""
+    otherwise: str = ""
+    group: str = ""
+    variable_name: str | None = None
+    has_flag: bool = True
+    needs_place: bool = False
+    is_of_machine: bool = False
+
+    @property
+    def flag(self) -> str:
+        """What it is called on a command line."""
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        """What it is called as a Python name."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """What it is called in the environment; empty: it isn't there."""
+        if not {*self.programs} - {*_LAUNCHERS}:
+            return ""
+        return f"LOCKSTEP_{self.key.upper()}" if self.variable_name is None else self.variable_name
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone."""
+        return not self.metavar
+
+    def help_text(self, *, has_variable: bool) -> str:
+        """Returns words, variable and default, for argparse."""
+        variable = f" [{self.variable}{'=1' * self.is_switch}]" if has_variable and self.variable else ""
+        otherwise = self.otherwise or ("" if self.default is None or self.is_switch else _text_of(self.default))
+        return (f"{self.words}{variable}" + (f" (default: {otherwise})" if otherwise else "")).replace("%", "%%")
+
+    def flag_words(self, value: T) -> list[str]:
+        """Returns the arguments that give another process this value."""
+        if self.is_switch:
+            return [self.flag] if value else []
+        return [] if value is None else [self.flag, _text_of(value)]
+
+
+class Given:
+    """What a process was told: each option by its flag, else its variable, else its default. Checks a text when it is asked for."""
+
+    def __init__(self, flags: Mapping[str, object], environment: Mapping[str, str]) -> None:
+        self._flags = flags
+        self._environment = environment
+
+    def __contains__(self, option: Option[Any]) -> bool:
+        """Whether somebody said anything about it."""
+        return bool(self.source(option))
+
+    def __getitem__(self, option: Option[T]) -> T:
+        """Returns the value. Raises InvalidSpec, which names the flag or the variable, for a text that means nothing."""
+        source = self.source(option)
+        if not source:
+            return option.default
+        text = self._text(option)
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise InvalidSpec(f"{source}: got {text[:_MAX_SHOWN]!r}, want {error}") from None
+
+    def source(self, option: Option[Any]) -> str:
+        """Returns the flag or the variable that says it; empty: neither does."""
+        if self._flags.get(option.key) is not None:
+            return option.flag
+        return option.variable if self._environment.get(option.variable, "").strip() else ""
+
+    def flag_of(self, option: Option[Any]) -> str | None:
+        """Returns the text of the flag; None: it was not given, whatever the environment says."""
+        text = self._flags.get(option.key)
+        return None if text is None else str(text)
+
+    def _text(self, option: Option[Any]) -> str:
+        text = self.flag_of(option)
+        return self._environment[option.variable].strip() if text is None else text
+
+
+class _Parser(argparse.ArgumentParser):
+    """Leaves the words of an error to the caller, which says them in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidSpec(f"{message} (see --help)")
+
+
+def read_options(
+    program: Program, arguments: Sequence[str], *, environment: Mapping[str, str], prog: str, description: str, epilog: str | None = None
+) -> Given:
+    """Returns what a role was told. Raises InvalidSpec for arguments that it doesn't take."""
+    parser = _Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    add_options(parser, options_of(program))
+    return Given(vars(parser.parse_args(arguments)), environment)
+
+
+def add_options(parser: argparse.ArgumentParser, options: Sequence[Option[Any]], *, has_variables: bool = True) -> None:
+    """Adds flags to a parser, in the table's groups; texts stay texts, for `Given`. `has_variables`: --help names them."""
+    groups: dict[str, Any] = {"": parser}
+    for option in options:
+        if not option.has_flag:
+            continue
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        words = option.help_text(has_variable=has_variables)
+        if option.is_switch:
+            groups[option.group].add_argument(option.flag, action="store_const", const="1", help=words)
+        else:
+            groups[option.group].add_argument(option.flag, metavar=option.metavar, help=words)
+
+
+def options_of(*programs: Program, group: str | None = None) -> tuple[Option[Any], ...]:
+    """Returns the options that all of the programs take, in the table's order; `group`: only those of this one."""
+    return tuple(one for one in TABLE if {*programs} <= {*one.programs} and group in (None, one.group))
+
+
+def cluster_variables() -> tuple[str, ...]:
+    """Returns the variables that tell roles about one cluster: a launcher's shell may mean another one."""
+    return tuple(dict.fromkeys(one.variable for one in TABLE if {*_ROLES} & {*one.programs} and one.variable and not one.is_of_machine))
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _stripped(text: str) -> str:
+    return text.strip()
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
+
+
+def _whole(*, least: int, most: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text) if len(text) <= _MAX_DIGITS else None
+        except ValueError:
+            value = None
+        if value is None or value < least or (most is not None and value > most):
+            raise ValueError(f"a whole number >= {least}" if most is None else f"a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def _positive(what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{what} > 0")
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError(" or ".join(words))
+        return text.strip().lower()
+
+    return parse
+
+
+def _member_of(kind: type[Member]) -> Callable[[str], Member]:
+    parse_word = _one_of(*(member.name.lower() for member in kind))
+    return lambda text: kind[parse_word(text).upper()]
+
+
+def parse_truth(text: str) -> bool:
+    """Returns what a yes or no means. Raises ValueError."""
+    word = text.strip().lower()
+    if word not in (*_TRUE, *_FALSE):
+        raise ValueError("1 or 0")
+    return word in _TRUE
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ---- The table, in the order of --help.
+
+_POLICY = (CHIEF, UP, DEMO, CHANGE)
+_KEPT = (CHIEF, UP, DEMO)
+POLICY_GROUP = "how workers are coordinated"
+_KEPT_GROUP = "what is kept, and what comes back"
+SECURITY_GROUP = "security"
+
+CHIEF_ADDRESS = Option(
+    name="chief",
+    parse=_stripped,
+    default="",
+    words="address of the chief, host:port or unix:/path",
+    programs=(CALLER,),
+    metavar="ADDRESS",
+)
+INDEX: Option[int | None] = Option(
+    name="index",
+    parse=_whole(least=0, most=(1 << 32) - 1),
+    default=None,
+    words="which parameter server this is, from 0",
+    programs=(SERVER,),
+    metavar="I",
+    variable_name="LOCKSTEP_PS_INDEX",
+)
+WORKER_INDEX: Option[int | None] = Option(
+    name="worker-index",
+    parse=_whole(least=0),
+    default=None,
+    words="which worker this is, from 0",
+    programs=(CALLER,),
+    metavar="I",
+    otherwise="the chief gives it one",
+    has_flag=False,
+)
+ADDRESS = Option(
+    name="address",
+    parse=_as_it_is,
+    default="",
+    words="where to listen, host:port or unix:/path; port 0: any free one",
+    programs=_ROLES,
+    metavar="ADDRESS",
+    otherwise="127.0.0.1:0",
+)
+ADVERTISE = Option(
+    name="advertise",
+    parse=_as_it_is,
+    default="",
+    words="where workers that have lost their chief find this one; port 0: as in --address",
+    programs=(CHIEF,),
+    metavar="ADDRESS",
+    otherwise="where it listens; if that is everywhere, the address that this machine has towards the parameter servers",
+)
+PS_ADDRESSES: Option[tuple[str, ...]] = Option(
+    name="ps",
+    parse=_addresses,
+    default=(),
+    words="the parameter servers, by index, with commas between",
+    programs=(CHIEF,),
+    metavar="ADDRESSES",
+)
+NUM_PS: Option[int | None] = Option(
+    name="ps", parse=_whole(least=1), default=None, words="parameter servers", programs=_LAUNCHERS, metavar="N", otherwise="1; a demo: 2"
+)
+STANDBY_ADDRESSES: Option[tuple[str, ...]] = Option(
+    name="standbys",
+    parse=_addresses,
+    default=(),
+    words="a second server for each parameter server, by index, with commas between; an empty part: none",
+    programs=(CHIEF,),
+    metavar="ADDRESSES",
+    otherwise="none",
+)
+CLUSTER = Option(
+    name="cluster",
+    parse=_as_it_is,
+    default="lockstep",
+    words="name of the cluster; others are refused",
+    programs=_ROLES,
+    metavar="NAME",
+)
+CALLED_CLUSTER = Option(
+    name="cluster", parse=_as_it_is, default="", words="name of the cluster", programs=(CALLER,), metavar="NAME", otherwise="any"
+)
+EXPECTED_WORKERS: Option[int | None] = Option(
+    name="workers",
+    parse=_whole(least=1),
+    default=None,
+    words="workers expected",
+    programs=(CHIEF,),
+    metavar="M",
+    otherwise="any number",
+    variable_name="LOCKSTEP_NUM_WORKERS",
+)
+NUM_WORKERS: Option[int | None] = Option(
+    name="workers", parse=_whole(least=1), default=None, words="workers", programs=_LAUNCHERS, metavar="M", otherwise="1; a demo: 3"
+)
+BACKUP_WORKERS: Option[int | None] = Option(
+    name="backup-workers",
+    parse=_whole(least=0),
+    default=None,
+    words="sync: a step does not wait for the slowest B of --workers",
+    programs=(CHIEF, UP, DEMO),
+    metavar="B",
+    otherwise="0; a demo: 1, if it has several workers",
+)
+CONTRIBUTIONS: Option[int | None] = Option(
+    name="replicas-to-aggregate",
+    parse=_whole(least=1),
+    default=None,
+    words="sync: contributions that a step needs, where that is not --workers less --backup-workers; also more than there are workers",
+    programs=(CHIEF, UP, CHANGE),
+    metavar="R",
+    otherwise="M - B; 1 for any number of workers",
+)
+MAX_STEPS: Option[int | None] = Option(
+    name="max-steps",
+    parse=_whole(least=1),
+    default=None,
+    words="training finishes at this step",
+    programs=(CHIEF, UP),
+    metavar="N",
+    otherwise="when the workers do",
+)
+LEASE = Option(
+    name="lease",
+    parse=_positive("a number of seconds"),
+    default=10.0,
+    words="a worker that is silent for so long counts as gone",
+    programs=(CHIEF, UP),
+    metavar="SECONDS",
+    variable_name="LOCKSTEP_LEASE_S",
+)
+REJECT_NONFINITE = Option(
+    name="reject-nonfinite",
+    parse=parse_truth,
+    default=False,
+    words="refuse a gradient that has infinities or NaN when it is pushed",
+    programs=(CHIEF, UP),
+    otherwise="they count as any other",
+)
+MAX_MEMORY_BYTES: Option[int | None] = Option(
+    name="max-memory-bytes",
+    parse=_whole(least=1),
+    default=None,
+    words="memory for variables, slots and contributions",
+    programs=(SERVER,),
+    metavar="N",
+    otherwise="all of the machine's",
+    is_of_machine=True,
+)
+APPLY_THREADS: Option[int | None] = Option(
+    name="apply-threads",
+    parse=_whole(least=1, most=256),
+    default=None,
+    words="threads that share the work of a step",
+    programs=(SERVER,),
+    metavar="N",
+    otherwise="as many as it may use processors, up to 8",
+    is_of_machine=True,
+)
+POLICY = Option(
+    name="policy",
+    parse=_member_of(PolicyName),
+    default=PolicyName.SYNC,
+    words="how workers are coordinated; may be changed while training",
+    programs=(CHIEF, UP, DEMO),
+    metavar="sync|ssp|async",
+    group=POLICY_GROUP,
+)
+TOKENS: Option[TokenMode] = Option(
+    name="tokens",
+    parse=_member_of(TokenMode),
+    default=TokenMode.STRICT,
+    words="sync: tokens always of the open step, or the queue of SyncReplicasOptimizer",
+    programs=_POLICY,
+    metavar="strict|fifo",
+    group=POLICY_GROUP,
+)
+NUM_TOKENS = Option(
+    name="num-tokens",
+    parse=_whole(least=-1),
+    default=-1,
+    words="fifo: tokens at the start; -1: as many as a step needs contributions",
+    programs=_POLICY,
+    metavar="N",
+    group=POLICY_GROUP,
+)
+STALENESS = Option(
+    name="staleness",
+    parse=_whole(least=0),
+    default=0,
+    words="ssp: contributions that a worker may be ahead of the slowest",
+    programs=_POLICY,
+    metavar="S",
+    group=POLICY_GROUP,
+)
+NO_LOCKING = Option(
+    name="no-locking",
+    parse=parse_truth,
+    default=False,
+    words="async: servers apply on arrival without a lock; concurrent updates may be lost",
+    programs=_POLICY,
+    group=POLICY_GROUP,
+)
+MAX_STALENESS: Option[int | None] = Option(
+    name="max-staleness",
+    parse=_whole(least=0),
+    default=None,
+    words="ssp and async: steps beyond which a contribution is too stale",
+    programs=_POLICY,
+    metavar="N",
+    otherwise="none",
+    group=POLICY_GROUP,
+)
+TOO_STALE = Option(
+    name="too-stale",
+    parse=_member_of(TooStale),
+    default=TooStale.DROP,
+    words="what becomes of it: dropped, or applied with the weight 1 / (1 + excess)",
+    programs=_POLICY,
+    metavar="drop|scale",
+    group=POLICY_GROUP,
+)
+CHECKPOINT_DIR = Option(
+    name="checkpoint-dir",
+    parse=_stripped,
+    default="",
+    words="where checkpoints lie, a directory or a URL, the same for all roles",
+    programs=(SERVER, CHIEF, UP, DEMO),
+    metavar="PLACE",
+    otherwise="none: there are no checkpoints",
+    group=_KEPT_GROUP,
+)
+DURABILITY: Option[str] = Option(
+    name="durability",
+    parse=_one_of(*DURABILITIES),
+    default="interval",
+    words="what the loss of a parameter server may cost: all steps, those since the last checkpoint, or none",
+    programs=_KEPT,
+    metavar="none|interval|step",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
+CHECKPOINT_INTERVAL = Option(
+    name="checkpoint-interval",
+    parse=_positive("a number of seconds"),
+    default=60.0,
+    words="time between checkpoints",
+    programs=_KEPT,
+    metavar="SECONDS",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
+CHECKPOINT_STEPS: Option[int | None] = Option(
+    name="checkpoint-steps",
+    parse=_whole(least=1),
+    default=None,
+    words="steps between checkpoints",
+    programs=_KEPT,
+    metavar="N",
+    otherwise="by time alone",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
+KEEP_CHECKPOINTS = Option(
+    name="keep-checkpoints",
+    parse=_whole(least=1),
+    default=3,
+    words="how many are kept",
+    programs=_KEPT,
+    metavar="K",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
+RESTORE = Option(
+    name="restore",
+    parse=_stripped,
+    default="latest",
+    words="which checkpoint to begin with, if there is one",
+    programs=_KEPT,
+    metavar="latest|none|TAG",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
+MIN_REPLICAS: Option[int | None] = Option(
+    name="min-replicas",
+    parse=_whole(least=1),
+    default=None,
+    words="sync: when workers are gone, a step needs as many as are left, M at least",
+    programs=_KEPT,
+    metavar="M",
+    otherwise="as many as ever",
+    group=_KEPT_GROUP,
+)
+RESTART_WORKERS = Option(
+    name="restart-workers",
+    parse=_whole(least=0),
+    default=0,
+    words="how often each worker that fails is started again",
+    programs=_LAUNCHERS,
+    metavar="N",
+    group=_KEPT_GROUP,
+)
+MAX_RESTARTS = Option(
+    name="max-restarts",
+    parse=_whole(least=0),
+    default=5,
+    words="start a chief that was killed again, and with checkpoints a parameter server, N times in quick succession",
+    programs=_LAUNCHERS,
+    metavar="N",
+    group=_KEPT_GROUP,
+)
+TAKEOVER = Option(
+    name="takeover",
+    parse=parse_truth,
+    default=False,
+    words="take the parameter servers from their present chief at once, whatever that one does",
+    programs=(CHIEF,),
+    variable_name="",
+    group=_KEPT_GROUP,
+)
+HISTORY: Option[Path | None] = Option(
+    name="history",
+    parse=_path,
+    default=None,
+    words="directory for a record of all steps that `lockstep audit DIR` checks",
+    programs=(SERVER, CHIEF, UP, DEMO),
+    metavar="DIR",
+    otherwise="none",
+    group=_KEPT_GROUP,
+)
+ANNOUNCE: Option[Path | None] = Option(
+    name="announce",
+    parse=_path,
+    default=None,
+    words="file to write the address to, once it serves",
+    programs=_ROLES,
+    metavar="FILE",
+    variable_name="",
+)
+ENABLE_FAILPOINTS = Option(
+    name="enable-failpoints",
+    parse=parse_truth,
+    default=False,
+    words="for tests: do what LOCKSTEP_FAILPOINTS says",
+    programs=_ROLES,
+    variable_name="",
+)
+ALLOW_INSECURE_NETWORK = Option(
+    name="allow-insecure-network",
+    parse=parse_truth,
+    default=False,
+    words="listen where others than this machine can reach it, without encryption",
+    programs=_ROLES,
+)
+TCP = Option(
+    name="tcp",
+    parse=parse_truth,
+    default=False,
+    words="use loopback ports chosen by the system, instead of Unix sockets",
+    programs=(UP,),
+    variable_name="",
+)
+CHIEF_IN_PS = Option(
+    name="chief-in-ps",
+    parse=parse_truth,
+    default=False,
+    words="run the chief in the process of parameter server 0",
+    programs=_LAUNCHERS,
+    variable_name="",
+)
+STANDBYS = Option(
+    name="standbys",
+    parse=parse_truth,
+    default=False,
+    words="start a second server beside each parameter server, that takes its place",
+    programs=(UP,),
+    variable_name="",
+)
+TRANSPORT: Option[str | None] = Option(
+    name="transport",
+    parse=_stripped,
+    default=None,
+    words="how arrays travel: auto, grpc or shared_memory",
+    programs=(CALLER,),
+    metavar="WORD",
+    otherwise="auto",
+    has_flag=False,
+)
+WIRE: Option[str | None] = Option(
+    name="wire",
+    parse=_stripped,
+    default=None,
+    words="how arrays are encoded over gRPC: float32, bfloat16, float16, int8 or, for example, top_k:0.05",
+    programs=(CALLER,),
+    metavar="FORMAT",
+    has_flag=False,
+    otherwise="as they are",
+)
+TOKEN = Option(
+    name="token",
+    parse=_stripped,
+    default="",
+    words="a line `role token`, as in --token-file",
+    programs=(CALLER,),
+    metavar="LINE",
+    group=SECURITY_GROUP,
+    has_flag=False,
+)
+TOKEN_FILE: Option[Path | None] = Option(
+    name="token-file",
+    parse=_path,
+    default=None,
+    words="lines `role token`: who may call, and what this process sends; read again when it changes",
+    programs=_ALL_BUT_LAUNCHERS,
+    metavar="FILE",
+    group=SECURITY_GROUP,
+)
+TLS: Option[bool | None] = Option(
+    name="tls",
+    parse=parse_truth,
+    default=None,
+    words="encrypt calls, and trust the system's authorities if there is no --tls-ca",
+    programs=(CALLER,),
+    group=SECURITY_GROUP,
+    has_flag=False,
+)
+TLS_CA: Option[Path | None] = Option(
+    name="tls-ca",
+    parse=_path,
+    default=None,
+    words="authority that signed the certificates of the others",
+    programs=_ALL_BUT_LAUNCHERS,
+    metavar="FILE",
+    group=SECURITY_GROUP,
+)
+TLS_CERT: Option[Path | None] = Option(
+    name="tls-cert",
+    parse=_path,
+    default=None,
+    words="certificate of this process",
+    programs=_ALL_BUT_LAUNCHERS,
+    metavar="FILE",
+    group=SECURITY_GROUP,
+)
+TLS_KEY: Option[Path | None] = Option(
+    name="tls-key", parse=_path, default=None, words="its key", programs=_ALL_BUT_LAUNCHERS, metavar="FILE", group=SECURITY_GROUP
+)
+TLS_SERVER_NAME = Option(
+    name="tls-server-name",
+    parse=_stripped,
+    default="",
+    words="name in the servers' certificates, if not the address",
+    programs=_ALL_BUT_LAUNCHERS,
+    metavar="NAME",
+    group=SECURITY_GROUP,
+)
+VERIFY_CLIENTS = Option(
+    name="verify-clients",
+    parse=parse_truth,
+    default=False,
+    words="callers need a certificate of --tls-ca for this cluster and their role",
+    programs=_ROLES,
+    group=SECURITY_GROUP,
+)
+
+TABLE: tuple[Option[Any], ...] = tuple(entry for entry in [*vars().values()] if isinstance(entry, Option))
+SECURITY_VARIABLES = tuple(option.variable for option in TABLE if option.group == SECURITY_GROUP)
+
+
+def policy_of(given: Given, *, name: PolicyName | None = None, contributions: int | None = None) -> PolicySpec:
+    """Returns the policy; `name` in place of --policy. Raises InvalidSpec, also for a number that the policy has no use for."""
+    name = name or given[POLICY]
+    for option, users in _USERS.items():
+        if given[option] != option.default and name not in users:
+            words = " and ".join(sorted(user.name.lower() for user in users))
+            raise InvalidSpec(f"{given.source(option)}: it is for the policy {words}, not {name.name.lower()}")
+    if NUM_TOKENS in given and given[TOKENS] is not TokenMode.FIFO:
+        raise InvalidSpec(f"{given.source(NUM_TOKENS)}: only --tokens fifo has it")
+    if TOO_STALE in given and given[MAX_STALENESS] is None:
+        raise InvalidSpec(f"{given.source(TOO_STALE)}: give --max-staleness, beyond which a contribution is too stale")
+    return PolicySpec(
+        name=name,
+        tokens=given[TOKENS],
+        num_tokens=given[NUM_TOKENS],
+        replicas_to_aggregate=contributions,
+        staleness=given[STALENESS],
+        use_locking=not given[NO_LOCKING],
+        max_staleness=given[MAX_STALENESS],
+        too_stale=given[TOO_STALE],
+    )
+
+
+def words_of(told: Mapping[Option[Any], object], role: Program) -> list[str]:
+    """Returns those of the options that a role takes, as its arguments; None and a switch that is off are left out."""
+    return [word for option, value in told.items() if role in option.programs for word in option.flag_words(value)]
+
+
+def policy_words(policy: PolicySpec) -> list[str]:
+    """Returns the arguments by which a chief begins with this policy."""
+    values: dict[Option[Any], object] = {
+        POLICY: policy.name,
+        TOKENS: policy.tokens,
+        NUM_TOKENS: policy.num_tokens,
+        STALENESS: policy.staleness,
+        NO_LOCKING: not policy.use_locking,
+        MAX_STALENESS: policy.max_staleness,
+        TOO_STALE: policy.too_stale,
+    }
+    return [word for option, value in values.items() if value != option.default for word in option.flag_words(value)]
+
+
+_USERS: dict[Option[Any], set[PolicyName]] = {
+    TOKENS: {PolicyName.SYNC},
+    NUM_TOKENS: {PolicyName.SYNC},
+    STALENESS: {PolicyName.SSP},
+    NO_LOCKING: {PolicyName.ASYNC},
+    MAX_STALENESS: {PolicyName.SSP, PolicyName.ASYNC},
+    TOO_STALE: {PolicyName.SSP, PolicyName.ASYNC},
+}
+
+
+def security_of(given: Given, *, is_server: bool = False) -> Security:
+    """Returns tokens, certificates and keys. Raises InvalidSpec for parts that contradict each other."""
+    token_file = given[TOKEN_FILE]
+    return Security(
+        # A server's own token is a line of its file; the variable is a caller's.
+        token="" if is_server or token_file is not None else given[TOKEN],
+        token_file=token_file,
+        tls=None if is_server else given[TLS],
+        tls_ca=given[TLS_CA],
+        tls_cert=given[TLS_CERT],
+        tls_key=given[TLS_KEY],
+        tls_server_name=given[TLS_SERVER_NAME],
+        verify_clients=is_server and given[VERIFY_CLIENTS],
+    )
+
+
+def check_place(given: Given) -> None:
+    """Raises InvalidSpec for a flag about checkpoints that have no place."""
+    for option in TABLE:
+        # What the environment says may be about other roles.
+        if option.needs_place and given.flag_of(option) not in (None, "none") and not given[CHECKPOINT_DIR]:
+            raise InvalidSpec(f"{option.flag}: where do checkpoints lie? give --checkpoint-dir too, to all roles")
