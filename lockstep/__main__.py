@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-ROLES = {"ps": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
+ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         "add_health_arguments",
         "run_health",
     ),
-    "verify": (
+    "audit": (
         "check what a cluster has written with --history, and compute its values again",
         "lockstep.cli.audit",
         "add_arguments",
@@ -109,7 +109,7 @@ def _run_role(name: str, words: list[str]) -> NoReturn:
     from lockstep.launcher.environments import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
-    module = "lockstep.combined" if name == "ps" and "--with-chief" in words else ROLES[name][0]
+    module = "lockstep.combined" if name == "server" and "--with-chief" in words else ROLES[name][0]
     os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], {**os.environ, **with_checkout()})
 
 

@@ -11,11 +11,12 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.options import Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
 from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.channel import Access
-from ps_protocol.security.options import Security, security_of
+from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import GrpcTransport, LocalTransport
@@ -107,7 +108,7 @@ def observe(
 def access_of(security: Security | None, environment: Mapping[str, str], *, role: CallerRole) -> Access:
     """Returns how to reach servers: by what is given, else by LOCKSTEP_*. Raises InvalidSpec."""
     if security is None:
-        return Access(security_of(None, environment), role=role)
+        return Access(security_of(Given({}, environment)), role=role)
     if not isinstance(security, Security):
         raise InvalidSpec(f"security: got {type(security).__name__}, want a Security, for example Security(token_file='worker.token')")
     return Access(

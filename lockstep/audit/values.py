@@ -62,7 +62,7 @@ def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: No
 class _Replica:
     def __init__(self, facts: Facts, life: ShardLife, epoch: int, snapshots: dict[Wanted, _Snapshot]) -> None:
         self._facts, self._life, self._epoch, self._snapshots = facts, life, epoch, snapshots
-        self._model = ShardModel(life.spec, budget=MemoryBudget(None, owner="verify"))
+        self._model = ShardModel(life.spec, budget=MemoryBudget(None, owner="audit"))
 
     def replay(self, result: Recomputed, wanted: set[Wanted]) -> None:
         """Goes through the life of one shard; keeps what later epochs begin with."""

@@ -1,4 +1,4 @@
-"""`lockstep verify DIR`: whether a history's books agree, and its values are those of its contributions. Reads files; needs no cluster."""
+"""`lockstep audit DIR`: whether a history's books agree, and its values are those of its contributions. Reads files; needs no cluster."""
 
 import argparse
 import sys
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         books = check_books(facts)
         values = Recomputed() if arguments.books_only else recompute(facts)
     except PsError as error:
-        sys.stderr.write(f"lockstep verify: {error.message}\n")
+        sys.stderr.write(f"lockstep audit: {error.message}\n")
         return _EXIT_USAGE
     problems = [*books.problems, *values.problems]
     for problem in problems[:_MAX_SHOWN]:

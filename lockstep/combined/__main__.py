@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return asyncio.run(serve(config, settings_at))
     except PsError as error:
-        sys.stderr.write(f"lockstep ps {WITH_CHIEF}: {error.message}\n")
+        sys.stderr.write(f"lockstep server {WITH_CHIEF}: {error.message}\n")
         return _EXIT_USAGE
 
 

@@ -1,5 +1,5 @@
 """What any process of a cluster does with its machine: it waits, listens, keeps memory and a history, and fails on purpose. Knows no gRPC.
 
-`waiting` has conditions, retries and deadlines, `listening` addresses to listen at, `history` the records for `lockstep verify`,
+`waiting` has conditions, retries and deadlines, `listening` addresses to listen at, `history` the records for `lockstep audit`,
 `failpoints` faults that tests want, `allocator` the C library's memory, `tf_config` the environment that cluster engines give.
 """

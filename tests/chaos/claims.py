@@ -53,8 +53,8 @@ def contributing_s(events: Sequence[Event]) -> float:
 
 
 def assert_history_is_clean(history: Path) -> str:
-    """`lockstep verify` finds nothing wrong; returns what it says."""
-    command = [sys.executable, "-m", "lockstep", "verify", str(history)]
+    """`lockstep audit` finds nothing wrong; returns what it says."""
+    command = [sys.executable, "-m", "lockstep", "audit", str(history)]
     verdict = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert re.search(r"\b[1-9]\d* steps of servers computed again", verdict.stdout), verdict.stdout

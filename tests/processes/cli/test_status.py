@@ -124,7 +124,7 @@ def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) 
 
 def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
     announce = tmp_path / "address"
-    command = [sys.executable, "-m", "lockstep", "ps", "--index", "0", "--announce", str(announce)]
+    command = [sys.executable, "-m", "lockstep", "server", "--index", "0", "--announce", str(announce)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_until(announce.exists, what="it serves")
         process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def test_every_command_explains_itself() -> None:
         parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.{module}")
         getattr(functions, add_arguments)(parser)
         assert callable(getattr(functions, run))
-        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "verify")
+        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit")
     assert lockstep_here("--version").stdout.startswith("lockstep-ps")
     assert lockstep_here("nonsense").returncode == 2
     assert lockstep_here().returncode == 2

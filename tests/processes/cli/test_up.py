@@ -252,7 +252,7 @@ def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monke
         (["--max-steps", "0", "--", "python"], "--max-steps: got 0"),
         (["--lease", "0", "--", "python"], "--lease: got 0.0"),
         (["--workers", "2", "--backup-workers", "2", "--", "python"], "--backup-workers: got 2, want 0 to 1"),
-        (["--standbys", "--history", "h", "--", "python"], "--history: `lockstep verify` knows one server a shard"),
+        (["--standbys", "--history", "h", "--", "python"], "--history: `lockstep audit` knows one server a shard"),
         (["--standbys", "--chief-in-ps", "--", "python"], "--standbys: the chief has none"),
         (["--wrokers", "2", "--", "python"], "--wrokers"),
     ],

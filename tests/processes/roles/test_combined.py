@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 @contextlib.contextmanager
 def combined(directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
     flags = ["--index", str(index), "--announce", str(directory / "ps"), *ps_flags, "--with-chief", "--announce", str(directory / "chief")]
-    command = [sys.executable, "-m", "lockstep", "ps", *flags, *chief_flags]
+    command = [sys.executable, "-m", "lockstep", "server", *flags, *chief_flags]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""`lockstep verify`: a history of what was promised is clean, and one in which anything else has happened is not."""
+"""`lockstep audit`: a history of what was promised is clean, and one in which anything else has happened is not."""
 
 import json
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _books(history: Path) -> Books:
 
 def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = _trained(tmp_path)
-    assert main(["verify", str(history)]) == 0
+    assert main(["audit", str(history)]) == 0
     said = capsys.readouterr().out
     assert "2 epochs" in said and "clean" in said and "WRONG" not in said
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in said
@@ -92,7 +92,7 @@ def test_one_changed_bit_of_a_contribution_shows_in_the_values(tmp_path: Path) -
 def test_wrong_digest_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = _trained(tmp_path)
     _changed(history, events.APPLIED, lambda words: words.update(sha256="0" * 64))
-    assert main(["verify", str(history)]) == 1
+    assert main(["audit", str(history)]) == 1
     assert "other values than" in capsys.readouterr().out
 
 
@@ -139,5 +139,5 @@ def test_step_counted_before_all_servers_had_it_is_found(tmp_path: Path) -> None
 
 
 def test_directory_without_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(tmp_path)]) == 2
+    assert main(["audit", str(tmp_path)]) == 2
     assert "no history" in capsys.readouterr().err
