@@ -110,7 +110,7 @@ def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
     assert lockstep_here("health").returncode == 2
 
 
-@pytest.mark.parametrize("role", [["ps", "--index", "0"], ["chief", "--ps", "127.0.0.1:1"]])
+@pytest.mark.parametrize("role", [["server", "--index", "0"], ["chief", "--ps", "127.0.0.1:1"]])
 def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -138,7 +138,7 @@ def test_every_command_explains_itself() -> None:
     assert overview.returncode == 0
     for name, (_, module, add_arguments, run) in _COMMANDS.items():
         assert re.search(rf"^    {name}\s", overview.stdout, re.MULTILINE)
-        parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.{module}")
+        parser, functions = argparse.ArgumentParser(), import_module(module)
         getattr(functions, add_arguments)(parser)
         assert callable(getattr(functions, run))
         assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit")

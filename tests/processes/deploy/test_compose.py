@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ps_protocol.process.options import TABLE
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import parse_tokens
-from tests.repo.source_tree import source_files
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -198,7 +198,7 @@ def test_roles_that_are_lost_come_back_and_share_a_volume_for_checkpoints() -> N
 
 
 def test_every_variable_of_a_service_is_one_that_its_command_knows() -> None:
-    known = set(re.findall(r"LOCKSTEP_[A-Z_]+", "".join(path.read_text() for path in source_files())))
+    known = {option.variable for option in TABLE}
     for service in services().values():
         for name in service["environment"]:
             assert name in known or not name.startswith("LOCKSTEP_"), name

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from lockstep import certs
+from ps_protocol.process.options import TABLE
 from tests.processes.deploy.test_compose import free_ports
-from tests.repo.source_tree import source_files
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -49,8 +49,7 @@ def environment(pod: str) -> dict[str, str]:
 
 
 def test_manifests_name_what_the_roles_know() -> None:
-    sources = "".join(path.read_text() for path in source_files())
-    assert set(re.findall(r"LOCKSTEP_[A-Z_]+", TEXT)) <= set(re.findall(r"LOCKSTEP_[A-Z_]+", sources))
+    assert set(re.findall(r"LOCKSTEP_[A-Z_]+", TEXT)) <= {option.variable for option in TABLE}
     assert "ALLOW_INSECURE" not in TEXT
     assert CLUSTER == [SETTINGS["LOCKSTEP_CLUSTER"]] == [environment("lockstep-worker")["LOCKSTEP_CLUSTER"]]
     assert {"NetworkPolicy", "PersistentVolumeClaim"} <= {document["kind"] for document in DOCUMENTS}
