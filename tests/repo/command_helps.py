@@ -9,11 +9,9 @@ import sys
 from benchmarks.__main__ import SUITES
 
 COMMANDS = {
-    "ps": ["ps_server"],
+    "server": ["ps_server"],
     "chief": ["chief"],
-    **{
-        name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "verify", "certs")
-    },
+    **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
     **{name: ["benchmarks", "run", name] for name in SUITES},
     **{f"scale {name}": ["benchmarks", "run", "scale", name] for name in ("workers", "variables", "servers")},

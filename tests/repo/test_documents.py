@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import worker_client
+from ps_protocol.process.options import TABLE
 from tests.support.repository import ROOT
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -137,7 +138,7 @@ def test_every_flag_of_the_servers_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     flags = {
         flag
-        for command in ("ps", "chief", "up", "demo", "status", "policy", "set")
+        for command in ("server", "chief", "up", "demo", "status", "policy", "set")
         for flag in re.findall(r"--[a-z][a-z-]+", _helps()[command])
     }
     assert flags - {"--help"} <= set(re.findall(r"--[a-z][a-z-]+", text)), flags - set(re.findall(r"--[a-z][a-z-]+", text))
@@ -148,7 +149,8 @@ def test_every_variable_that_the_code_reads_is_documented() -> None:
     packages = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
     sources = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
-    internal = {"LOCKSTEP_RUN"}  # the launcher's mark on its own processes
+    read |= {option.variable for option in TABLE if option.variable}
+    internal = {"LOCKSTEP_RUN", "LOCKSTEP_"}  # the launcher's mark on its own processes; and what all names begin with
     assert not {name for name in read - internal if name not in text}
 
 
