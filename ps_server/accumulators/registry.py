@@ -67,20 +67,20 @@ class NamedAccumulator:
         self._results: OrderedDict[int, tuple[int, Taken | None]] = OrderedDict()
         self._num_counted_bytes = 0
 
-    def settled(self, header: GradientHeader) -> GradientReply | None:
+    def known_reply(self, header: GradientHeader) -> GradientReply | None:
         """Returns the answer if it is known without the gradient's content: it came before, or it is stale; else None.
 
         Raises PushIdReused, and ShapeMismatch if it cannot be added now.
         """
         with self._lock:
-            return self._settled_locked(header)
+            return self._known_reply_locked(header)
 
     def apply(self, header: GradientHeader, gradient: Gradient) -> GradientReply:
         """Adds a gradient whose arrays are its own. Raises ShapeMismatch, IndexOutOfRange, LimitExceeded, and then nothing has changed."""
         if self.spec.is_sparse:
             gradient = combined(gradient, self.spec)
         with self._lock:
-            reply = self._settled_locked(header)
+            reply = self._known_reply_locked(header)
             if reply is not None:
                 return reply
             self._drop_expired_locked()
@@ -179,7 +179,7 @@ class NamedAccumulator:
         if self._failure is not None:
             raise self._failure
 
-    def _settled_locked(self, header: GradientHeader) -> GradientReply | None:
+    def _known_reply_locked(self, header: GradientHeader) -> GradientReply | None:
         self._check_locked()
         sequence, reply = self._replies.get(header.client, (0, None))
         if header.sequence < sequence:
@@ -326,9 +326,9 @@ class AccumulatorRegistry:
             return True
 
     def open_gradient(self, header: GradientHeader) -> "IncomingGradient":
-        """Begins to take a gradient in; it is settled at once if its content is not wanted."""
+        """Begins to take a gradient in; it is answered at once if its content is not wanted."""
         accumulator = self._find(header.name)
-        reply = accumulator.settled(header)
+        reply = accumulator.known_reply(header)
         return IncomingGradient(accumulator, header, budget=self._budget, reply=reply)
 
     def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
