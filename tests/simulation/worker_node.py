@@ -35,15 +35,15 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushId, PushReply, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.worker_data import WorkerData
-from tests.simulation.worker_fate import WorkerFate
 from tests.simulation.world import World
+from worker_client.session.state import OpenCommits, WorkerState
 
 # What only a new registration is of use for.
 _AWAY = (EpochMismatch, LeaseExpired, NotInitialized)
@@ -77,12 +77,13 @@ class WorkerNode:
         self._data = WorkerData(world, self._calls, oracle, data, keep_up=self._keep_up) if data is not None else None
         self._requests = itertools.count(pid * 1_000_000 + 1)  # no other process has these
         self._layouts: tuple[Layout, ...] = ()
-        self._sequence = 0
-        self._token_request = 0
-        self._refused: list[int] = []
-        self._fate = WorkerFate(world, self._calls, oracle)
+        # What production's sessions decide by, too; None until there is a model.
+        self._state: WorkerState | None = None
+        self._registration: Registration | None = None
+        # The contribution that nothing final is known of: whose it is, and whether the chief had said that it counts when that one moved.
+        self._given: tuple[Participant, PushCommit] | None = None
+        self._was_accepted = False
         self._is_over = False
-        self.local_step = 0
         self.num_steps = 0
         world.spawn(life, self._run(), self._ended)
         world.spawn(life, self._beat())
@@ -105,7 +106,7 @@ class WorkerNode:
             try:
                 if not (yield from self._join()):
                     return "finished"
-                yield from self._fate.conclude(local_step=self.local_step)
+                yield from self._conclude()
                 while (yield from self._step()):
                     self.num_steps += 1
                 return "finished"
@@ -143,15 +144,13 @@ class WorkerNode:
         if before == self._calls.participant:
             self._world.seen["worker came back as whom it was"] += 1
             return
-        if before is None or before.incarnation != self._calls.me.incarnation:
-            self._sequence = self._token_request = 0
-            self._refused.clear()
-        elif before.epoch != self._calls.me.epoch:
+        if before is not None and before.incarnation == self._calls.me.incarnation and before.epoch != self._calls.me.epoch:
             self._world.seen["worker came back under a new epoch"] += 1
-        self.local_step = registration.global_step
+        if self._state is not None and self._given is not None and self._given[0] is self._state.participant:
+            self._was_accepted = self._state.commits.is_accepted(self._given[1])
+        self._registration = registration
         if self._data is not None:
             self._data.moved()
-        self._may_contribute = registration.may_contribute
 
     def _join(self) -> Task:
         while True:
@@ -164,11 +163,17 @@ class WorkerNode:
                 yield from self._create(reply)
             else:
                 yield Sleep(0.02)
-        # Registered before the servers were brought back, it may have been told the step that was open then.
-        self.local_step = min(self.local_step, reply.global_step)
-        if self._may_contribute and reply.global_step == self.local_step:
-            return True
-        return (yield from self._take_token(None))
+        me, registration, former = self._calls.me, self._registration, self._state
+        assert registration is not None
+        if former is None or former.participant != me:
+            # Registered before the servers were brought back, it may have been told the step that was open then.
+            step = min(registration.global_step, reply.global_step)
+            self._state = WorkerState(me, step=step, global_step=reply.global_step, commits=OpenCommits(me), former=former)
+        else:
+            former.local_step = min(former.local_step, reply.global_step)
+        if self._known.join(policy=reply.policy, global_step=reply.global_step, may_contribute=registration.may_contribute):
+            return (yield from self._take_token(None))
+        return True
 
     def _create(self, reply: ModelReply) -> Task:
         specs = [
@@ -197,7 +202,8 @@ class WorkerNode:
         """One contribution, from reading to the token; False at the end of training."""
         if self._data is not None:
             yield from self._data.next()
-        step = self.local_step
+        state = self._known
+        step = state.local_step
         try:
             read = yield from self._calls.at_all("read", [(self._calls.me.epoch, step, one.hash, one.nbytes) for one in self._layouts])
         except StepGone:
@@ -205,24 +211,23 @@ class WorkerNode:
             return (yield from self._take_token(None))
         self._oracle.read(era_of(self._calls.me), step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
         yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
-        self._sequence += 1
-        push_id = PushId(worker=self._index, incarnation=self._calls.me.incarnation, sequence=self._sequence)
+        push_id = state.number_push()
         replies: list[PushReply] = yield from self._calls.at_all(
             "push", [(self._header(push_id, step, one), self._gradient(push_id, index)) for index, one in enumerate(self._layouts)]
         )
-        self._refused.clear()
+        state.refused.clear()
         ranges = self._data.take() if self._data is not None else ()
         self._oracle.contributed(self._calls.me.life, push_id, ranges)
-        is_whole = all(reply.result is not PushResult.STALE for reply in replies)
-        commit = PushCommit(push_id=push_id, step=step, staged=is_whole, ranges=ranges)
-        self._fate.gives(commit)
+        commit = state.pushed(push_id, [reply.result for reply in replies], step=step, ranges=ranges)
+        self._given, self._was_accepted = (state.participant, commit), False
+        state.commits.sent(commit)
         if self._index % 2:  # as push() and then wait(); the others as step()
-            is_open = yield from self._commit(commit)
-            return (yield from self._take_token(None, opened=commit if is_open else None))
-        return (yield from self._take_token(commit, opened=commit))
+            yield from self._commit(commit)
+            return (yield from self._take_token(None))
+        return (yield from self._take_token(commit))
 
     def _header(self, push_id: PushId, step: int, layout: Layout) -> PushHeader:
-        me, refused = self._calls.me, tuple(self._refused)
+        me, refused = self._calls.me, tuple(self._known.refused)
         return PushHeader(epoch=me.epoch, life=me.life, push_id=push_id, step=step, layout_hash=layout.hash, refused=refused)
 
     def _gradient(self, push_id: PushId, index: int) -> Array:
@@ -238,54 +243,74 @@ class WorkerNode:
                 if self._calls.me != place:
                     raise
 
-    def _take_token(self, commit: PushCommit | None, *, opened: PushCommit | None = None) -> Task:
-        """`opened`: what another chief would have to be told again."""
-        self._token_request += 1
+    def _take_token(self, commit: PushCommit | None) -> Task:
+        state = self._known
         while True:
             place = self._calls.me
             try:
-                reply: TokenReply = yield from self._calls.ask("token", place, self.local_step, self._token_request, commit)
+                reply: TokenReply = yield from self._calls.ask("token", place, state.local_step, state.request_id, commit)
             except _AWAY:
                 yield from self._register(place)
                 if self._calls.me != place:
                     raise
-                yield from self._retell(opened)
+                yield from self._retell()
                 continue
-            if reply.commit is not None:
-                opened = opened if self._note(commit, reply.commit) else None
+            if reply.commit is not None and commit is not None:
+                self._note(commit, reply.commit)
                 commit = None
-            if reply.result is TokenResult.FINISHED:
-                return False
-            if reply.result is TokenResult.TOKEN:
-                self.local_step = reply.step
-                self._fate.known()
-                return True
+            if reply.result is not TokenResult.WAIT:
+                state.granted(reply)  # the policy stays what it is
+                state.move_on(reply)
+                self._given = None
+                return not state.is_finished
             self._world.seen["waited for a token longer than a call may block"] += 1
 
-    def _retell(self, opened: PushCommit | None) -> Task:
+    def _retell(self) -> Task:
         """Another chief may know neither the model nor what its predecessor had counted and not applied."""
         try:
             yield from self._calls.ask("model again", self._calls.me, self._model)
-            if opened is not None:
-                self._note(opened, (yield from self._calls.ask("commit", self._calls.me, opened)))
+            for commit in self._known.commits.all():
+                self._note(commit, (yield from self._calls.ask("commit", self._calls.me, commit)))
         except _AWAY:
             return  # what is asked next ends in the same way
 
     def _keep_up(self) -> Task:
         """Others have gone on while this worker had nothing to contribute."""
-        if (yield from self._calls.ask("step", self._calls.me)) > self.local_step and not (yield from self._take_token(None)):
+        if (yield from self._calls.ask("step", self._calls.me)) > self._known.local_step and not (yield from self._take_token(None)):
             self._world.seen["training ended while a worker waited for data"] += 1
 
-    def _note(self, commit: PushCommit | None, result: CommitResult) -> bool:
-        """Takes note of what becomes of a contribution; False: nothing."""
+    def _note(self, commit: PushCommit, result: CommitResult) -> None:
+        """Takes note of what becomes of a contribution."""
         self._world.seen[f"contribution {result.outcome.name}"] += 1
-        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
         if self._data is not None:
             self._data.answered()
-        if commit is not None and outcome in (PushOutcome.STALE, PushOutcome.LATE):
-            self._refused.append(commit.push_id.sequence)
-        self._fate.said(outcome)
-        return outcome is PushOutcome.ACCEPTED
+        self._known.counted(commit, result)
+
+    def _conclude(self) -> Task:
+        """The worker goes on in another place: what does its user hear of the contribution that was under way?"""
+        given, self._given = self._given, None
+        if given is None:
+            return
+        giver, commit = given
+        state = self._known
+        found = state.outcome_at_move(commit, step=commit.step, giver=giver, is_accepted=self._was_accepted)
+        if isinstance(found, PushCommit):
+            self._world.seen["worker asked what had become of a contribution"] += 1
+            yield from self._calls.ask("commit", state.participant, found)
+        elif found.is_accepted:
+            self._world.seen["what was said before holds in the new place"] += 1
+            result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=state.local_step, applied_step=commit.step)
+            self._oracle.told_commit(era_of(state.participant), commit.push_id, result)
+
+    @property
+    def local_step(self) -> int:
+        """The step of its variables."""
+        return 0 if self._state is None else self._state.local_step
+
+    @property
+    def _known(self) -> WorkerState:
+        assert self._state is not None
+        return self._state
 
     def _beat(self) -> Task:
         while not self._is_over:
