@@ -1,35 +1,28 @@
-"""A chief for shards that are objects of this process: calls block in the threads that make them. Knows no network."""
+"""A chief for shards that are objects of this process: calls block in the threads that make them. Knows no network.
+
+What the chief wants done at shards is done by the coroutines that do it over a network, over links that never suspend. The thread whose
+call completes a step has it applied before its call returns, outside the lock.
+"""
 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from chief.core import messages
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
-from chief.core.messages import LeaseRanges, SaveCheckpoint, SaveStep
 from chief.options import CoordinationConfig
+from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.requests import (
-    Authority,
-    apply_requests,
-    finding,
-    prepare_request,
-    record_found,
-    restore_failure,
-    restore_requests,
-    save_failure,
-    settings_of,
-)
-from ps_protocol.errors import InternalError, PsError
+from chief.shards.requests import Authority, finding
+from chief.shards.work import ShardWork
+from ps_protocol.errors import PsError
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.chief import (
-    MAX_WAIT_SLICE_S,
     AgreedModel,
     ClusterStatus,
     CommitResult,
@@ -44,168 +37,152 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.roles.shard import Adoption, CheckpointFile, RestoreProgress, RestoreRequest, SaveProgress, SaveRequest, SaveState, Shard
-from ps_protocol.wire.codec import pack_record
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    Shard,
+    ShardSettings,
+    ShardStatus,
+)
 
-# Does what a coordinator wants done at shards that are objects of this process, one after the other. Knows no network, no lock.
-#
-# What has come of it are events; a refusal of a shard is one, too. A Ctrl-C meanwhile is kept for after it: half a step would be the end of
-# training for all threads.
+Work = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
+_WORK = (ev.PrepareStep, ev.ApplyStep, ev.ConfigureShards, ev.AdoptShard, *ev.RecoveryInstruction.__args__)
 
-
-Work = messages.ShardWork | messages.AdoptShard | messages.RecoveryInstruction
-WORK = (messages.PrepareStep, messages.ApplyStep, messages.ConfigureShards, messages.AdoptShard, *messages.RecoveryInstruction.__args__)
-
+Kind = TypeVar("Kind")
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
-def look_at(shards: Sequence[Shard]) -> messages.ShardsFound:
-    """Looks at all shards, and does nothing to them."""
-    return messages.ShardsFound(findings=tuple(finding(shard.status()) for shard in shards))
+class _Link:
+    """Implements ShardLink by calls of an object. A Ctrl-C in a step is kept for after it: half of one would be the end for all threads."""
 
+    def __init__(self, shard: Shard, at_shards: "_AtShards", *, index: int) -> None:
+        self._shard, self._at_shards, self._index = shard, at_shards, index
 
-class AtShards:
-    """Does one thing at all shards. `store` is None if there is no place for checkpoints; `authority` is that of the chief, not of this."""
+    @property
+    def address(self) -> str:
+        """Where it is, as people are told."""
+        return f"in-process:{self._index}"
 
-    def __init__(self, shards: Sequence[Shard], *, store: CheckpointStore | None, authority: Authority) -> None:
-        self.num_done = 0
-        self.interrupt: KeyboardInterrupt | None = None
-        self._shards = tuple(shards)
-        self._store = store
-        self._authority = authority
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there."""
+        process = self._shard.status().process_incarnation
+        who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=process)
+        return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    def carry_out(self, work: Work) -> Iterator[messages.Event]:
-        """Yields the events that report what comes of it, as it comes."""
-        match work:
-            case messages.SaveStep():
-                yield from self._save(work)
-            case messages.RestoreShards():
-                self._obey(work)
-                yield self._restore(work)
-            case messages.FindCheckpoint():
-                yield messages.CheckpointFound(checkpoint=None) if self._store is None else self._store.find(work)
-            case messages.KeepRecord():
-                yield self._keep(work)
-            case messages.CommitCheckpoint():
-                assert self._store is not None
-                done = self._store.commit(work)
-                if not isinstance(done, messages.SaveFailed):
-                    self._store.prune(work.keep)
-                yield done
-            case _:
-                try:
-                    yield from self._at_all(work)
-                except PsError as error:
-                    yield messages.ShardFailed(shard=self.num_done, why=error.message, epoch=self._authority.epoch)
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+        """Returns step, memory and counters."""
+        self._at_shards.shard = self._index
+        return self._shard.status()
 
-    def _at_all(self, work: Work) -> Iterator[messages.Event]:
-        incarnation = self._authority.chief_incarnation
-        match work:
-            case messages.PrepareStep():
-                request = prepare_request(work, chief_incarnation=incarnation)
-                sums = [self._whole(shard.prepare_step, request) for shard in self._shards]
-                yield messages.StepPrepared(step=work.step, sums=tuple(tuple(part) for part in sums), epoch=work.epoch)
-            case messages.ApplyStep():
-                requests = apply_requests(work, chief_incarnation=incarnation, num_shards=len(self._shards))
-                for shard, step in zip(self._shards, requests, strict=True):
-                    self._whole(shard.apply_step, step)
-                yield messages.StepApplied(step=work.step, epoch=work.epoch)
-            case messages.ConfigureShards():
-                settings = settings_of(work, chief_incarnation=incarnation)
-                for shard in self._shards:
-                    self._whole(shard.configure, settings)
-                yield messages.ShardsConfigured(version=work.version, epoch=work.epoch)
-            case messages.AdoptShard():
-                yield self._adopted(work.shard, self._adopt(work.shard))
-            case messages.AdoptShards():
-                self._obey(work)
-                adoptions = [self._adopt(index) for index in range(len(self._shards))]
-                yield from record_found(adoptions)
-                for index, adoption in enumerate(adoptions):
-                    yield self._adopted(index, adoption)
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        """Puts the shard under the chief."""
+        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, life=life)
 
-    def _obey(self, work: messages.AdoptShards | messages.RestoreShards) -> None:
-        self._authority.obey(epoch=work.epoch, chief_incarnation=work.chief_incarnation, life=work.life)
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        """Keeps a record."""
+        self._shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
 
-    def _keep(self, work: messages.KeepRecord) -> messages.Event:
-        record, incarnation, failure = pack_record(work.record), self._authority.chief_incarnation, ""
-        for shard in self._shards if work.is_for_all else self._shards[:1]:
-            try:
-                shard.keep_record(epoch=work.epoch, chief_incarnation=incarnation, version=work.version, record=record)
-            except PsError as error:
-                failure = failure or error.message
-        return messages.RecordKept(epoch=work.epoch, version=work.version, failure=failure)
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        """Copies the values of a step and writes them; asked again, waits for the end."""
+        return self._shard.save(request, max_wait_s=max_wait_s)
 
-    def _adopt(self, index: int) -> Adoption:
-        authority = self._authority
-        return self._shards[index].adopt(epoch=authority.epoch, chief_incarnation=authority.chief_incarnation, life=authority.life)
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        """Replaces what is there by a checkpoint's values; asked again, waits for the end."""
+        return self._shard.restore(request, max_wait_s=max_wait_s)
 
-    def _adopted(self, index: int, adoption: Adoption) -> messages.ShardAdopted:
-        process_incarnation = self._shards[index].status().process_incarnation
-        return messages.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption)
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+        self._whole(self._shard.configure, settings)
 
-    def _save(self, work: messages.SaveStep) -> Iterator[messages.Event]:
-        request = SaveRequest(
-            epoch=work.epoch,
-            chief_incarnation=self._authority.chief_incarnation,
-            step=work.step,
-            tag=work.tag,
-            num_shards=len(self._shards),
-        )
-        try:
-            progress = [shard.save(request) for shard in self._shards]
-            yield messages.StepCopied(tag=work.tag)
-            files = tuple(_saved(shard, request, done) for shard, done in zip(self._shards, progress, strict=True))
-        except PsError as error:
-            if self._store is not None:
-                self._store.abandon(work.tag)
-            yield save_failure(work.tag, error)
-        else:
-            yield messages.StepSaved(tag=work.tag, files=files)
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of the step's mean, slice by slice."""
+        return self._whole(self._shard.prepare_step, request)
 
-    def _restore(self, work: messages.RestoreShards) -> messages.Event:
-        try:
-            for index in range(len(self._shards)):
-                self._adopt(index)
-            for shard, request in zip(self._shards, restore_requests(work), strict=True):
-                _restored(shard, request)
-        except PsError as error:
-            return restore_failure(work, error)
-        incarnations = tuple(shard.status().process_incarnation for shard in self._shards)
-        return messages.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=incarnations)
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has the contributions averaged and the next step made."""
+        return self._whole(self._shard.apply_step, request)
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Does nothing: the shard is memory, and lives as long as somebody holds it."""
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
 
     def _whole(self, call: Callable[[Request], Result], request: Request) -> Result:
         """Makes one call, and once more if a Ctrl-C breaks it off."""
+        self._at_shards.shard = self._index
         try:
-            result = call(request)
+            return call(request)
         except KeyboardInterrupt as interrupt:
-            self.interrupt = interrupt
-            result = call(request)
-        self.num_done += 1
-        return result
+            self._at_shards.interrupt = interrupt
+            return call(request)
 
 
-def _saved(shard: Shard, request: SaveRequest, progress: SaveProgress) -> CheckpointFile:
-    while progress.state is SaveState.WRITING:
-        progress = shard.save(request, max_wait_s=MAX_WAIT_SLICE_S)
-    if progress.file is None:
-        raise progress.failure or InternalError("a save ended without a file")
-    return progress.file
+class _AtShards:
+    """Does one thing at all shards, in the thread that asks for it; `report` takes what comes of it. Implements Pace: no time passes."""
 
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        *,
+        store: CheckpointStore | None,
+        authority: Authority,
+        report: Callable[[ev.Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.shard = 0  # the one that is asked
+        self.interrupt: KeyboardInterrupt | None = None
+        self._authority, self._report, self._clock = authority, report, clock
+        links = [_Link(shard, self, index=index) for index, shard in enumerate(shards)]
+        self._work = ShardWork(
+            ShardCalls(links, report=report, pace=self), authority=authority, store=store, on_superseded=self._superseded
+        )
 
-def _restored(shard: Shard, request: RestoreRequest) -> RestoreProgress:
-    while not (progress := shard.restore(request, max_wait_s=MAX_WAIT_SLICE_S)).is_done:
-        pass
-    return progress
+    def carry_out(self, work: Work) -> None:
+        """Does it, and reports what comes of it."""
+        if isinstance(work, ev.AdoptShards | ev.RestoreShards):
+            self._work.obey(work)
+        try:
+            self._work.carry_out(work).send(None)
+        except StopIteration:
+            return
+        except PsError as error:
+            self._report(ev.ShardFailed(shard=self.shard, why=error.message, epoch=self._authority.epoch))
+            return
+        raise AssertionError(f"{work} waits for something, and nothing goes on beside it")
 
+    def now(self) -> float:
+        """Returns the chief's time."""
+        return self._clock()
 
-# A chief in this process: the `Chief` Protocol over the same coordinator, with shards that are objects. Owns the lock; knows no network.
-#
-# The thread whose call completes a step has it applied before its call returns, outside the lock.
+    def pauses(self) -> None:
+        """Nothing is repeated: an object of this process that does not answer will not."""
 
+    async def sleep(self, seconds: float) -> None:
+        """Never called."""
+        raise AssertionError("a pause, and nothing goes on meanwhile")
 
-Kind = TypeVar("Kind")
+    async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Does one after the other."""
+        try:
+            return [await call for call in calls]
+        finally:
+            for call in calls:
+                call.close()
+
+    async def at_storage(self, work: Callable[[], Result]) -> Result:
+        """Does it here."""
+        return work()
+
+    def _superseded(self, why: str) -> None:
+        self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.epoch))
 
 
 class InProcessChief:
@@ -227,7 +204,7 @@ class InProcessChief:
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
         self._to_do: deque[Work] = deque()
         self._num_waiting = 0
-        self._report(look_at(self._shards))
+        self._report(ev.ShardsFound(findings=tuple(finding(shard.status()) for shard in self._shards)))
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in."""
@@ -291,7 +268,7 @@ class InProcessChief:
 
     def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
         """Saves a checkpoint, and waits until it is whole, at most `max_wait_s` (and 20 s)."""
-        return self._call(SavedCheckpoint, lambda call: SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
+        return self._call(SavedCheckpoint, lambda call: ev.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
 
     def lease_ranges(
         self,
@@ -306,7 +283,7 @@ class InProcessChief:
         """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s)."""
         return self._call(
             LeaseReply,
-            lambda call: LeaseRanges(
+            lambda call: ev.LeaseRanges(
                 call=call,
                 participant=participant,
                 data=data,
@@ -396,7 +373,7 @@ class InProcessChief:
         """
         work = []
         for instruction in self._coordinator.handle(event, self._clock()):
-            if isinstance(instruction, WORK):
+            if isinstance(instruction, _WORK):
                 work.append(instruction)
             elif isinstance(instruction, (ev.Reply, ev.Refuse)) and instruction.call in self._answers:
                 self._answers[instruction.call] = instruction
@@ -409,16 +386,20 @@ class InProcessChief:
             return
         own, interrupt = deque(work), None
         while own:
-            item, at_shards = own.popleft(), AtShards(self._shards, store=self._store, authority=self._authority)
+            item = own.popleft()
             # A checkpoint is written while steps go on, so what follows from a copied step must not wait for the writing.
-            following = self._to_do if isinstance(item, (ev.ApplyStep, SaveStep)) else own
+            following = self._to_do if isinstance(item, (ev.ApplyStep, ev.SaveStep)) else own
+
+            def report(event: ev.Event, following: deque[Work] = following) -> None:
+                with self._changed:
+                    following.extend(self._handle_locked(event))
+
+            at_shards = _AtShards(self._shards, store=self._store, authority=self._authority, report=report, clock=self._clock)
             try:
-                for event in at_shards.carry_out(item):
-                    with self._changed:
-                        following.extend(self._handle_locked(event))
+                at_shards.carry_out(item)
             except Exception as error:
                 # A defect: the other threads must not wait for a step that nobody will finish.
-                self._report(ev.ShardFailed(shard=at_shards.num_done, why=f"it broke off: {error!r}"))
+                self._report(ev.ShardFailed(shard=at_shards.shard, why=f"it broke off: {error!r}"))
                 raise
             interrupt = at_shards.interrupt or interrupt
         if interrupt is not None:

@@ -20,7 +20,7 @@ from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink
-from chief.shards.work import ShardSide
+from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.chief import ClusterState, ClusterStatus

@@ -3,17 +3,14 @@
 Each call made this way may be sent twice. Who does not answer is reported, and said: after a second, and then every 10 s.
 """
 
-import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from chief.core import messages as ev
 from chief.core.wording import seconds
 from chief.shards.link import ShardLink
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
-from ps_protocol.process.waiting import delays_s
 from ps_protocol.roles.shard import ShardStatus
 
 log = logging.getLogger("lockstep.chief")
@@ -23,20 +20,36 @@ TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
 CONTROL_TIMEOUT_S = 1.5
 _FIRST_NOTICE_S = 1.0
 _NOTICE_INTERVAL_S = 10.0
-# Whoever was restarted is found within this.
-_MAX_PAUSE_S = 0.5
 
 Result = TypeVar("Result")
 
 
-class ShardCalls:
-    """The links of one chief. Belongs to one event loop; `report` takes the events, `clock` is monotonic."""
+class Pace(Protocol):
+    """How time passes for coroutines that call shards: on an event loop, not at all, or as a simulation has it."""
 
-    def __init__(self, links: Sequence[ShardLink], *, report: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+    def now(self) -> float:
+        """Returns a monotonic time in seconds."""
+
+    def pauses(self) -> Iterator[float] | None:
+        """Returns the pauses between the repetitions of a call; None: repeating is of no use."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+
+    async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Does several things at once, and returns what came of them, in order; the first error ends all of it."""
+
+    async def at_storage(self, work: Callable[[], Result]) -> Result:
+        """Does something that blocks on storage, one thing at a time."""
+
+
+class ShardCalls:
+    """The links of one chief. `report` takes the events."""
+
+    def __init__(self, links: Sequence[ShardLink], *, report: Callable[[ev.Event], None], pace: Pace) -> None:
         self.links = tuple(links)
         self.report = report
-        self.clock = clock
-        self._rng = random.Random()
+        self.pace = pace
         self._heard_at = [0.0] * len(self.links)
         self._processes: dict[int, int] = {}  # that have been adopted
 
@@ -45,15 +58,15 @@ class ShardCalls:
 
     def heard(self, index: int) -> None:
         """A shard has answered. Thread-safe."""
-        self._heard_at[index] = self.clock()
+        self._heard_at[index] = self.pace.now()
 
     def heard_all(self) -> None:
         """All shards have just answered to somebody else, so that nobody need look at them. Thread-safe."""
-        self._heard_at[:] = [self.clock()] * len(self.links)
+        self._heard_at[:] = [self.pace.now()] * len(self.links)
 
     def silence_s(self, index: int) -> float:
         """For how long a shard was not heard."""
-        return self.clock() - self._heard_at[index]
+        return self.pace.now() - self._heard_at[index]
 
     def adopted(self, index: int, *, process_incarnation: int) -> None:
         """From now on this process is the one that is called again."""
@@ -83,30 +96,27 @@ class ShardCalls:
 
     async def insist(self, index: int, call: Callable[[], Awaitable[Result]]) -> Result:
         """Calls until there is an answer. Raises PsError if it is a refusal."""
-        start, notice_s = self.clock(), _FIRST_NOTICE_S
+        start, notice_s = self.pace.now(), _FIRST_NOTICE_S
         pauses: Iterator[float] | None = None
         while True:
             try:
                 result = await call()
             except TRANSIENT as error:
-                pauses = pauses or delays_s(self._rng, max_s=_MAX_PAUSE_S)
-                waited_s = self.clock() - start
+                pauses = pauses or self.pace.pauses()
+                if pauses is None:
+                    raise
+                waited_s = self.pace.now() - start
                 self.report(ev.ShardUnreachable(shard=index, why=self.cause(index, error)))
                 if waited_s >= notice_s:
                     notice_s = waited_s + _NOTICE_INTERVAL_S
                     log.warning("waiting for %s for %s cause=%s", self.name(index), seconds(waited_s), self.cause(index, error))
-                await asyncio.sleep(next(pauses))
+                await self.pace.sleep(next(pauses))
             else:
                 self.heard(index)
                 return result
 
-    async def at_all(self, call: Callable[[int], Awaitable[Result]]) -> list[Result]:
+    async def at_all(self, call: Callable[[int], Coroutine[Any, Any, Result]]) -> list[Result]:
         """Has something done for all shards at once, and returns what came of it, by index; the first error ends all of it."""
         if len(self.links) == 1:
             return [await call(0)]  # needs no task of its own
-        tasks = [asyncio.ensure_future(call(index)) for index in range(len(self.links))]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await self.pace.together([call(index) for index in range(len(self.links))])

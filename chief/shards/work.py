@@ -1,22 +1,17 @@
-"""Carries out the coordinator's instructions at all shards, and watches over them. Reports events; decides nothing."""
+"""Carries out the coordinator's instructions at all shards: one coroutine each, which reports what comes of it. Decides nothing.
 
-import asyncio
-import contextlib
+The coroutines know links and a `Pace`, no event loop and no thread: one runs them on a loop (`side`), one in the process of the shards
+(`serving.in_process`), and the simulation as it likes. What they report of a step names the step's epoch.
+"""
+
 import logging
-import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from chief.core import messages
 from chief.core import messages as ev
-from chief.core import messages as rec
-from chief.core.messages import AdoptShard, ShardAdopted
 from chief.core.wording import seconds
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT, ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.link import DirectLink, ShardLanes, ShardLink, Work
 from chief.shards.requests import (
     Authority,
     apply_requests,
@@ -29,16 +24,9 @@ from chief.shards.requests import (
     save_failure,
     settings_of,
 )
-from chief.shards.standby import ReplicaReturn, replicated, trusted
-from ps_protocol.errors import Cancelled, CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed, Unavailable
-from ps_protocol.process.failpoints import failpoint
+from ps_protocol.errors import CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
-
-# What the chief has its shards do while it trains: prepare and apply steps, work otherwise; and it watches and ends them. Decides nothing.
-#
-# What it reports of a step names the step's epoch. What brings shards back to a checkpoint is in `recovery_tasks`.
-
 
 log = logging.getLogger("lockstep.chief")
 
@@ -46,19 +34,70 @@ log = logging.getLogger("lockstep.chief")
 _APPLY_TIMEOUT_S = 60.0
 # A shard that is killed is noticed within a second, and one that hears nothing for longer takes its chief for gone.
 _WATCH_INTERVAL_S = 0.4
+# A chief that is alive is heard by its shards several times a second.
+_LIVING_CHIEF_S = 2.5
+_LOOK_AGAIN_S = 0.5
+_GIVE_UP_S = 10.0
+# How long a shard may copy its values, or look into a checkpoint, before it answers.
+_COPY_TIMEOUT_S = 60.0
+_POLL_S = 5.0
 
 Result = TypeVar("Result")
 
 
-class ShardTasks:
-    """The shards of one chief. Belongs to one event loop. `on_superseded` is told, in words, that another chief has them."""
+class ShardWork:
+    """The shards of one chief, and its place for checkpoints (`store` None: there is none).
 
-    def __init__(self, calls: ShardCalls, *, authority: Authority, on_superseded: Callable[[str], None]) -> None:
+    `on_superseded` is told, in words, that another chief has the shards: then nothing is reported.
+    """
+
+    def __init__(
+        self, calls: ShardCalls, *, authority: Authority, store: CheckpointStore | None, on_superseded: Callable[[str], None]
+    ) -> None:
         self._calls = calls
         self._authority = authority
+        self._store = store
         self._on_superseded = on_superseded
         # Whoever ends all processes ends the parameter servers at the same time: no reason to warn anybody.
         self.is_ending = False
+        self._num_restoring = 0
+        self._packer = RecordPacker()
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether shards are being brought back."""
+        return self._num_restoring > 0
+
+    async def carry_out(self, work: ev.Instruction) -> None:
+        """Does what an instruction wants done at shards, or with checkpoints."""
+        match work:
+            case ev.ApplyStep():
+                if await self.apply(work):
+                    self._calls.report(ev.StepApplied(step=work.step, epoch=work.epoch))
+            case ev.PrepareStep():
+                await self.prepare(work)
+            case ev.ConfigureShards():
+                await self.configure(work)
+            case ev.KeepRecord():
+                await self.keep_record(work)
+            case ev.AdoptShard():
+                await self.adopt(work)
+            case ev.AdoptShards():
+                await self.adopt_all(work)
+            case ev.FindCheckpoint():
+                await self.find(work)
+            case ev.RestoreShards():
+                await self.restore(work)
+            case ev.SaveStep():
+                await self.save(work)
+            case ev.CommitCheckpoint():
+                await self.commit(work)
+
+    def obey(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
+        """Everything is done under this epoch and chief from now on."""
+        self._authority.obey(epoch=work.epoch, chief_incarnation=work.chief_incarnation, life=work.life)
+
+    # -- steps and settings
 
     async def prepare(self, step: ev.PrepareStep) -> None:
         """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
@@ -96,19 +135,86 @@ class ShardTasks:
         if replies is not None:
             self._calls.report(ev.ShardsConfigured(version=change.version, epoch=change.epoch))
 
+    # -- shards that are looked at, adopted and watched
+
+    async def look_at_all(
+        self, *, is_takeover: bool, trusted: Callable[[list[ShardStatus]], list[ShardStatus]] = lambda statuses: statuses
+    ) -> None:
+        """Waits until all shards have been reached and none is a living chief's, and reports ShardsFound.
+
+        Raises PsError if they are not what they should be; TrainingFailed if their chief lives. `is_takeover`: whatever that one does.
+        `trusted` returns what shards say of themselves, but for what nothing vouches for.
+        """
+        start, is_said = self._calls.pace.now(), False
+        before: list[ShardStatus] = []
+        while True:
+            statuses = trusted(await self._calls.at_all(self._calls.look_at))
+            if not are_of_one_time(before, statuses):
+                before = statuses
+                continue
+            words = "" if is_takeover else self._living_chief(statuses)
+            if not words:
+                break
+            waited_s = self._calls.pace.now() - start
+            if waited_s >= _GIVE_UP_S:
+                raise TrainingFailed(f"{words}; end that chief first, or start this one with --takeover if it shall take its place")
+            if not is_said:
+                log.warning("waiting for the present chief to end, at most %s cause=%s", seconds(_GIVE_UP_S), words)
+            is_said = True
+            await self._calls.pace.sleep(_LOOK_AGAIN_S)
+        self._calls.report(ev.ShardsFound(findings=tuple(finding(status) for status in statuses)))
+
+    async def adopt_all(self, work: ev.AdoptShards) -> None:
+        """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
+        try:
+            adopted = await self._calls.at_all(self._adopt)
+        except Superseded as error:
+            self._on_superseded(error.message)
+            return
+        for event in record_found([adoption for _, adoption in adopted]):
+            self._calls.report(event)
+        for index, (process_incarnation, adoption) in enumerate(adopted):
+            self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+
+    async def adopt(self, work: ev.AdoptShard) -> None:
+        """Puts one shard under this chief, and reports ShardAdopted, or ShardFailed."""
+        try:
+            process_incarnation, adoption = await self._adopt(work.shard)
+        except Superseded as error:
+            self._on_superseded(error.message)
+        except PsError as error:
+            self._calls.report(ev.ShardFailed(shard=work.shard, why=error.message))
+        else:
+            self._calls.report(ev.ShardAdopted(shard=work.shard, process_incarnation=process_incarnation, adoption=adoption))
+
+    async def keep_record(self, work: ev.KeepRecord) -> None:
+        """Has shards keep a record, and reports RecordKept; what keeps a shard from it shows with the next step, too."""
+        record, failure = self._packer.pack(work.record), ""
+        try:
+            if work.is_for_all:
+                await self._calls.at_all(lambda index: self._keep_at(index, work, record))
+            else:
+                await self._keep_at(0, work, record)
+        except Superseded as error:
+            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
+            return
+        except PsError as error:
+            failure = error.message
+        self._calls.report(ev.RecordKept(epoch=work.epoch, version=work.version, failure=failure))
+
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end."""
         calls = self._calls
         silent_since: float | None = None
         while True:
-            await asyncio.sleep(_WATCH_INTERVAL_S)
+            await calls.pace.sleep(_WATCH_INTERVAL_S)
             if is_paused() or calls.silence_s(index) < _WATCH_INTERVAL_S:
                 continue
             try:
                 await self._check(index)
             except TRANSIENT as error:
                 if silent_since is None:
-                    silent_since = calls.clock()
+                    silent_since = calls.pace.now()
                     level = logging.INFO if self.is_ending else logging.WARNING
                     log.log(level, "parameter server does not answer ps=%d cause=%s", index, error.message)
                 calls.report(ev.ShardUnreachable(shard=index, why=calls.cause(index, error)))
@@ -116,31 +222,98 @@ class ShardTasks:
                 calls.report(ev.ShardFailed(shard=index, why=error.message))
             else:
                 if silent_since is not None:
-                    log.info("parameter server answers again ps=%d after_s=%.1f", index, calls.clock() - silent_since)
+                    log.info("parameter server answers again ps=%d after_s=%.1f", index, calls.pace.now() - silent_since)
                 silent_since = None
 
-    async def shut_down_all(self, *, reason: str, within_s: float) -> None:
-        """Ends the shards that this chief adopted, also restarted ones; gives up on those that do not answer in time, saying so."""
-        if not self._authority.chief_incarnation:
+    async def shut_down(self, index: int, reason: str) -> None:
+        """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
+        link, authority = self._calls.links[index], self._authority
+        status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
+        if status.chief_incarnation not in (0, authority.chief_incarnation):
+            log.warning("parameter server is another chief's; it goes on ps=%d chief_incarnation=%d", index, status.chief_incarnation)
             return
+        try:
+            await link.shutdown(epoch=authority.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
+        except EpochMismatch as error:
+            # Restarted since this chief adopted it: nobody's, and empty, so of no use to anybody who is left.
+            if error.facts.get("epoch") != "0":
+                raise
+            await link.shutdown(epoch=0, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
 
-        async def shut_down(index: int) -> None:
-            try:
-                await asyncio.wait_for(self._shut_down(index, reason), within_s)
-            except (Unavailable, Cancelled) as error:
-                # As a rule whoever ends all processes has ended this one too.
-                log.info("parameter server is gone, or cannot be reached to be told to end ps=%d cause=%s", index, error.message)
-            except (TimeoutError, PsError) as error:
-                log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
+    # -- checkpoints
 
-        await asyncio.gather(*(shut_down(index) for index in range(len(self._calls))))
+    async def find(self, wish: ev.FindCheckpoint) -> None:
+        """Looks for a checkpoint, and reports CheckpointFound."""
+        if wish.fence is not None and not await self._fenced():
+            return
+        if self._store is None:
+            self._calls.report(ev.CheckpointFound(checkpoint=None))
+            return
+        store = self._store
+        self._calls.report(await self._calls.pace.at_storage(lambda: store.find(wish)))
 
-    async def close(self) -> None:
-        """Closes all connections."""
-        await asyncio.gather(*(link.close() for link in self._calls.links))
+    async def save(self, work: ev.SaveStep) -> None:
+        """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
+        request = SaveRequest(
+            epoch=work.epoch,
+            chief_incarnation=self._authority.chief_incarnation,
+            step=work.step,
+            tag=work.tag,
+            num_shards=len(self._calls),
+        )
+        if self._store is not None:
+            self._store.expect(work.tag)
+        try:
+            await self._calls.at_all(lambda index: self._copied(index, request))
+            self._calls.report(ev.StepCopied(tag=work.tag))
+            files = await self._calls.at_all(lambda index: self._saved(index, request))
+        except Superseded as error:
+            self._on_superseded(error.message)
+        except PsError as error:
+            if (store := self._store) is not None:
+                await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
+            self._calls.report(save_failure(work.tag, error))
+        else:
+            self._calls.report(ev.StepSaved(tag=work.tag, files=tuple(files)))
+
+    async def commit(self, work: ev.CommitCheckpoint) -> None:
+        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes what is too old."""
+        store, pace = self._store, self._calls.pace
+        assert store is not None
+        done = await pace.at_storage(lambda: store.commit(work))
+        if work.is_awaited and not isinstance(done, ev.SaveFailed) and not await self._still_rules(work.checkpoint.epoch):
+            return
+        self._calls.report(done)
+        if not isinstance(done, ev.SaveFailed):
+            await pace.at_storage(lambda: store.prune(work.keep))
+
+    async def restore(self, work: ev.RestoreShards) -> None:
+        """Brings all shards back to a checkpoint, and reports ShardsRestored, or RestoreFailed."""
+        self._num_restoring += 1
+        requests = restore_requests(work)
+        try:
+            incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
+        except Superseded as error:
+            self._on_superseded(error.message)
+        except PsError as error:
+            self._calls.report(restore_failure(work, error))
+        else:
+            self._calls.report(ev.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
+        finally:
+            self._num_restoring -= 1
+
+    def manifest_of(self, tag: str) -> str:
+        """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
+        found = None if self._store is None else self._store.find(ev.FindCheckpoint(only=tag))
+        if found is None or found.checkpoint is None:
+            why = "; ".join(why for _, why in found.skipped) if found else "there is no place for checkpoints"
+            raise CheckpointNotFound(f"checkpoint {tag} cannot be read: {why}")
+        return found.manifest_sha256
+
+    # -- inside
 
     async def _at_all(
-        self, what: str, epoch: int, call: Callable[[int], Awaitable[Result]], *, is_again: bool = False
+        self, what: str, epoch: int, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool = False
     ) -> list[Result] | None:
         """Calls all shards at once, each until it answers; returns their answers, or None if one refuses, which it reports."""
         answers = await self._calls.at_all(lambda index: self._at(index, what, epoch, call, is_again=is_again))
@@ -148,7 +321,7 @@ class ShardTasks:
         return known if len(known) == len(answers) else None
 
     async def _at(
-        self, index: int, what: str, epoch: int, call: Callable[[int], Awaitable[Result]], *, is_again: bool
+        self, index: int, what: str, epoch: int, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool
     ) -> tuple[Result] | None:
         async def attempt() -> Result:
             nonlocal is_again
@@ -182,113 +355,7 @@ class ShardTasks:
         else:
             calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
 
-    async def _shut_down(self, index: int, reason: str) -> None:
-        link, authority = self._calls.links[index], self._authority
-        status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
-        if status.chief_incarnation not in (0, authority.chief_incarnation):
-            log.warning("parameter server is another chief's; it goes on ps=%d chief_incarnation=%d", index, status.chief_incarnation)
-            return
-        try:
-            await link.shutdown(epoch=authority.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
-        except EpochMismatch as error:
-            # Restarted since this chief adopted it: nobody's, and empty, so of no use to anybody who is left.
-            if error.facts.get("epoch") != "0":
-                raise
-            await link.shutdown(epoch=0, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
-
-
-# What the chief does to take its shards over, to save them and to bring them back to a checkpoint. Reports events; decides nothing.
-
-
-# A chief that is alive is heard by its shards several times a second.
-_LIVING_CHIEF_S = 2.5
-_LOOK_AGAIN_S = 0.5
-_GIVE_UP_S = 10.0
-# How long a shard may copy its values, or look into a checkpoint, before it answers.
-_COPY_TIMEOUT_S = 60.0
-_POLL_S = 5.0
-
-
-class RecoveryTasks:
-    """Belongs to one event loop. `store` is None if there is no place for checkpoints.
-
-    `on_superseded` is told, in words, that another chief has the shards: then nothing is reported.
-    """
-
-    def __init__(
-        self, calls: ShardCalls, *, authority: Authority, store: CheckpointStore | None, on_superseded: Callable[[str], None]
-    ) -> None:
-        self._calls = calls
-        self._authority = authority
-        self._store = store
-        self._on_superseded = on_superseded
-        # Whoever looks for a checkpoint shall find the one that is just becoming whole.
-        self._at_store = asyncio.Lock()
-        self._num_restoring = 0
-        self._packer = RecordPacker()
-
-    @property
-    def is_restoring(self) -> bool:
-        """Whether shards are being brought back."""
-        return self._num_restoring > 0
-
-    async def look_at_all(self, *, is_takeover: bool) -> None:
-        """Waits until all shards have been reached and none is a living chief's, and reports ShardsFound.
-
-        Raises PsError if they are not what they should be; TrainingFailed if their chief lives. `is_takeover`: whatever that one does.
-        """
-        start, is_said = self._calls.clock(), False
-        before: list[ShardStatus] = []
-        while True:
-            statuses = trusted(self._calls.links, await self._calls.at_all(self._calls.look_at))
-            if not are_of_one_time(before, statuses):
-                before = statuses
-                continue
-            words = "" if is_takeover else self._living_chief(statuses)
-            if not words:
-                break
-            waited_s = self._calls.clock() - start
-            if waited_s >= _GIVE_UP_S:
-                raise TrainingFailed(f"{words}; end that chief first, or start this one with --takeover if it shall take its place")
-            if not is_said:
-                log.warning("waiting for the present chief to end, at most %s cause=%s", seconds(_GIVE_UP_S), words)
-            is_said = True
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        self._calls.report(rec.ShardsFound(findings=tuple(finding(status) for status in statuses)))
-
-    async def adopt_all(self, work: rec.AdoptShards) -> None:
-        """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
-        try:
-            adopted = await self._calls.at_all(self._adopt)
-        except Superseded as error:
-            self._on_superseded(error.message)
-            return
-        for event in record_found([adoption for _, adoption in adopted]):
-            self._calls.report(event)
-        for index, (process_incarnation, adoption) in enumerate(adopted):
-            self._calls.report(ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
-
-    async def adopt(self, work: AdoptShard) -> None:
-        """Puts one shard under this chief, and reports ShardAdopted. Raises PsError."""
-        process_incarnation, adoption = await self._adopt(work.shard)
-        self._calls.report(ShardAdopted(shard=work.shard, process_incarnation=process_incarnation, adoption=adoption))
-
-    async def keep_record(self, work: rec.KeepRecord) -> None:
-        """Has shards keep a record, and reports RecordKept; what keeps a shard from it shows with the next step, too."""
-        record, failure = self._packer.pack(work.record), ""
-        try:
-            if work.is_for_all:
-                await self._calls.at_all(lambda index: self._keep_at(index, work, record))
-            else:
-                await self._keep_at(0, work, record)
-        except Superseded as error:
-            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
-            return
-        except PsError as error:
-            failure = error.message
-        self._calls.report(rec.RecordKept(epoch=work.epoch, version=work.version, failure=failure))
-
-    async def _keep_at(self, index: int, work: rec.KeepRecord, record: bytes) -> None:
+    async def _keep_at(self, index: int, work: ev.KeepRecord, record: bytes) -> None:
         link, incarnation = self._calls.links[index], self._authority.chief_incarnation
         await self._calls.insist(
             index,
@@ -296,77 +363,6 @@ class RecoveryTasks:
                 epoch=work.epoch, chief_incarnation=incarnation, version=work.version, record=record, timeout_s=_COPY_TIMEOUT_S
             ),
         )
-
-    def manifest_of(self, tag: str) -> str:
-        """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
-        found = None if self._store is None else self._store.find(rec.FindCheckpoint(only=tag))
-        if found is None or found.checkpoint is None:
-            why = "; ".join(why for _, why in found.skipped) if found else "there is no place for checkpoints"
-            raise CheckpointNotFound(f"checkpoint {tag} cannot be read: {why}")
-        return found.manifest_sha256
-
-    async def find(self, wish: rec.FindCheckpoint) -> None:
-        """Looks for a checkpoint, and reports CheckpointFound."""
-        if wish.fence is not None and not await self._fenced():
-            return
-        if self._store is None:
-            self._calls.report(rec.CheckpointFound(checkpoint=None))
-            return
-        async with self._at_store:
-            found = await asyncio.to_thread(self._store.find, wish)
-        self._calls.report(found)
-
-    async def commit(self, work: rec.CommitCheckpoint) -> None:
-        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes what is too old."""
-        assert self._store is not None
-        async with self._at_store:
-            done = await asyncio.to_thread(self._store.commit, work)
-        if work.is_awaited and not isinstance(done, rec.SaveFailed) and not await self._still_rules(work.checkpoint.epoch):
-            return
-        self._calls.report(done)
-        if not isinstance(done, rec.SaveFailed):
-            async with self._at_store:
-                await asyncio.to_thread(self._store.prune, work.keep)
-
-    async def save(self, work: rec.SaveStep) -> None:
-        """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
-        request = SaveRequest(
-            epoch=work.epoch,
-            chief_incarnation=self._authority.chief_incarnation,
-            step=work.step,
-            tag=work.tag,
-            num_shards=len(self._calls),
-        )
-        if self._store is not None:
-            self._store.expect(work.tag)
-        try:
-            await self._calls.at_all(lambda index: self._copied(index, request))
-            self._calls.report(rec.StepCopied(tag=work.tag))
-            files = await self._calls.at_all(lambda index: self._saved(index, request))
-        except Superseded as error:
-            self._on_superseded(error.message)
-        except PsError as error:
-            if self._store is not None:
-                async with self._at_store:
-                    await asyncio.to_thread(self._store.abandon, work.tag)
-            self._calls.report(save_failure(work.tag, error))
-        else:
-            self._calls.report(rec.StepSaved(tag=work.tag, files=tuple(files)))
-
-    async def restore(self, work: rec.RestoreShards) -> None:
-        """Brings all shards back to a checkpoint, and reports ShardsRestored, or RestoreFailed."""
-        self._num_restoring += 1
-        requests = restore_requests(work)
-        try:
-            incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
-        except Superseded as error:
-            self._on_superseded(error.message)
-        except PsError as error:
-            self._calls.report(restore_failure(work, error))
-        else:
-            self._calls.report(rec.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
-        finally:
-            self._num_restoring -= 1
 
     async def _fenced(self) -> bool:
         """Puts all shards under this chief, whatever they hold; says whether they are."""
@@ -469,247 +465,3 @@ class RecoveryTasks:
                 who = f"another chief{where} (incarnation {status.chief_incarnation})"
                 return f"{self._calls.name(index)} obeys {who}, which it heard {seconds(heard_s)} ago"
         return ""
-
-
-# Carries out what the coordinator wants done at shards and with checkpoints. Owns tasks, lanes and authority; decides nothing.
-#
-# What takes time is a task of the event loop, but for the steps: these are sent by the thread that completes them, and become a task when
-# that did not go well. Whatever is done under an epoch is given up, without a report, when another one begins.
-
-
-Wish = messages.ShardWork | messages.AdoptShard | messages.RecoveryInstruction
-
-
-class ShardSide:
-    """The shards of one chief, and its place for checkpoints. To be made in the event loop; `carry_out` is for all threads.
-
-    `report` takes what happens; `on_defect` what must not, and `on_superseded` that another chief has the shards, in words.
-    """
-
-    def __init__(
-        self,
-        links: Sequence[ShardLink],
-        *,
-        store: CheckpointStore | None,
-        report: Callable[[messages.Event], None],
-        on_defect: Callable[[BaseException], None],
-        on_superseded: Callable[[str], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        self._report, self._on_defect = report, on_defect
-        self.authority = Authority()
-        self._calls = ShardCalls(links, report=report, clock=clock)
-        self._steps = ShardTasks(self._calls, authority=self.authority, on_superseded=on_superseded)
-        self._recovery = RecoveryTasks(self._calls, authority=self.authority, store=store, on_superseded=on_superseded)
-        self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._recovery.manifest_of, clock=clock)
-        direct = [link for link in links if isinstance(link, DirectLink)]
-        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
-        # What the thread that has brought a step about does itself, once it has told of everything.
-        self.own_work: deque[Work] = deque()
-        self._working = threading.Lock()
-        self._is_working = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        # Those that another epoch ends.
-        self._of_epoch: set[asyncio.Task[None]] = set()
-        self._keeping: asyncio.Task[None] | None = None
-        self._num_saving = 0
-        self._is_watching = False
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is being saved."""
-        return self._num_saving > 0
-
-    def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
-        """Begins to look at the shards and to watch them; `on_failure` is told if they are not to be had."""
-        self.authority.chief_address = chief_address
-        for link in self._replicas.links.values():
-            link.attach(self._report)
-        self._spawn(self._look_at_all(is_takeover, on_failure))
-
-    def carry_out(self, wish: Wish) -> None:
-        """Begins what is wanted. Never waits; to be called in the order of the wishes."""
-        match wish:
-            case messages.ApplyStep():
-                self._apply(wish)
-            case messages.PrepareStep():
-                self._in_loop(self._begin, self._steps.prepare, wish)
-            case messages.ConfigureShards():
-                self._in_loop(self._begin, self._steps.configure, wish)
-            case messages.AdoptShard():
-                self._in_loop(self._begin, self._adopt, wish)
-            case messages.AdoptShards():
-                self._begin_epoch(wish, self._adopt_all)
-            case messages.RestoreShards():
-                self._begin_epoch(wish, self._restore)
-            case messages.KeepRecord():
-                self._in_loop(self._keep, wish)
-            case messages.SaveStep():
-                self._in_loop(self._begin, self._save, wish)
-            case messages.FindCheckpoint():
-                if wish.fence is not None:
-                    self._obey(wish.fence)
-                self._in_loop(self._begin_lasting, self._recovery.find, wish)
-            case messages.CommitCheckpoint():
-                self._in_loop(self._begin_lasting, self._commit, wish)
-            case messages.BringReplicasBack():
-                self._in_loop(self._begin, self._replicas.bring_back, wish)
-
-    def do_own_work(self) -> None:
-        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
-        while True:
-            with self._working:
-                if self._is_working or not self.own_work:
-                    return
-                self._is_working, work = True, self.own_work.popleft()
-            try:
-                work()
-            finally:
-                with self._working:
-                    self._is_working = False
-
-    async def cancel_all(self) -> None:
-        """Gives up everything that is under way."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def expect_end(self) -> None:
-        """The chief has been asked to end, and perhaps the parameter servers too."""
-        self._steps.is_ending = True
-
-    async def shut_down_all(self, *, reason: str, within_s: float) -> None:
-        """Ends the shards."""
-        await self._steps.shut_down_all(reason=reason, within_s=within_s)
-
-    async def close(self) -> None:
-        """Closes the connections to the shards."""
-        if self._lanes is not None:
-            self._lanes.close()
-        await self._steps.close()
-
-    # -- steps
-
-    def _apply(self, step: messages.ApplyStep) -> None:
-        failpoint("chief.apply.before")
-        if self._lanes is None:
-            self._in_loop(self._begin, self._insist_on, step)
-        else:
-            self.own_work.extend(self._lanes.apply(self._steps.requests_of(step), partial(self._left_lanes, step)))
-
-    def _left_lanes(self, step: messages.ApplyStep, is_applied: bool) -> None:
-        if is_applied:
-            self._calls.heard_all()
-            self._applied(step)
-        else:
-            self._in_loop(self._begin, partial(self._insist_on, is_again=True), step)
-
-    async def _insist_on(self, step: messages.ApplyStep, *, is_again: bool = False) -> None:
-        if await self._steps.apply(step, is_again=is_again):
-            self._applied(step)
-
-    def _applied(self, step: messages.ApplyStep) -> None:
-        try:
-            failpoint("chief.apply.after")
-            self._report(messages.StepApplied(step=step.step, epoch=step.epoch))
-        except Exception as error:
-            self._in_loop(self._on_defect, error)
-
-    # -- shards that are taken over, saved and brought back
-
-    async def _look_at_all(self, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
-        try:
-            await self._recovery.look_at_all(is_takeover=is_takeover)
-        except PsError as error:
-            on_failure(error)
-
-    async def _adopt_all(self, wish: messages.AdoptShards) -> None:
-        await self._recovery.adopt_all(wish)
-        self._watch()
-
-    async def _restore(self, wish: messages.RestoreShards) -> None:
-        await self._recovery.restore(wish)
-        self._watch()
-
-    def _watch(self) -> None:
-        if not self._is_watching:
-            self._is_watching = True
-            for index in range(len(self._calls)):
-                self._spawn(self._steps.watch(index, is_paused=lambda: self._recovery.is_restoring))
-            if self._replicas.links:
-                self._spawn(self._replicas.watch(is_paused=lambda: self._recovery.is_restoring))
-
-    async def _adopt(self, wish: messages.AdoptShard) -> None:
-        try:
-            await self._recovery.adopt(wish)
-        except PsError as error:
-            self._report(messages.ShardFailed(shard=wish.shard, why=error.message))
-
-    async def _save(self, wish: messages.SaveStep) -> None:
-        with self._saving():
-            await self._recovery.save(wish)
-
-    async def _commit(self, wish: messages.CommitCheckpoint) -> None:
-        with self._saving():
-            await self._recovery.commit(wish)
-
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        self._num_saving += 1
-        try:
-            yield
-        finally:
-            self._num_saving -= 1
-
-    def _keep(self, wish: messages.KeepRecord) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-        self._keeping = self._begin(self._recovery.keep_record, wish)
-
-    # -- tasks
-
-    def _obey(self, wish: messages.AdoptShards | messages.RestoreShards) -> None:
-        self.authority.obey(epoch=wish.epoch, chief_incarnation=wish.chief_incarnation, life=wish.life)
-
-    def _begin_epoch(self, wish: Any, work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        self._obey(wish)
-
-        def begin() -> None:
-            for task in [*self._of_epoch]:
-                task.cancel()
-            self._begin(work, wish)
-
-        self._in_loop(begin)
-
-    def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
-        """Begins what another epoch ends, unless it has begun already."""
-        if getattr(wish, "epoch", self.authority.epoch) != self.authority.epoch:
-            return None
-        task = self._spawn(work(wish))
-        self._of_epoch.add(task)
-        task.add_done_callback(self._of_epoch.discard)
-        return task
-
-    def _begin_lasting(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> None:
-        self._spawn(work(wish))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_defect(error)
-
-    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
-        """Does something in the loop's thread: at once if this is it."""
-        if threading.get_ident() == self._loop_thread:
-            do(*arguments)
-            return
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
-            self._loop.call_soon_threadsafe(do, *arguments)

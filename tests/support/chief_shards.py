@@ -7,7 +7,7 @@ from typing import Any
 
 from chief.core import messages
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.work import ShardSide
+from chief.shards.side import ShardSide
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Layout

@@ -79,7 +79,7 @@ def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_cod
     assert code == 7, out
     assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
     assert "ending all: 1 of 2 workers left, a step needs 2" in out
-    assert "WARNING chief.shards.work" not in out  # that a server has ended with all others is no news
+    assert "WARNING lockstep.chief: parameter server" not in out  # that a server has ended with all others is no news
 
 
 def test_a_failure_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""The shards as a chief on an event loop has them: tasks, the fast way of steps, and who watches. Decides nothing.
+
+What takes time is a task of the event loop, but for the steps: these are sent by the thread that completes them, and become a task when
+that did not go well. Whatever is done under an epoch is given up, without a report, when another one begins.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from chief.core import messages as ev
+from chief.shards.calls import ShardCalls
+from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.link import DirectLink, ShardLanes, ShardLink, Work
+from chief.shards.requests import Authority
+from chief.shards.standby import ReplicaReturn, replicated, trusted
+from chief.shards.work import ShardWork
+from ps_protocol.errors import Cancelled, PsError, Unavailable
+from ps_protocol.process.failpoints import failpoint
+from ps_protocol.process.waiting import delays_s
+
+log = logging.getLogger("lockstep.chief")
+
+# Whoever was restarted is found within this.
+_MAX_PAUSE_S = 0.5
+
+Result = TypeVar("Result")
+Wish = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
+
+
+class LoopPace:
+    """Implements Pace on the event loop that it was made in."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._rng = random.Random()
+        # Whoever looks for a checkpoint shall find the one that is just becoming whole.
+        self._storage = asyncio.Lock()
+
+    def now(self) -> float:
+        """Returns the clock's time."""
+        return self._clock()
+
+    def pauses(self) -> Iterator[float]:
+        """Returns jittered pauses that grow."""
+        return delays_s(self._rng, max_s=_MAX_PAUSE_S)
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+        await asyncio.sleep(seconds)
+
+    async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Does each in a task of its own."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def at_storage(self, work: Callable[[], Result]) -> Result:
+        """Does it in another thread."""
+        async with self._storage:
+            return await asyncio.to_thread(work)
+
+
+class ShardSide:
+    """The shards of one chief, and its place for checkpoints. To be made in the event loop; `carry_out` is for all threads.
+
+    `report` takes what happens; `on_defect` what must not, and `on_superseded` that another chief has the shards, in words.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        *,
+        store: CheckpointStore | None,
+        report: Callable[[ev.Event], None],
+        on_defect: Callable[[BaseException], None],
+        on_superseded: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._report, self._on_defect = report, on_defect
+        self.authority = Authority()
+        self._calls = ShardCalls(links, report=report, pace=LoopPace(clock))
+        self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded)
+        self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
+        direct = [link for link in links if isinstance(link, DirectLink)]
+        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
+        # What the thread that has brought a step about does itself, once it has told of everything.
+        self.own_work: deque[Work] = deque()
+        self._working = threading.Lock()
+        self._is_working = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Those that another epoch ends.
+        self._of_epoch: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._num_saving = 0
+        self._is_watching = False
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being saved."""
+        return self._num_saving > 0
+
+    def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
+        """Begins to look at the shards and to watch them; `on_failure` is told if they are not to be had."""
+        self.authority.chief_address = chief_address
+        for link in self._replicas.links.values():
+            link.attach(self._report)
+        self._spawn(self._look_at_all(is_takeover, on_failure))
+
+    def carry_out(self, wish: Wish) -> None:
+        """Begins what is wanted. Never waits; to be called in the order of the wishes."""
+        match wish:
+            case ev.ApplyStep():
+                self._apply(wish)
+            case ev.PrepareStep() | ev.ConfigureShards() | ev.AdoptShard():
+                self._in_loop(self._begin, self._work.carry_out, wish)
+            case ev.AdoptShards() | ev.RestoreShards():
+                self._begin_epoch(wish)
+            case ev.KeepRecord():
+                self._in_loop(self._keep, wish)
+            case ev.SaveStep():
+                self._in_loop(self._begin, self._save, wish)
+            case ev.FindCheckpoint():
+                if wish.fence is not None:
+                    self._work.obey(wish.fence)
+                self._in_loop(self._begin_lasting, self._work.find, wish)
+            case ev.CommitCheckpoint():
+                self._in_loop(self._begin_lasting, self._save, wish)
+            case ev.BringReplicasBack():
+                self._in_loop(self._begin, self._replicas.bring_back, wish)
+
+    def do_own_work(self) -> None:
+        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
+        while True:
+            with self._working:
+                if self._is_working or not self.own_work:
+                    return
+                self._is_working, work = True, self.own_work.popleft()
+            try:
+                work()
+            finally:
+                with self._working:
+                    self._is_working = False
+
+    async def cancel_all(self) -> None:
+        """Gives up everything that is under way."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def expect_end(self) -> None:
+        """The chief has been asked to end, and perhaps the parameter servers too."""
+        self._work.is_ending = True
+
+    async def shut_down_all(self, *, reason: str, within_s: float) -> None:
+        """Ends the shards that this chief adopted, also restarted ones; gives up on those that do not answer in time, saying so."""
+        if not self.authority.chief_incarnation:
+            return
+
+        async def shut_down(index: int) -> None:
+            try:
+                await asyncio.wait_for(self._work.shut_down(index, reason), within_s)
+            except (Unavailable, Cancelled) as error:
+                # As a rule whoever ends all processes has ended this one too.
+                log.info("parameter server is gone, or cannot be reached to be told to end ps=%d cause=%s", index, error.message)
+            except (TimeoutError, PsError) as error:
+                log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
+
+        await asyncio.gather(*(shut_down(index) for index in range(len(self._calls))))
+
+    async def close(self) -> None:
+        """Closes the connections to the shards."""
+        if self._lanes is not None:
+            self._lanes.close()
+        await asyncio.gather(*(link.close() for link in self._calls.links))
+
+    # -- steps
+
+    def _apply(self, step: ev.ApplyStep) -> None:
+        failpoint("chief.apply.before")
+        if self._lanes is None:
+            self._in_loop(self._begin, self._insist_on, step)
+        else:
+            self.own_work.extend(self._lanes.apply(self._work.requests_of(step), partial(self._left_lanes, step)))
+
+    def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
+        if is_applied:
+            self._calls.heard_all()
+            self._applied(step)
+        else:
+            self._in_loop(self._begin, partial(self._insist_on, is_again=True), step)
+
+    async def _insist_on(self, step: ev.ApplyStep, *, is_again: bool = False) -> None:
+        if await self._work.apply(step, is_again=is_again):
+            self._applied(step)
+
+    def _applied(self, step: ev.ApplyStep) -> None:
+        try:
+            failpoint("chief.apply.after")
+            self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
+        except Exception as error:
+            self._in_loop(self._on_defect, error)
+
+    # -- shards that are taken over, saved and brought back
+
+    async def _look_at_all(self, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
+        try:
+            await self._work.look_at_all(is_takeover=is_takeover, trusted=partial(trusted, self._calls.links))
+        except PsError as error:
+            on_failure(error)
+
+    async def _take(self, wish: ev.AdoptShards | ev.RestoreShards) -> None:
+        await self._work.carry_out(wish)
+        self._watch()
+
+    def _watch(self) -> None:
+        if not self._is_watching:
+            self._is_watching = True
+            for index in range(len(self._calls)):
+                self._spawn(self._work.watch(index, is_paused=lambda: self._work.is_restoring))
+            if self._replicas.links:
+                self._spawn(self._replicas.watch(is_paused=lambda: self._work.is_restoring))
+
+    async def _save(self, wish: ev.SaveStep | ev.CommitCheckpoint) -> None:
+        with self._saving():
+            await self._work.carry_out(wish)
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        self._num_saving += 1
+        try:
+            yield
+        finally:
+            self._num_saving -= 1
+
+    def _keep(self, wish: ev.KeepRecord) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._keeping = self._begin(self._work.keep_record, wish)
+
+    # -- tasks
+
+    def _begin_epoch(self, wish: ev.AdoptShards | ev.RestoreShards) -> None:
+        self._work.obey(wish)
+
+        def begin() -> None:
+            for task in [*self._of_epoch]:
+                task.cancel()
+            self._begin(self._take, wish)
+
+        self._in_loop(begin)
+
+    def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
+        """Begins what another epoch ends, unless it has begun already."""
+        if getattr(wish, "epoch", self.authority.epoch) != self.authority.epoch:
+            return None
+        task = self._spawn(work(wish))
+        self._of_epoch.add(task)
+        task.add_done_callback(self._of_epoch.discard)
+        return task
+
+    def _begin_lasting(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> None:
+        self._spawn(work(wish))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_defect(error)
+
+    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
+        """Does something in the loop's thread: at once if this is it."""
+        if threading.get_ident() == self._loop_thread:
+            do(*arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
+            self._loop.call_soon_threadsafe(do, *arguments)
