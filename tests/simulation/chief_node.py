@@ -1,17 +1,21 @@
-"""A chief of a simulated cluster: the real coordinator, and a shell that does at simulated shards what the real one does."""
+"""A chief of a simulated cluster: the real coordinator, and the real coroutines that carry out its instructions, at simulated shards."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from chief.core import messages
 from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
+from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.requests import Authority
+from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
 from ps_protocol.roles.chief import ClusterState, CommitResult, LeaseReply, LeaseResult, Registration, TokenReply, TokenResult
-from tests.simulation.chief_shards import ChiefAtShards
-from tests.simulation.chief_storage import ChiefAtStorage
+from ps_protocol.roles.shard import Adoption
+from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Answer, Life, Running, Task
@@ -39,12 +43,17 @@ class ChiefNode:
         self.coordinator = Coordinator(config=config, shard_addresses=shards, now=world.now, new_life=world.new_life)
         self._calls = itertools.count(1)
         self._blocked: dict[int, tuple[str, tuple[Any, ...], Answer, float]] = {}
-        self._tasks: list[Running] = []
+        self._of_epoch: list[Running] = []
+        self._keeping: Running | None = None
+        self._adoptions: list[Adoption | None] = []
+        self._is_watching = False
         self._timer = 0
         self.is_ended = False
-        self._at_shards = ChiefAtShards(world, life, self, shards=shards, takes_over=takes_over)
-        self._at_storage = ChiefAtStorage(world, life, self, shards=self._at_shards, store=store, on_killed=self._killed)
-        world.spawn(life, self._at_shards.begin())
+        self._authority = Authority(chief_address=life.name)
+        pace = SimulatedPace(world, life, on_killed=self._killed)
+        self._shards = ShardCalls([SimulatedLink(name, index=index) for index, name in enumerate(shards)], report=self.report, pace=pace)
+        self._work = ShardWork(self._shards, authority=self._authority, store=store, on_superseded=self._superseded)
+        world.spawn(life, _task(lambda: self._begin(takes_over)))
 
     # -- callers
 
@@ -99,6 +108,7 @@ class ChiefNode:
         """Takes note of what has happened, and does what follows from it."""
         if self.is_ended:
             raise ShuttingDown("the chief is shutting down")
+        self._note(event)
         for instruction in self.coordinator.handle(event, self._world.now):
             self._carry_out(instruction)
         self._set_timer()
@@ -125,39 +135,72 @@ class ChiefNode:
                 self._world.note(f"{self._life.name}: {instruction.text}")
             case messages.EndProcesses():
                 self.end(instruction.reason)
-            case messages.AdoptShards():
-                self._obey(instruction)
-                self._spawn(self._at_shards.adopt_all())
-            case messages.AdoptShard():
-                self._spawn(self._at_shards.adopt_again(instruction.shard))
-            case messages.RestoreShards():
-                self._obey(instruction)
-                self._spawn(self._at_shards.restore(instruction))
+            case messages.AdoptShards() | messages.RestoreShards():
+                self._work.obey(instruction)
+                for task in self._of_epoch:
+                    task.cancel()
+                self._of_epoch.clear()
+                self._spawn(lambda: self._take(instruction))
             case messages.FindCheckpoint():
                 if instruction.fence is not None:
-                    self._obey(instruction.fence)
-                self._world.spawn(self._life, self._at_storage.find(instruction))
-            case messages.SaveStep():
-                self._spawn(self._at_storage.save(instruction))
+                    self._work.obey(instruction.fence)
+                self._world.spawn(self._life, _task(lambda: self._work.carry_out(instruction)), self._over)
             case messages.CommitCheckpoint():
-                self._world.spawn(self._life, self._at_storage.commit(instruction))
+                self._world.spawn(self._life, _task(lambda: self._commit(instruction)), self._over)
             case messages.KeepRecord():
-                self._spawn(self._at_shards.keep(instruction))
+                if self._keeping is not None:
+                    self._keeping.cancel()
+                self._keeping = self._spawn(lambda: self._work.carry_out(instruction))
             case _:
-                self._spawn(self._at_shards.work(instruction))
+                self._spawn(lambda: self._work.carry_out(instruction))
 
-    def _obey(self, wish: messages.AdoptShards | messages.RestoreShards) -> None:
-        """What is under way for an older epoch is given up without a report."""
-        shards, epoch, incarnation = self._at_shards, wish.epoch, wish.chief_incarnation
-        if (epoch, incarnation) != (shards.epoch, shards.incarnation):
-            for task in self._tasks:
-                task.cancel()
-            self._tasks.clear()
-        shards.epoch, shards.incarnation, shards.cluster_life = epoch, incarnation, wish.life
+    async def _begin(self, takes_over: bool) -> None:
+        try:
+            await self._work.look_at_all(is_takeover=takes_over)
+        except PsError as error:
+            self.end(error.message)
 
-    def _spawn(self, task: Task) -> None:
-        self._tasks = [one for one in self._tasks if not one.is_over]
-        self._tasks.append(self._world.spawn(self._life, task))
+    async def _take(self, work: messages.AdoptShards | messages.RestoreShards) -> None:
+        await self._work.carry_out(work)
+        if not self._is_watching:
+            self._is_watching = True
+            for index in range(len(self._shards)):
+                self._world.spawn(self._life, _task(partial(self._watch, index)), self._over)
+
+    async def _watch(self, index: int) -> None:
+        await self._work.watch(index, is_paused=lambda: self._work.is_restoring)
+
+    async def _commit(self, work: messages.CommitCheckpoint) -> None:
+        self._told_whole = ""
+        await self._work.carry_out(work)
+        self._world.seen["a checkpoint became whole too late to be told"] += work.is_awaited and self._told_whole != work.checkpoint.tag
+
+    def _spawn(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> Running:
+        """Begins what another epoch ends."""
+        self._of_epoch = [one for one in self._of_epoch if not one.is_over]
+        self._of_epoch.append(self._world.spawn(self._life, _task(begin), self._over))
+        return self._of_epoch[-1]
+
+    def _over(self, value: object) -> None:
+        """A task has ended; in an error only if there is a defect."""
+        if isinstance(value, PsError) and not self.is_ended:
+            self.end(f"a task broke off: {value}")
+
+    def _superseded(self, why: str) -> None:
+        if not self.is_ended:
+            self._world.seen["a chief found itself superseded"] += 1
+            self.end("superseded")
+
+    def _note(self, event: messages.Event) -> None:
+        """Counts what runs are to reach."""
+        if isinstance(event, messages.CheckpointCommitted | messages.SaveFailed):
+            self._told_whole = event.tag
+        elif isinstance(event, messages.ShardAdopted):
+            self._adoptions = [*self._adoptions[: event.shard], event.adoption]
+            steps = {one.step for one in self._adoptions if one is not None}
+            if len(self._adoptions) == len(self._shards):
+                self._world.seen["a chief found what another had trained"] += steps != {None}
+                self._world.seen["a chief found an interrupted step"] += len(steps) > 1 and None not in steps
 
     def end(self, reason: str) -> None:
         """Acts no more, and is gone a moment later."""
@@ -170,6 +213,11 @@ class ChiefNode:
         self._world.seen["chief killed while it made a checkpoint whole"] += 1
         self._world.kill(self._life.name)
         self._on_end("killed")
+
+
+def _task(begin: Callable[[], Coroutine[Any, Any, None]]) -> Task:
+    """Returns a task that begins a coroutine when it is first run: a process may be gone before."""
+    return (yield from begin().__await__())
 
 
 _EVENTS: dict[str, Callable[..., messages.Event]] = {

@@ -11,13 +11,14 @@ from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
 from chief.core.members import Membership, PushOutcomes
 from chief.core.training import Training
+from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.roles.chief import Participant
 from ps_protocol.roles.shard import PushId
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
 from ps_server.shard.gate import Fences
-from tests.simulation.chief_shards import ChiefAtShards
+from tests.simulation.chief_links import SimulatedPace
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.world import NetworkSpec
 
@@ -40,16 +41,18 @@ def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_a_step_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
-    whole = ChiefAtShards._at_all
+    whole = ShardWork._at_all
 
-    def at_all(self: ChiefAtShards, method: str, arguments: list[tuple[Any, ...]]) -> Any:
-        if method == "apply" and len(arguments) > 1:
-            answer = yield from self.at(0, method, *arguments[0])
-            self._world.spawn(self._life, self.at(1, method, *arguments[1]))
-            return [answer]
-        return (yield from whole(self, method, arguments))
+    async def at_all(self: ShardWork, what: str, epoch: int, call: Callable[[int], Any], *, is_again: bool = False) -> Any:
+        pace = self._calls.pace
+        if not what.startswith("to apply") or len(self._calls) < 2:
+            return await whole(self, what, epoch, call, is_again=is_again)
+        assert isinstance(pace, SimulatedPace)
+        answer = await self._at(0, what, epoch, call, is_again=is_again)
+        pace.beside(lambda: self._at(1, what, epoch, call, is_again=is_again))
+        return None if answer is None else [answer[0]]
 
-    patch.setattr(ChiefAtShards, "_at_all", at_all)
+    patch.setattr(ShardWork, "_at_all", at_all)
 
 
 def _serves_any_epoch(patch: pytest.MonkeyPatch) -> None:

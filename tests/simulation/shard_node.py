@@ -90,7 +90,10 @@ class ShardNode:
 
     # -- the chief's calls
 
-    def _status(self) -> object:
+    def _status(self, chief_incarnation: int = 0) -> object:
+        """`chief_incarnation`: of the chief that asks; if it has the shard, that is a sign of its life."""
+        if chief_incarnation and chief_incarnation == self.shard.status().chief_incarnation:
+            self._heard_at = self._world.now
         # The store looks at the machine's clock, and here there is another.
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)

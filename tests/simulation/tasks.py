@@ -1,9 +1,11 @@
-"""Tasks of a simulated process: generators that yield `Sleep`, `Call` or `All` and get back what came of it. Knows no clock and no network.
+"""Tasks of a simulated process: generators, or coroutines, that yield `Sleep`, `Call` or `All` and get back what came of it.
+
+Knows no clock and no network.
 
 A PsError that a wish ends with is raised in the generator; one that leaves it is what the task ends with.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +13,8 @@ from typing import Any, Protocol
 from ps_protocol.errors import PsError
 
 Task = Generator["Sleep | Call | All", Any, Any]
+# The same made of coroutines, whose awaits come down to the same three.
+Part = Task | Coroutine[Any, Any, Any]
 Answer = Callable[[object], None]
 
 
@@ -33,9 +37,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Several tasks at once; yields their results in order, each a value or a PsError."""
+    """Several tasks at once; yields their results in order, each a value or a PsError. `ends_with_error`: the first PsError ends all."""
 
-    tasks: Sequence[Task]
+    tasks: Sequence[Part]
+    ends_with_error: bool = False
 
 
 class Process(Protocol):
@@ -86,24 +91,27 @@ class Surroundings(Protocol):
 class Running:
     """A task under way. `cancel` ends it without a word."""
 
-    def __init__(self, world: Surroundings, life: Life, task: Task, then: Callable[[object], None]) -> None:
+    def __init__(self, world: Surroundings, life: Life, task: Part, then: Callable[[object], None]) -> None:
         self._world = world
         self._life = life
         self._task = task
         self._then = then
         self._parts: list[Running] = []
-        self.is_over = False
+        self._is_begun = self.is_over = False
 
     def cancel(self) -> None:
         """Ends the task; what it has asked of others goes on there."""
         self.is_over = True
         for part in self._parts:
             part.cancel()
+        if not self._is_begun:
+            self._task.close()
 
     def go_on(self, value: object = None) -> None:
         """Gives the task what it waits for."""
         if self.is_over or not self._life.is_alive:
             return
+        self._is_begun = True
         try:
             wish = self._task.throw(value) if isinstance(value, PsError) else self._task.send(value)
         except StopIteration as end:
@@ -123,19 +131,23 @@ class Running:
         elif isinstance(wish, Call):
             self._world.call(self._life, wish, self.go_on)
         else:
-            self._begin_all(wish.tasks)
+            self._begin_all(wish)
 
-    def _begin_all(self, tasks: Sequence[Task]) -> None:
-        results: list[object] = [None] * len(tasks)
-        left = len(tasks)
+    def _begin_all(self, wish: All) -> None:
+        results: list[object] = [None] * len(wish.tasks)
+        left = len(wish.tasks)
 
         def done(index: int, value: object) -> None:
             nonlocal left
             results[index] = value
             left -= 1
-            if not left:
+            if wish.ends_with_error and isinstance(value, PsError):
+                for part in self._parts:
+                    part.cancel()
+                self.go_on(value)
+            elif not left:
                 self.go_on(results)
 
-        self._parts = [Running(self._world, self._life, task, partial(done, index)) for index, task in enumerate(tasks)]
+        self._parts = [Running(self._world, self._life, task, partial(done, index)) for index, task in enumerate(wish.tasks)]
         for part in tuple(self._parts):
             part.go_on()

@@ -1,0 +1,167 @@
+"""A simulated chief's links to shards, and its pace: what the chief's own coroutines need to run in a simulated world. Decides nothing."""
+
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyReply,
+    ApplyRequest,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    SaveState,
+    ShardSettings,
+    ShardStatus,
+)
+from tests.simulation.disk import Crash
+from tests.simulation.tasks import All, Call, Life, Sleep, Task
+from tests.simulation.world import World
+
+_LOOK_AGAIN_S = 0.03
+# Without a wait, a restore that has failed would be begun anew.
+_A_MOMENT_S = 1e-9
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
+
+Result = TypeVar("Result")
+
+
+class _Wish:
+    """Has the world do something for the coroutine that awaits it."""
+
+    def __init__(self, wish: Sleep | Call | All) -> None:
+        self._wish = wish
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self._wish)
+
+
+class SimulatedPace:
+    """Implements Pace by the world's clock. `on_killed` is called when a write to storage is the end of this process."""
+
+    def __init__(self, world: World, life: Life, *, on_killed: Callable[[], None]) -> None:
+        self._world, self._life, self._on_killed = world, life, on_killed
+        self._storage_free_at = 0.0
+
+    def now(self) -> float:
+        """Returns the time in the world."""
+        return self._world.now
+
+    def pauses(self) -> Iterator[float]:
+        """Returns pauses that grow, by chance."""
+        pause_s = _MIN_PAUSE_S
+        while True:
+            yield pause_s * self._world.between(0.5, 1.0)
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+        await _Wish(Sleep(seconds))
+
+    async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Does all at once."""
+        results: list[Result] = await _Wish(All(calls, ends_with_error=True))
+        return results
+
+    async def at_storage(self, work: Callable[[], Result]) -> Result:
+        """Does it after a while, one thing after the other; it may be the end of this process."""
+        begins_at = max(self._world.now, self._storage_free_at)
+        self._storage_free_at = begins_at + self._world.between(0.005, 0.05)
+        await self.sleep(self._storage_free_at - self._world.now)
+        try:
+            result = work()
+        except Crash:
+            self._on_killed()
+            while True:
+                await self.sleep(1.0)  # nothing goes on in a process that is gone
+        await self.sleep(self._world.between(0.001, 0.02))
+        return result
+
+    def beside(self, begin: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Does something that nobody waits for."""
+
+        def task() -> Task:
+            yield from begin().__await__()
+
+        self._world.spawn(self._life, task())
+
+
+class SimulatedLink:
+    """Implements ShardLink by calls through the world. What is asked with each step goes over a stream, which ends with its process."""
+
+    def __init__(self, name: str, *, index: int) -> None:
+        self._name, self._index = name, index
+        self._last_seen = self._process = 0
+
+    @property
+    def address(self) -> str:
+        """The shard's name in the world."""
+        return self._name
+
+    async def handshake(self, *, timeout_s: float) -> HandshakeReply:
+        """Returns who is there, as far as anybody asks."""
+        who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=1)
+        return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
+
+    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+        """Returns what the shard says of itself."""
+        status: ShardStatus = await self._call("status", chief_incarnation)
+        self._last_seen = status.process_incarnation
+        return status
+
+    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+        """Puts the shard under the chief."""
+        process = self._last_seen  # of one that is started since, it is then seen that it is another one
+        adoption: Adoption = await self._call("adopt", epoch, chief_incarnation, chief_address, life)
+        self._process = process
+        return adoption
+
+    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+        """Keeps a record."""
+        await self._call("keep_record", epoch, chief_incarnation, version, record)
+
+    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
+        """Saves a step."""
+        progress: SaveProgress = await self._call("save", request)
+        while max_wait_s > 0 and progress.state is SaveState.WRITING:
+            await _Wish(Sleep(_LOOK_AGAIN_S))
+            max_wait_s -= _LOOK_AGAIN_S
+            progress = await self._call("save", request)
+        return progress
+
+    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
+        """Brings the shard back to a checkpoint."""
+        progress: RestoreProgress = await self._call("restore", request, _A_MOMENT_S)
+        while max_wait_s > 0 and not progress.is_done:
+            await _Wish(Sleep(_LOOK_AGAIN_S))
+            max_wait_s -= _LOOK_AGAIN_S
+            progress = await self._call("restore", request, _A_MOMENT_S)
+        return progress
+
+    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
+        """Changes how the shard works."""
+        await self._command("configure", settings)
+
+    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
+        """Returns the sums of squares of a step's mean."""
+        sums: Sequence[float] = await self._command("prepare", request)
+        return sums
+
+    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+        """Has a step applied."""
+        reply: ApplyReply = await self._command("apply", request)
+        return reply
+
+    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+        """Never called: who ends a simulated chief does not end its shards."""
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await _Wish(Call(self._name, method, arguments))
+
+    async def _command(self, method: str, *arguments: Any) -> Any:
+        return await self._call("of process", self._process, method, *arguments)
