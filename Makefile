@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
+.PHONY: help install demo test-fast test test-compose test-wheel test-lowest coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
@@ -35,6 +35,27 @@ demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritte
 
 test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
 	@$(PYTEST) tests/unit tests/repo -n 2 $(ARGS)
+
+# What docker-compose.yml promises, on a real engine. DOCKER_BUILD_FLAGS='--network host' where containers have no network during a build.
+test-compose: $(DEV)  ## the image, and docker-compose.yml with a killed parameter server; says why where no engine answers
+	@$(BIN)/python -m tests.processes.deploy.compose_run
+
+# In an environment that has only the wheel, and in a directory that has no checkout.
+test-wheel: $(DEV)  ## what is published: built, installed where nothing else is, and run
+	@rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . && $(PYTHON) -m venv .venv-wheel
+	@.venv-wheel/bin/python $(PIP) dist/*.whl && cp examples/linear_regression.py .venv-wheel/train.py
+	@cd .venv-wheel && bin/lockstep --version && bin/lockstep up --ps 2 --workers 2 --run-dir run -- python train.py
+
+# Each dependency in the oldest version that pyproject.toml promises to work with.
+test-lowest: $(DEV)  ## all tests with the oldest dependencies, in .venv-lowest
+	@rm -rf .venv-lowest && $(PYTHON) -m venv .venv-lowest && .venv-lowest/bin/python $(PIP) --upgrade 'pip>=25.1'
+	@$(BIN)/python -m tests.repo.lowest >.venv-lowest/floors.txt
+	@.venv-lowest/bin/python $(PIP) --constraint .venv-lowest/floors.txt --editable '.[demo,certs,estimator,bfloat16,remote]' --group dev
+	@.venv-lowest/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
+	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \
+	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$found
 
 # Three at once on two processors: tests of real processes wait for a third of their time.
 test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
@@ -143,7 +164,7 @@ check-breaking: $(DEV)  ## the protos still understand the last release's messag
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove the environments, caches and what demos wrote
-	@rm -rf .venv .venv-proto .venv-peers .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY
@@ -160,15 +181,16 @@ $(DEMO): pyproject.toml
 
 $(DEV): $(DEMO)
 	@echo "installing the tools of development into .venv"
-	@$(BIN)/python $(PIP) --editable '.[demo,dev]' && touch $@
+	@$(BIN)/python -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))' || $(BIN)/python $(PIP) --upgrade 'pip>=25.1'
+	@$(BIN)/python $(PIP) --editable '.[demo]' --group dev && touch $@
 
 $(BENCH): $(DEV)
 	@echo "installing what draws plots into .venv"
-	@$(BIN)/python $(PIP) --editable '.[demo,dev,bench]' && touch $@
+	@$(BIN)/python $(PIP) --editable '.[demo,bench]' --group dev && touch $@
 
 $(FUZZ): $(DEV)
 	@echo "installing the fuzzer into .venv"
-	@$(BIN)/python $(PIP) --editable '.[demo,dev,fuzz]' && touch $@
+	@$(BIN)/python $(PIP) --editable '.[demo]' --group dev --group fuzz && touch $@
 
 $(PROTO): Makefile
 	$(call make_venv,.venv-proto)

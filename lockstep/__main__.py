@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from lockstep import __version__
+
 ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
 
 
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="A parameter server for any training loop.")
-    parser.add_argument("--version", action="version", version=_version() if command == "--version" else "", help="show the version")
+    parser.add_argument("--version", action="version", version=f"lockstep-ps {__version__}", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (words, module, add_arguments, run) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
@@ -42,15 +44,6 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for name, (_, words) in ROLES.items():
         commands.add_parser(name, help=words, add_help=False)
     return parser
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return f"lockstep-ps {metadata.version('lockstep-ps')}"
-    except metadata.PackageNotFoundError:
-        return "lockstep-ps, a source tree that is not installed"
 
 
 # Words for the help, and the module with its two functions: what adds the arguments, what runs it. Only the module of the subcommand that
