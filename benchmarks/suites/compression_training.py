@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.harness.byte_relay import ByteRelay
+from benchmarks.harness.relay import Relay
 from lockstep.demo.digits import DEFAULT, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
@@ -115,11 +115,11 @@ def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers:
 
 
 @contextlib.contextmanager
-def _server(wire: WireFormat) -> Iterator[tuple[GrpcShard, ByteRelay]]:
+def _server(wire: WireFormat) -> Iterator[tuple[GrpcShard, Relay]]:
     server = ParameterServer(ParameterServerConfig(index=0))
     try:
         server.start()
-        with ByteRelay(server.address) as relay:
+        with Relay(server.address) as relay:
             shard = GrpcShard(relay.address, index=0, variables_encoding=wire.variable_encoding)
             with contextlib.closing(shard):
                 yield shard, relay

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.relay import Relay, Weather
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.rpc.chief import GrpcChief
 from tests.chaos import claims, script
 from tests.chaos.plan import Plan
-from tests.chaos.proxy import Proxy, Weather
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -40,16 +40,16 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.lives: dict[str, int] = {}
         self.chief_weather, self.worker_weather, self.worker_to_chief, self.lonely_weather = Weather(), Weather(), Weather(), Weather()
-        self.proxies: list[Proxy] = []
+        self.proxies: list[Relay] = []
         self._stack = stack
         self._chief: GrpcChief | None = None
         directory.mkdir(parents=True, exist_ok=True)
         stack.callback(self._close)
         if plan.has_proxies:
-            self.proxies = [
-                Proxy(f"{sockets}/ps{index}", stack, weather_of=partial(self._weather_of, index)) for index in range(plan.num_ps)
-            ]
-            self.chief_proxy = Proxy(f"{sockets}/chief", stack, weather_of=lambda pid: self.worker_to_chief)
+            ways = [partial(self._weather_of, index) for index in range(plan.num_ps)]
+            relays = (Relay(f"unix:{sockets}/ps{index}", weather_of=way) for index, way in enumerate(ways))
+            self.proxies = [stack.enter_context(relay) for relay in relays]
+            self.chief_proxy = stack.enter_context(Relay(f"unix:{sockets}/chief", weather_of=lambda pid: self.worker_to_chief))
 
     def address(self, name: str) -> str:
         """Where a role serves."""

@@ -1,4 +1,4 @@
-"""The chaos tests' own claims can fail, and their proxy does what they ask of it."""
+"""The chaos tests' own claims can fail, and the relay does what they ask of it."""
 
 import os
 import socket
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness.relay import Relay, Weather
 from tests.chaos import claims, script
-from tests.chaos.proxy import Proxy, Weather
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.quick
@@ -49,16 +49,16 @@ def test_a_contribution_more_or_less_makes_values_different() -> None:
         script.assert_same_bytes(found, script.reference(num_steps=3, num_workers=2))
 
 
-def test_the_proxy_cuts_a_connection_behind_the_very_byte(socket_dir: Path) -> None:
+def test_the_relay_cuts_a_connection_behind_the_very_byte(socket_dir: Path) -> None:
     weather, told = Weather(), list[int]()
     weather.on_cut = told.append
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket(socket.AF_UNIX))
         server.bind(f"{socket_dir}/server")
         server.listen()
-        proxy = Proxy(f"{socket_dir}/server", stack, weather_of=lambda pid: weather)
+        relay = stack.enter_context(Relay(f"unix:{socket_dir}/server", weather_of=lambda pid: weather))
         client = stack.enter_context(socket.socket(socket.AF_UNIX))
-        client.connect(proxy.address.removeprefix("unix:"))
+        client.connect(relay.address.removeprefix("unix:"))
         behind = stack.enter_context(server.accept()[0])
         client.sendall(b"a" * 50)
         wait_until(lambda: len(behind.recv(100, socket.MSG_PEEK)) == 50, what="the first bytes pass")
@@ -69,3 +69,4 @@ def test_the_proxy_cuts_a_connection_behind_the_very_byte(socket_dir: Path) -> N
         assert client.recv(1) == b""
     assert told == [os.getpid()]
     assert weather.num_cuts == 1
+    assert relay.num_up == 150

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import worker_client
-from tests.support.byte_counter import ByteCounter
+from benchmarks.harness.relay import Relay
 from tests.support.clusters import Shape, announced, end, start_chief
 from tests.support.repository import ROOT
 
@@ -68,7 +68,7 @@ class RealCluster:
         addresses = [f"unix:{directory}/ps{index}" for index in range(shape.num_ps)]
         started = [(self._start_ps(index, address, stack), Path(f"{address[5:]}.address")) for index, address in enumerate(addresses)]
         self.servers = [process for process, _ in started]
-        self.counters = [ByteCounter(address[5:], stack) for address in addresses] if counts_bytes else []
+        self.counters = [stack.enter_context(Relay(address)) for address in addresses] if counts_bytes else []
         known = [counter.address for counter in self.counters] or addresses
         chief = start_chief(shape, stack, ps_addresses=known, directory=directory)
         self.chief_address = f"unix:{directory}/chief"

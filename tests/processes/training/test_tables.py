@@ -118,9 +118,9 @@ def test_a_step_moves_bytes_in_proportion_to_the_rows_and_not_to_the_table(launc
     def bytes_a_step(rows: int, *, few: bool) -> float:
         tables = {"few": NUM_FEW if few else None, "many": None if few else NUM_MANY}
         cluster.all_do("push_random_rows", tables=tables, rows=rows, times=1)  # what only the first of its kind costs
-        before = sum(counter.num_bytes for counter in cluster.counters)
+        before = sum(counter.num_up + counter.num_down for counter in cluster.counters)
         cluster.all_do("push_random_rows", tables=tables, rows=rows, times=5)
-        return (sum(counter.num_bytes for counter in cluster.counters) - before) / 5
+        return (sum(counter.num_up + counter.num_down for counter in cluster.counters) - before) / 5
 
     few, many, twice = bytes_a_step(500, few=True), bytes_a_step(500, few=False), bytes_a_step(1000, few=False)
     # Two workers read 500 rows of 16 float32 and push as many, each with an index of 8 bytes.

@@ -1,0 +1,183 @@
+"""A relay between clients and a server that counts bytes, and can be slow, silent, torn or shut. Knows sockets; nothing of what travels."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+_CHUNK_BYTES = 1 << 16
+_DRIP_BYTES = 16
+_LOOK_S = 0.02
+
+
+@dataclass(slots=True)
+class Weather:
+    """What happens to the bytes of some connections; may be changed at any time.
+
+    `to_server` and `to_client` False: bytes are held back, and neither end notices. `lets_in` False: new connections are closed at once.
+    `cut_in`: so many more bytes reach the servers, then the connection that sends the next one is cut. `num_cuts` counts them, and `on_cut`
+    gets the process id of the sender before the sender can notice.
+    """
+
+    to_server: bool = True
+    to_client: bool = True
+    lets_in: bool = True
+    delay_s: float = 0.0
+    drips: bool = False
+    cut_in: int | None = None
+    num_cuts: int = 0
+    on_cut: Callable[[int], None] = lambda pid: None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take_cut(self, num_bytes: int) -> int | None:
+        """How many of `num_bytes` that a connection sends may still pass before it is cut, this once; None: it is not cut."""
+        with self.lock:
+            if self.cut_in is None:
+                return None
+            if num_bytes <= self.cut_in:
+                self.cut_in -= num_bytes
+                return None
+            self.cut_in, left = None, self.cut_in
+            self.num_cuts += 1
+            return left
+
+
+class Relay:
+    """Listens for the server at "unix:PATH" or "HOST:PORT", and passes on what comes, used in a `with` block.
+
+    `weather_of` says by the caller's process id under which weather; without it the weather is fair. A server need not serve yet: whoever
+    connects too early is turned away, as the server itself would do.
+    """
+
+    def __init__(self, server: str, *, weather_of: Callable[[int], Weather] | None = None) -> None:
+        fair = Weather()
+        self._server = server
+        self._weather_of = weather_of or (lambda pid: fair)
+        self._open: list[tuple[Weather, socket.socket]] = []
+        self._is_over = threading.Event()
+        self._counting = threading.Lock()
+        self._num_up = self._num_down = 0
+        self._listener = _listener(server)
+        name = self._listener.getsockname()
+        self.address = f"unix:{name}" if _is_unix(server) else f"{name[0]}:{name[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_over.set()
+        for one in [*(one for _, one in self._open), self._listener]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        if _is_unix(self._server):
+            with suppress(OSError):
+                os.unlink(self.address.removeprefix("unix:"))
+
+    @property
+    def num_up(self) -> int:
+        """Bytes that came from clients; never goes down."""
+        with self._counting:
+            return self._num_up
+
+    @property
+    def num_down(self) -> int:
+        """Bytes that came from the server; never goes down."""
+        with self._counting:
+            return self._num_down
+
+    def sever(self, weather: Weather | None = None) -> None:
+        """Ends all connections, as a machine does that reboots, or those under this weather."""
+        for its_weather, one in [*self._open]:
+            if weather is None or its_weather is weather:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener is closed in the end
+            while True:
+                client, _ = self._listener.accept()
+                pid = _peer(client) if _is_unix(self._server) else 0
+                weather = self._weather_of(pid)
+                try:
+                    server = _connected(self._server) if weather.lets_in else None
+                except OSError:
+                    server = None
+                if server is None:
+                    client.close()
+                    continue
+                self._open = [(its, one) for its, one in self._open if one.fileno() >= 0] + [(weather, client), (weather, server)]
+                for source, sink, is_up in ((client, server, True), (server, client, False)):
+                    threading.Thread(target=self._pass_on, args=(source, sink, weather, is_up, pid), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, weather: Weather, is_up: bool, pid: int) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(_CHUNK_BYTES):
+                self._count(len(chunk), is_up=is_up)
+                self._await_passage(weather, is_up=is_up)
+                if is_up and (left := weather.take_cut(len(chunk))) is not None:
+                    sink.sendall(chunk[:left])
+                    weather.on_cut(pid)
+                    break
+                if weather.delay_s:
+                    self._is_over.wait(weather.delay_s)
+                self._send(sink, chunk, weather)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, num_bytes: int, *, is_up: bool) -> None:
+        with self._counting:
+            if is_up:
+                self._num_up += num_bytes
+            else:
+                self._num_down += num_bytes
+
+    def _send(self, sink: socket.socket, chunk: bytes, weather: Weather) -> None:
+        while weather.drips and chunk and not self._is_over.is_set():
+            sink.sendall(chunk[:_DRIP_BYTES])
+            chunk = chunk[_DRIP_BYTES:]
+            self._is_over.wait(0.001)
+        sink.sendall(chunk)
+
+    def _await_passage(self, weather: Weather, *, is_up: bool) -> None:
+        while not (weather.to_server if is_up else weather.to_client) and not self._is_over.wait(_LOOK_S):
+            pass
+
+
+def _is_unix(address: str) -> bool:
+    return address.startswith("unix:")
+
+
+def _listener(server: str) -> socket.socket:
+    """A socket beside the server's, or on a free port of this machine."""
+    if not _is_unix(server):
+        return socket.create_server(("127.0.0.1", 0))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{server.removeprefix('unix:')}.relay")
+    listener.listen(128)
+    return listener
+
+
+def _connected(address: str) -> socket.socket:
+    if not _is_unix(address):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host, int(port)))
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.connect(address.removeprefix("unix:"))
+    except OSError:
+        connected.close()
+        raise
+    return connected
+
+
+def _peer(client: socket.socket) -> int:
+    pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid)
