@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from chief.core.messages import Answer, Instruction, Note, Refuse, Reply
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import MAX_WAIT_SLICE_S
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 
 Ask = TypeVar("Ask")
 

@@ -192,7 +192,7 @@ def _look(call: _Call, now: float) -> None:
 # Ends calls that have no deadline of their own, when their time is up. Knows time and a thread; nothing of what is called.
 
 
-class Cancellable(Protocol):
+class Expiring(Protocol):
     """A call under way, that can be ended from any thread."""
 
     def expire(self) -> None:
@@ -203,14 +203,14 @@ class CallDeadlines:
     """Watches calls of any number of threads, from one thread of its own that begins with the first. A call costs a few microseconds."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, tuple[float, Cancellable]] = {}
+        self._calls: dict[int, tuple[float, Expiring]] = {}
         self._changed = QuickCondition()
         self._numbers = itertools.count()
         self._next_look = math.inf
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def begin(self, call: Cancellable, *, timeout_s: float) -> int:
+    def begin(self, call: Expiring, *, timeout_s: float) -> int:
         """Watches a call from now on; returns its number for `end`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:

@@ -17,7 +17,6 @@ UNKNOWN = -1
 MAX_STEP = 1 << 62
 INDEX_BYTES = 8
 # The longest that a call waits for gradients; a longer wait is several calls.
-MAX_WAIT_SLICE_S = 20.0
 
 
 class Reduction(enum.Enum):

@@ -15,7 +15,6 @@ from ps_protocol.roles.shard import PushId
 # What workers and observers say to the chief, and hear from it, as values. Knows words and numbers; no transport, no tensor.
 
 
-MAX_WAIT_SLICE_S = 20.0
 DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
 

@@ -15,6 +15,8 @@ from ps_protocol.model.variables import Array
 # What chief and workers say to a parameter server, and hear from it, as values. Knows steps and bytes; no transport.
 
 
+# No call of any role waits longer in one go: who wants to wait on asks again.
+MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
 
 

@@ -6,7 +6,6 @@ from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.accumulators import (
-    MAX_WAIT_SLICE_S,
     AccumulatorSpec,
     AccumulatorStatus,
     GradientHeader,
@@ -17,6 +16,7 @@ from ps_protocol.roles.accumulators import (
     content_of,
 )
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, handshake
 from ps_protocol.v1 import accumulator_service_pb2 as pb

@@ -12,7 +12,6 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.chief import (
-    MAX_WAIT_SLICE_S,
     AgreedModel,
     ClusterStatus,
     CommitResult,
@@ -28,6 +27,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
 )
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, Response, handshake
 from ps_protocol.rpc.client_stream import StandingStream

@@ -19,6 +19,7 @@ from ps_protocol.process.allocator import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
+    MAX_WAIT_SLICE_S,
     Adoption,
     ApplyReply,
     ApplyRequest,
@@ -41,7 +42,7 @@ from ps_protocol.rpc.client_stream import StandingStream, Stream
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
-from ps_protocol.wire.codec import MAX_READ_WAIT_S, decode_message, encode_standing_request
+from ps_protocol.wire.codec import decode_message, encode_standing_request
 from ps_protocol.wire.frames import Frame, FrameWriter, encode_stream, parse, write_frames
 
 # Streams from a shard that begin with a step, into memory. Knows messages and frames; no call.
@@ -97,7 +98,7 @@ class VariablesStream:
 
         def ask(standing: StandingStream) -> bool:
             if self._taken_up(standing, request) is None:
-                standing.stream.send(encode_standing_request(request, max_wait_s=MAX_READ_WAIT_S))
+                standing.stream.send(encode_standing_request(request, max_wait_s=MAX_WAIT_SLICE_S))
             self._expected = request, standing.stream
             return True
 

@@ -10,7 +10,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ps_protocol import errors
 from ps_protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -103,8 +102,6 @@ def _cause(details: str) -> str:
     return details or "no cause was given"
 
 
-# The one table between typed errors and gRPC statuses, applied by servers and reversed by clients. Knows no service.
-#
 # A server wraps each method in `answering` (or `answering_aio`): a PsError ends the call with its status, its text, and the trailing
 # metadata "ps-reason" (for people and proxies) and "ps-error-bin" (ErrorDetails). `rebuild` makes the same error of it again at the client.
 
@@ -113,71 +110,6 @@ log = logging.getLogger("lockstep.rpc")
 
 REASON_KEY = "ps-reason"
 DETAILS_KEY = "ps-error-bin"
-
-_Code = grpc.StatusCode
-
-STATUS: dict[type[PsError], grpc.StatusCode] = {
-    # Wrong whatever the state.
-    errors.InvalidSpec: _Code.INVALID_ARGUMENT,
-    errors.ShapeMismatch: _Code.INVALID_ARGUMENT,
-    errors.DtypeMismatch: _Code.INVALID_ARGUMENT,
-    errors.IncompletePush: _Code.INVALID_ARGUMENT,
-    errors.IndexOutOfRange: _Code.INVALID_ARGUMENT,
-    errors.NonFiniteGradient: _Code.INVALID_ARGUMENT,
-    errors.MalformedMessage: _Code.INVALID_ARGUMENT,
-    errors.TruncatedStream: _Code.INVALID_ARGUMENT,
-    errors.FrameOutOfOrder: _Code.INVALID_ARGUMENT,
-    errors.PushIdReused: _Code.INVALID_ARGUMENT,
-    errors.WorkerIndexOutOfRange: _Code.OUT_OF_RANGE,
-    # There is none, or there is another one.
-    errors.VariableNotFound: _Code.NOT_FOUND,
-    errors.SlotNotFound: _Code.NOT_FOUND,
-    errors.AccumulatorNotFound: _Code.NOT_FOUND,
-    errors.AccumulatorExists: _Code.ALREADY_EXISTS,
-    errors.VariableExists: _Code.ALREADY_EXISTS,
-    errors.ModelMismatch: _Code.ALREADY_EXISTS,
-    errors.WorkerIndexTaken: _Code.ALREADY_EXISTS,
-    # Too much.
-    errors.ClusterFull: _Code.RESOURCE_EXHAUSTED,
-    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
-    errors.TooManyPushes: _Code.RESOURCE_EXHAUSTED,
-    # Wrong now; something else must be done first.
-    errors.NotInitialized: _Code.FAILED_PRECONDITION,
-    errors.NotInitializer: _Code.FAILED_PRECONDITION,
-    errors.LayoutMismatch: _Code.FAILED_PRECONDITION,
-    errors.LeaseExpired: _Code.FAILED_PRECONDITION,
-    errors.StepGone: _Code.FAILED_PRECONDITION,
-    errors.StepNotReady: _Code.FAILED_PRECONDITION,
-    errors.StepAhead: _Code.FAILED_PRECONDITION,
-    errors.StepMismatch: _Code.FAILED_PRECONDITION,
-    errors.ContributionMissing: _Code.FAILED_PRECONDITION,
-    errors.WrongCluster: _Code.FAILED_PRECONDITION,
-    errors.WrongRole: _Code.FAILED_PRECONDITION,
-    errors.ProtocolMismatch: _Code.FAILED_PRECONDITION,
-    errors.TrainingFailed: _Code.FAILED_PRECONDITION,
-    errors.CheckpointMismatch: _Code.FAILED_PRECONDITION,
-    errors.CheckpointStorageMissing: _Code.FAILED_PRECONDITION,
-    errors.DataMismatch: _Code.FAILED_PRECONDITION,
-    # Storage.
-    errors.CheckpointNotFound: _Code.NOT_FOUND,
-    errors.StorageFull: _Code.RESOURCE_EXHAUSTED,
-    # Not UNAVAILABLE: another attempt of the same call would only meet the same disk.
-    errors.StorageFailed: _Code.FAILED_PRECONDITION,
-    errors.DataLoss: _Code.DATA_LOSS,
-    # Not let in.
-    errors.Unauthenticated: _Code.UNAUTHENTICATED,
-    errors.PermissionDenied: _Code.PERMISSION_DENIED,
-    # Fenced: start again.
-    errors.EpochMismatch: _Code.ABORTED,
-    errors.Superseded: _Code.ABORTED,
-    # The call did not come through.
-    errors.Unavailable: _Code.UNAVAILABLE,
-    errors.ShuttingDown: _Code.UNAVAILABLE,
-    errors.DeadlineExceeded: _Code.DEADLINE_EXCEEDED,
-    errors.Cancelled: _Code.CANCELLED,
-    errors.Unimplemented: _Code.UNIMPLEMENTED,
-    errors.InternalError: _Code.INTERNAL,
-}
 
 
 @contextlib.contextmanager
@@ -249,7 +181,7 @@ def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str 
 
 def status_of(error: PsError) -> grpc.StatusCode:
     """Returns the status that the error travels with."""
-    return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), _Code.INTERNAL)
+    return grpc.StatusCode[error.status]
 
 
 def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", timeout_s: float | None = None) -> PsError:

@@ -1,16 +1,13 @@
 """Errors within streams that go on, and what of any error may travel: reason, text and facts, cut to fit. Knows the message; no stream."""
 
-from ps_protocol import errors
-from ps_protocol.errors import PsError
+from ps_protocol.errors import ERRORS, PsError
 from ps_protocol.v1 import error_pb2
 
 # Text and facts travel in headers, which the peer limits; a character of the text may take 9 bytes there.
 MAX_TEXT_CHARACTERS = 1_500
 MAX_FACTS_BYTES = 2_048
 
-_BY_REASON: dict[str, type[PsError]] = {
-    one.reason: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, PsError) and one is not PsError
-}
+_BY_REASON = {error.reason: error for error in ERRORS}
 
 
 def encode_call_error(error: PsError) -> error_pb2.CallError:

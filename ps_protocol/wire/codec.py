@@ -27,9 +27,6 @@ from ps_protocol.wire.fields import Coder, Pair, decode_duration, encode_duratio
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
-# How long a server waits for a step of the variables that is asked for before it is there.
-MAX_READ_WAIT_S = 20.0
-
 
 # Typed as anything: the type of the message follows from that of the value, which no annotation can say.
 def encode(value: Any) -> Any:
@@ -92,19 +89,19 @@ def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
 
 def encode_max_wait(max_wait_s: float) -> Duration:
     """Encodes how long a call may block; more than 20 s counts as 20 s."""
-    return encode_duration(min(max_wait_s, chief.MAX_WAIT_SLICE_S))
+    return encode_duration(min(max_wait_s, shard.MAX_WAIT_SLICE_S))
 
 
 def decode_max_wait(message: Any) -> float:
     """Returns how many seconds a call of the chief may block: 20 if the field was left out, and never more."""
     if not message.HasField("max_wait"):
-        return chief.MAX_WAIT_SLICE_S
+        return shard.MAX_WAIT_SLICE_S
     return decode_short_wait(message)
 
 
 def decode_short_wait(message: Any) -> float:
     """Returns how many seconds a call of a parameter server may wait: none if the field was left out, and never more than 20."""
-    return min(max(0.0, decode_duration(message.max_wait)), chief.MAX_WAIT_SLICE_S)
+    return min(max(0.0, decode_duration(message.max_wait)), shard.MAX_WAIT_SLICE_S)
 
 
 def some_wait(max_wait_s: float) -> Duration | None:

@@ -16,7 +16,6 @@ from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.accumulators import (
-    MAX_WAIT_SLICE_S,
     AccumulatorSpec,
     AccumulatorStatus,
     GradientHeader,
@@ -26,6 +25,7 @@ from ps_protocol.roles.accumulators import (
     arrays_of,
     content_of,
 )
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_server.accumulators.rounds import DenseSum, Gradient, Rounds, SparseSum, Take, combined
 from ps_server.numbers.memory import MemoryBudget
 

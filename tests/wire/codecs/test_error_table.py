@@ -11,7 +11,7 @@ import pytest
 from ps_protocol import errors
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.status import STATUS, answering, answering_aio, rebuild, status_of
+from ps_protocol.rpc.status import answering, answering_aio, rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from ps_protocol.wire.call_errors import MAX_TEXT_CHARACTERS
 from tests.support.servers import downward, serving, serving_aio, unary, upward
@@ -136,7 +136,7 @@ def test_every_error_arrives_as_it_was_raised(peer: Peer, error_type: type[PsErr
 @pytest.mark.parametrize("error_type", ERRORS, ids=lambda error_type: str(error_type.__name__))
 def test_every_error_has_its_status_and_reason_for_other_clients(peer: Peer, error_type: type[PsError]) -> None:
     raw = peer.raw(error_type(TEXT))
-    assert raw.code() is STATUS[error_type]
+    assert raw.code() is grpc.StatusCode[error_type.status]
     assert raw.details() == TEXT
     assert dict(raw.trailing_metadata() or ())["ps-reason"] == error_type.reason
 
