@@ -1,4 +1,4 @@
-"""Fits a line to noisy points: alone, or with as many workers as you like, each with examples of its own.
+"""Fits a line to noisy points, alone or with any number of workers, each with points of its own.
 
 python examples/linear_regression.py
 lockstep up --ps 2 --workers 3 -- python examples/linear_regression.py
@@ -14,7 +14,7 @@ NUM_STEPS = 200
 
 
 def main() -> None:
-    """Trains until the last step and prints what was found."""
+    """Trains until the last step, and prints the result."""
     session = lockstep.connect() if "LOCKSTEP_CHIEF" in os.environ else lockstep.local()
     with session:
         rng = np.random.default_rng(session.worker_index)

@@ -1,4 +1,4 @@
-"""A program in the manner of tf.compat.v1.train, synchronous by SyncReplicasOptimizer. One worker, or as many as you like.
+"""A training program in the style of tf.compat.v1.train, made synchronous by SyncReplicasOptimizer, for any number of workers.
 
 python examples/sync_replicas.py
 lockstep up --ps 2 --workers 2 -- python examples/sync_replicas.py
@@ -17,7 +17,7 @@ NUM_STEPS = 200
 
 
 def main() -> None:
-    """Fits a line to noisy points until the last step, and prints what was found."""
+    """Fits a line to noisy points, and prints the result."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     worker_index = int(os.environ.get("LOCKSTEP_WORKER_INDEX", "0"))
     num_workers = int(os.environ.get("LOCKSTEP_NUM_WORKERS", "1"))
@@ -32,7 +32,7 @@ def main() -> None:
     global_step = sync_replicas.get_or_create_global_step()
 
     def loss(variables: Mapping[str, Any]) -> Any:
-        """The mean squared error of this worker's points, and its gradients by name."""
+        """Returns the mean squared error of this worker's points, and its gradients by name."""
         error = inputs @ variables["weights"] + variables["bias"] - targets
         return float((error**2).mean()), {"weights": 2 * inputs.T @ error / len(error), "bias": 2 * error.mean()}
 
@@ -46,13 +46,13 @@ def main() -> None:
     )
     train_op = optimizer.minimize(loss, global_step=global_step)
     hooks = [
-        optimizer.make_session_run_hook(is_chief, num_tokens=0),  # 0: each step has one gradient of every worker
+        optimizer.make_session_run_hook(is_chief, num_tokens=0),  # 0: each step has one gradient from every worker
         sync_replicas.StopAtStepHook(last_step=NUM_STEPS),
         sync_replicas.NanTensorHook(loss),
         sync_replicas.LoggingTensorHook({"step": global_step, "loss": loss}, every_n_iter=50),
     ]
 
-    # Run it, as if it were not synchronized. The master comes from the launcher; alone, the cluster is inside this process.
+    # Run it as if it were not synchronized. The launcher names the master; without one, the cluster is inside this process.
     with sync_replicas.MonitoredTrainingSession(is_chief=is_chief, hooks=hooks) as session:
         while not session.should_stop():
             session.run(train_op)
