@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,29 @@ def test_reference_shows_the_signature_of_every_optimizer_schedule_and_policy(na
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     wanted = f"{name}{inspect.Signature(plain)}"
     assert wanted in (ROOT / "docs" / "reference" / "optimizers.md").read_text(encoding="utf-8").splitlines(), f"want the line {wanted}"
+
+
+@pytest.mark.parametrize("name", ["connect", "observe", "local"])
+def test_reference_shows_how_a_session_is_opened(name: str) -> None:
+    assert _signature(getattr(worker_client, name)) in _api()
+
+
+@pytest.mark.parametrize("kind", [worker_client.Session, worker_client.Observer], ids=lambda kind: str(kind.__name__))
+def test_reference_shows_every_method_and_property(kind: type) -> None:
+    public = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    shown = {name: f"`{name}`" if isinstance(value, property) else f"`{_signature(value)}`" for name, value in public.items()}
+    section = _api().partition("An observer: ")[2 if kind is worker_client.Observer else 0]
+    missing = [text for text in shown.values() if text not in section]
+    assert not missing, f"docs/reference/api.md: {missing}"
+
+
+def _signature(function: Callable[..., object]) -> str:
+    parameters = [one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(function).parameters.values()]
+    return f"{function.__name__}{inspect.Signature([one for one in parameters if one.name != 'self'])}".replace("'", '"')
+
+
+def _api() -> str:
+    return " ".join((ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8").split())
 
 
 def test_every_path_of_the_design_page_exists() -> None:
