@@ -187,58 +187,48 @@ class ThreadedPeer:
             self.end(defect(self._server_name) if self._context.is_active() else InternalError("the caller has gone"))
 
 
-# A standing stream whose messages are handled by a thread of its own, where they take long. Knows bytes; no message.
-#
-# The message after the one at hand is received meanwhile, and an answer is made while the one before it leaves: one of each is in memory
-# besides gRPC's, whatever the peer does.
+class StreamThread:
+    """A thread of one stream, for what may take long; begun when it is first needed. It does one thing after the other.
 
+    What fails in it ends the stream, and nothing more is done.
+    """
 
-Answers = Callable[[Iterator[bytes]], Iterator[bytes]]
+    def __init__(self, peer: Peer, *, server_name: str) -> None:
+        self._peer, self._server_name = peer, server_name
+        self._work: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was left to it."""
+        return self._work is not None
 
-class ThreadedHandler:
-    """See FinishingHandler. `answers` yields answers to an iterator of messages, of which `first` has been taken already."""
+    def do(self, work: Callable[[], object]) -> None:
+        """Leaves it to the thread."""
+        if self._work is None:
+            self._work = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(self._work,), name="long-lived-stream", daemon=True).start()
+        self._work.put(work)
 
-    def __init__(self, peer: Peer, answers: Answers, *, first: bytes, server_name: str) -> None:
-        self._peer, self._answers, self._server_name = peer, answers, server_name
-        self._incoming: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.take(first)
-        threading.Thread(target=self._run, name="standing-stream", daemon=True).start()
+    def end(self) -> None:
+        """Ends the thread after what was left to it."""
+        if self._work is not None:
+            self._work.put(None)
 
-    def take(self, message: bytes) -> None:
-        """Leaves a message to the thread."""
-        self._peer.pause()
-        self._incoming.put(message)
-
-    def finish(self) -> None:
-        """Has the iterator of messages end."""
-        self._incoming.put(None)
-
-    def close(self) -> None:
-        """As `finish`: what is not whole is dropped."""
-        self._incoming.put(None)
-
-    def _messages(self) -> Iterator[bytes]:
-        for message in iter(self._incoming.get, None):
-            self._peer.go_on()
-            yield message
-
-    def _run(self) -> None:
-        answers = self._answers(self._messages())
+    def _run(self, work: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
         try:
-            for answer in answers:
-                if not self._peer.wait_for_room():
-                    return
-                self._peer.send(answer)
-            self._peer.end()
+            # Nothing is named here while it waits: what is done may hold as much as a model.
+            while _do(work.get()):
+                pass
         except PsError as error:
             self._peer.end(error)
         except Exception:
             self._peer.end(defect(self._server_name))
-        finally:
-            close = getattr(answers, "close", None)
-            if close is not None:
-                close()
+
+
+def _do(work: Callable[[], object] | None) -> bool:
+    if work is not None:
+        work()
+    return work is not None
 
 
 # Standing streams served by events instead of threads: the server's side of what `direct_stream` is for callers. Knows no message.

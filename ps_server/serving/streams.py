@@ -8,7 +8,6 @@ gRPC's, ends the stream.
 import contextlib
 import enum
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,7 +23,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ShardSettings, VariablesRequest
-from ps_protocol.rpc.server_stream import Peer, standing_method_handler
+from ps_protocol.rpc.server_stream import Peer, StreamThread, standing_method_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -285,42 +284,6 @@ class _Wish(enum.Enum):
 _Flow = Generator[_Wish, bytes | None, None]
 
 
-class StreamThread:
-    """A thread of one long-lived stream, for what may take long; begun when it is first needed. It does one thing after the other."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], object] | None] | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything was left to it."""
-        return self._work is not None
-
-    def do(self, work: Callable[[], object]) -> None:
-        """Leaves it to the thread, which says itself what fails."""
-        if self._work is None:
-            self._work = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(self._work,), name="long-lived-stream", daemon=True).start()
-        self._work.put(work)
-
-    def end(self) -> None:
-        """Ends the thread after what was left to it."""
-        if self._work is not None:
-            self._work.put(None)
-
-    @staticmethod
-    def _run(work: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
-        # Nothing is named here while it waits: what is done may be as much as the model.
-        while _do(work.get()):
-            pass
-
-
-def _do(work: Callable[[], object] | None) -> bool:
-    if work is not None:
-        work()
-    return work is not None
-
-
 class PushStream:
     """See FinishingHandler. One stream of contributions."""
 
@@ -330,7 +293,7 @@ class PushStream:
         self._flow: _Flow = _Contributions(shard, peer, self._stream, name=name).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
-        self._thread = StreamThread()
+        self._thread = StreamThread(peer, server_name=name)
         self._go_on(None)
 
     def take(self, message: bytes) -> None:
@@ -354,12 +317,9 @@ class PushStream:
             self._flow.close()
 
     def _take_time(self) -> None:
-        try:
-            while self._go_on(None) is _Wish.TIME:
-                pass
-            self._peer.go_on()
-        except Exception:
-            self._peer.end(defect(self._name))
+        while self._go_on(None) is _Wish.TIME:
+            pass
+        self._peer.go_on()
 
     def _go_on(self, message: bytes | None) -> _Wish | None:
         """Lets the flow go on to its next wish; None if it is over. One thread at a time, but for `close`."""
@@ -486,7 +446,7 @@ class VariablesStream:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
         self._stream = idle_streams.begin_long_lived(context, name="StreamVariables")
         self._waiting: _Wait | None = None
-        self._thread = StreamThread()
+        self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
         """Answers a request, now or when its step is there."""
@@ -648,8 +608,7 @@ class CommandStream:
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
         self._stream = idle_streams.begin_long_lived(context, name="CommandShard")
-        self._thread = StreamThread()
-        self._has_failed = False
+        self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
         """Carries out a command, or has the stream's thread do it."""
@@ -674,18 +633,11 @@ class CommandStream:
         self._thread.end()
 
     def _take_time(self, message: bytes) -> None:
-        if self._has_failed:
-            return
         # The next one may come while this is at work.
         self._peer.go_on()
         self._stream.is_resting = False
         answers: list[bytes] = []
-        try:
-            self._carry_out(message, answers.append)
-        except PsError as error:
-            self._has_failed = True
-            self._peer.end(error)
-            return
+        self._carry_out(message, answers.append)
         for answer in answers:
             if self._peer.wait_for_room():
                 self._peer.send(answer)

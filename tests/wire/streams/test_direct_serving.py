@@ -3,8 +3,9 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.rpc import server_stream
-from ps_protocol.rpc.server_stream import Peer, ThreadedHandler, standing_method_handler
+from ps_protocol.rpc.server_stream import Peer, StreamThread, standing_method_handler
 from tests.support.servers import serving
 from tests.support.waiting import wait_until
 
@@ -200,27 +201,29 @@ def test_stop_of_the_server_ends_streams(scene: Scene) -> None:
     channel.close()
 
 
-def _threaded(answers: Any) -> Any:
+def _threaded(answers: Callable[[bytes], Iterator[bytes]]) -> Any:
     class Starting:
         """Leaves everything to a thread, from the first message on."""
 
         def __init__(self, peer: Peer, _: grpc.ServicerContext) -> None:
-            self._peer = peer
-            self._inner: ThreadedHandler | None = None
+            self._peer, self._thread = peer, StreamThread(peer, server_name="ps 0")
 
         def take(self, message: bytes) -> None:
-            if self._inner is None:
-                self._inner = ThreadedHandler(self._peer, answers, first=message, server_name="ps 0")
-            else:
-                self._inner.take(message)
+            self._peer.pause()
+            self._thread.do(partial(self._answer, message))
 
         def finish(self) -> None:
-            assert self._inner is not None
-            self._inner.finish()
+            self._thread.do(self._peer.end)
 
         def close(self) -> None:
-            if self._inner is not None:
-                self._inner.close()
+            self._thread.end()
+
+        def _answer(self, message: bytes) -> None:
+            self._peer.go_on()
+            for answer in answers(message):
+                if not self._peer.wait_for_room():
+                    return
+                self._peer.send(answer)
 
     return Starting
 
@@ -233,28 +236,24 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("way")
 def test_thread_answers_all_that_came_before_the_peer_had_no_more() -> None:
-    def answers(messages: Iterator[bytes]) -> Iterator[bytes]:
-        yield b"first"
-        for message in messages:
-            yield message + b"1"
-            yield message + b"2"
-        yield b"last"
+    def answers(message: bytes) -> Iterator[bytes]:
+        yield message + b"1"
+        yield message + b"2"
 
     scene = Scene()
     with serving(_handler(_threaded(answers))) as address, grpc.insecure_channel(address) as scene.channel:
-        assert scene.ended(b"a", b"b") == (CODE.OK, "", [b"first", b"a1", b"a2", b"b1", b"b2", b"last"])
+        assert scene.ended(b"a", b"b") == (CODE.OK, "", [b"a1", b"a2", b"b1", b"b2"])
 
 
 @pytest.mark.usefixtures("way")
 def test_thread_makes_few_answers_for_a_peer_that_does_not_take_them() -> None:
     num_made, is_over = [0], threading.Event()
 
-    def answers(messages: Iterator[bytes]) -> Iterator[bytes]:
+    def answers(message: bytes) -> Iterator[bytes]:
         try:
-            for _ in messages:
-                while True:
-                    num_made[0] += 1
-                    yield bytes(1 << 20)
+            while True:
+                num_made[0] += 1
+                yield bytes(1 << 20)
         finally:
             is_over.set()
 
@@ -269,11 +268,15 @@ def test_thread_makes_few_answers_for_a_peer_that_does_not_take_them() -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("error", "code"), [(InvalidSpec("no"), CODE.INVALID_ARGUMENT), (ZeroDivisionError(), CODE.INTERNAL)])
-def test_what_a_thread_raises_ends_the_stream(error: Exception, code: grpc.StatusCode) -> None:
-    def answers(messages: Iterator[bytes]) -> Iterator[bytes]:
-        yield next(messages)
+def test_what_a_thread_raises_ends_the_stream_and_nothing_more_is_done(error: Exception, code: grpc.StatusCode) -> None:
+    taken: list[bytes] = []
+
+    def answers(message: bytes) -> Iterator[bytes]:
+        taken.append(message)
+        yield message
         raise error
 
     scene = Scene()
     with serving(_handler(_threaded(answers))) as address, grpc.insecure_channel(address) as scene.channel:
         assert scene.ended(b"a", b"b")[0] is code
+    assert taken == [b"a"]
