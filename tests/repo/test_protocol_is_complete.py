@@ -61,6 +61,12 @@ def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> N
     assert len(_rows("protocol.md", method.name)) == 1, f"docs/reference/protocol.md: want one row '| `{method.name}` | …'"
 
 
+def test_no_row_outlives_its_call_or_its_error() -> None:
+    calls = {str(method.name) for method in METHODS}
+    assert set(re.findall(r"^\| `([A-Z][a-z]\w+)` \|", _page("protocol.md"), flags=re.MULTILINE)) <= calls
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", _page("errors.md"), flags=re.MULTILINE)) == {error.reason for error in ERRORS}
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
 def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
     assert "status" in vars(error), f"ps_protocol/errors.py: {error.__name__} has no status"
