@@ -2,10 +2,8 @@
 
 import argparse
 import os
-import queue
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +20,6 @@ _EXIT_USAGE = 2
 _POLL_S = 1.0
 # All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
 _ROLES_END_S = 1.5
-_FINISH_TIMEOUT_S = 2.0
 # An end that was asked for waits so long for the last checkpoint, and says so.
 _LAST_CHECKPOINT_S = 10.0
 # A busy machine may take a while to ask the chief.
@@ -102,8 +99,8 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import LastWorkers  # NumPy takes its time to import, and a broken one is the roles' to tell of
 
-    last = LastWorkers(cluster, say=output.failure)
-    while watch.has_running_workers and not last.is_patience_over:
+    last = LastWorkers(cluster, poller=watch.ask_chief(), say=output.failure)
+    while watch.has_running_workers and not last.is_time_up:
         watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
         last.see()
     has_trained = end_roles(cluster, supervisor=supervisor, watch=watch)
@@ -129,27 +126,16 @@ def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWa
 
     Returns whether there was a training to finish.
     """
-    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    # In a thread, since only this one can see signals and pass output on. A chief that has ended by itself has trained.
-    asking = threading.Thread(target=lambda: answers.put(_finish(cluster)), daemon=True)
-    begin = time.monotonic()
-    if cluster.chief.is_running:
-        asking.start()
+    begin, poller = time.monotonic(), watch.ask_chief()
+    poller.finish("all workers have ended")
     watch.close()
-    while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
-        asking.is_alive() or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
-    ):
-        watch.see(supervisor.poll(timeout_s=0.05))
-    return answers.empty() or answers.get()
-
-
-def _finish(cluster: LocalCluster) -> bool:
-    from lockstep.launcher.watch import finish  # grpc takes its time to import, and is needed only here
-
-    return finish(
-        cluster.chief_address,
-        cluster=cluster.name,
-        reason="all workers have ended",
-        timeout_s=_FINISH_TIMEOUT_S,
-        token_file=cluster.token_file,
-    )
+    try:
+        while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
+            # A chief that has ended by itself has trained.
+            (poller.is_finishing and cluster.chief.is_running)
+            or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
+        ):
+            watch.see(supervisor.poll(timeout_s=0.05))
+    finally:
+        poller.close()
+    return poller.has_begun

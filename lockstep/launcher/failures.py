@@ -9,7 +9,7 @@ from lockstep.launcher.cluster import LocalCluster, last_lines
 from lockstep.launcher.supervisor import LaunchFailed, Process, describe_end, shell_code
 
 if TYPE_CHECKING:
-    from lockstep.launcher.watch import Inquiry, StepNeeds
+    from lockstep.launcher.watch import ChiefPoller, StepNeeds
 
 
 # How often, and after which pause, a process that failed is started again. Pure: time is a number; knows no process.
@@ -66,13 +66,21 @@ class ClusterWatch:
         self._failed: list[Process] = []
         self._failed_at = 0.0
         self._told = 0  # of the failed ones, those of which it is said what their failure means
-        self._inquiry: Inquiry | None = None
+        self._poller: ChiefPoller | None = None
         self._role_ended_at: float | None = None
         self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
         self._worker_restarts: Counter[str] = Counter()
         self._restarted: set[str] = set()  # roles that do not hold what they held at first
         self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
         self._is_closed = self._has_told_end = False
+
+    def ask_chief(self) -> "ChiefPoller":
+        """Returns who asks the chief, and begins that with the first call."""
+        if self._poller is None:
+            from lockstep.launcher.watch import ChiefPoller  # NumPy takes its time to import, and a broken one is the roles' to tell of
+
+            self._poller = ChiefPoller(self._cluster)
+        return self._poller
 
     @property
     def failed_workers(self) -> list[Process]:
@@ -87,10 +95,8 @@ class ClusterWatch:
     def see(self, ended: Iterable[Process]) -> None:
         """Takes note of processes that have ended. Raises ClusterFailed, with the exit code to end with, if training can't go on."""
         ended = list(ended)
-        if self._inquiry is None and self.has_running_workers:
-            from lockstep.launcher.watch import Inquiry  # NumPy takes its time to import, and a broken one is the roles' to tell of
-
-            self._inquiry = Inquiry(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
+        if self.has_running_workers:
+            self.ask_chief()  # early: once the chief is gone, nobody can tell what a step needed
         for process in ended:
             if process in self._cluster.roles:
                 self._see_role(process)
@@ -113,8 +119,6 @@ class ClusterWatch:
         """Watches no more: what ends now is not started again."""
         self._is_closed = True
         self._due.clear()
-        if self._inquiry is not None:
-            self._inquiry.close()
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0
@@ -211,10 +215,10 @@ class ClusterWatch:
         """Says what the failures of workers mean, once it is known what a step needs."""
         from lockstep.launcher.watch import needs_of
 
-        inquiry, is_of_use = self._inquiry, self.has_running_workers and self._cluster.chief.is_running
-        if inquiry is not None and is_of_use and not inquiry.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
+        poller, is_of_use = self._poller, self.has_running_workers and self._cluster.chief.is_running
+        if poller is not None and is_of_use and not poller.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
             return
-        needs = needs_of(inquiry.status if inquiry is not None else None, spec=self._cluster.spec)
+        needs = needs_of(poller.status if poller is not None else None, spec=self._cluster.spec)
         for process in self._failed[self._told :]:
             self._told += 1
             self._tell(process, num_left=self._cluster.spec.num_workers - self._told, needs=needs)

@@ -34,27 +34,15 @@ def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcCh
     return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
 
 
-def finish(address: str, *, cluster: str, reason: str, timeout_s: float, token_file: Path | None = None) -> bool:
-    """Has the chief finish training if it still can; a chief that is gone needs no telling. Returns False if no training had begun."""
-    chief = own_chief(address, cluster=cluster, token_file=token_file)
-    has_begun = True
-    try:
-        with suppress(PsError):
-            chief.handshake(timeout_s=timeout_s)
-            has_begun = chief.status().state not in (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
-            chief.finish(reason=reason)
-    finally:
-        chief.close()
-    return has_begun
-
-
 # What a step needs of the workers, as the chief has it now: programs may change the policy. Knows the chief's reports; no process.
 
 
 _PERIOD_S = 0.1
 # A program sets its policy before it makes the model; one that never does is judged by what there is.
-_PATIENCE_S = 3.0
+_LONGEST_DOUBT_S = 3.0
 _TRAINING_PERIOD_S = 1.0
+# Once a worker has ended before the others.
+_CLOSE_PERIOD_S = 0.5
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 _STRICT, _FIFO = PolicySpec().text, PolicySpec(tokens=TokenMode.FIFO).text
@@ -83,23 +71,48 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
     return StepNeeds(num_workers=1, text=f"policy {status.policy}: {text}")
 
 
-class Inquiry:
-    """Asks the chief again and again, in a thread of its own: once training is over, and the chief gone, nobody can tell any more."""
+class ChiefPoller:
+    """Asks the chief again and again, in the one thread that a launcher has for that, and has it finish training when somebody wants that.
 
-    def __init__(self, address: str, *, cluster: str, token_file: Path | None = None) -> None:
-        self._address, self._token_file = address, token_file
+    Again and again, since once training is over, and the chief gone, nobody can tell any more.
+    """
+
+    def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
         self._changed = threading.Condition()
         self._wanted = threading.Event()
+        self._period_s = _TRAINING_PERIOD_S
         self._status: ClusterStatus | None = None
         self._asked_at = 0.0
-        self._is_over = False
-        threading.Thread(target=self._ask, name="inquiry", daemon=True).start()
+        self._is_over = self._is_closed = self._has_told = False
+        self._reason = ""
+        self._finished_at: int | None = None
+        threading.Thread(target=self._run, name="chief-poller", daemon=True).start()
 
     @property
     def status(self) -> ClusterStatus | None:
         """The latest answer; None: there was none."""
         return self._status
+
+    @property
+    def asked_at(self) -> float:
+        """When the latest answer was asked for."""
+        return self._asked_at
+
+    @property
+    def finished_at(self) -> int | None:
+        """The step at which the chief was told to finish; None: it was not, or not yet."""
+        return self._finished_at
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the chief is still to be told to finish."""
+        return bool(self._reason) and not self._has_told and not self._is_over
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is, or was, a training; a chief that nobody could ask has trained."""
+        return self._status is None or self._status.state not in _BEFORE
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
         """Whether it is known what a step needs that was asked for after `since`, or there is nothing more to wait for."""
@@ -108,32 +121,48 @@ class Inquiry:
             self._changed.wait_for(lambda: self._is_known(since), timeout=max_wait_s)
             return self._is_known(since)
 
+    def watch_closely(self) -> None:
+        """Asks more often from now on."""
+        self._period_s = _CLOSE_PERIOD_S
+        self._wanted.set()
+
+    def finish(self, reason: str) -> None:
+        """Has the chief finish training if it still can; does not wait for that."""
+        self._reason = reason
+        self._wanted.set()
+
     def close(self) -> None:
         """Asks no more."""
-        self._is_over = True
+        self._is_closed = True
         self._wanted.set()
 
     def _is_known(self, since: float) -> bool:
-        has_policy = self._status is not None and self._status.state not in _BEFORE
-        return self._is_over or (self._asked_at >= since and has_policy) or time.monotonic() >= since + _PATIENCE_S
+        is_known = self._asked_at >= since and self._status is not None and self._status.state not in _BEFORE
+        return self._is_over or self._is_closed or is_known or time.monotonic() >= since + _LONGEST_DOUBT_S
 
-    def _ask(self) -> None:
-        chief = own_chief(self._address, cluster=self._cluster, token_file=self._token_file)
+    def _run(self) -> None:
+        chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
         try:
-            while not self._is_over:
+            while not self._is_over and not self._is_closed:
                 self._wanted.clear()
                 with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again
-                    asked_at = time.monotonic()
-                    self._note(chief.status(), asked_at=asked_at)
-                self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else _TRAINING_PERIOD_S)
+                    self._ask(chief)
+                self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else self._period_s)
         finally:
             chief.close()
 
-    def _note(self, status: ClusterStatus, *, asked_at: float) -> None:
+    def _ask(self, chief: Chief) -> None:
+        asked_at = time.monotonic()
+        status = chief.status()
         with self._changed:
             self._status, self._asked_at = status, asked_at
             self._is_over = self._is_over or status.state in _OVER
             self._changed.notify_all()
+        if self.is_finishing:
+            try:
+                self._finished_at = chief.finish(reason=self._reason)
+            finally:
+                self._has_told = True  # once: a chief that refuses has its reasons
 
 
 # Judges whether the workers that are left can make another step. Knows the chief's reports; no clock, process or wire.
@@ -177,7 +206,6 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
 # Ends training when workers have ended with 0 and too few for a step are left. Knows processes and the chief; no tensor.
 
 
-_STANDSTILL_PERIOD_S = 0.5
 # Workers that end together end this close to each other: nothing is said then.
 _TOGETHER_S = 2.0
 # After training was ended: for the last lines of the workers that it released.
@@ -185,27 +213,27 @@ _LEAVE_S = 10.0
 
 
 class LastWorkers:
-    """Call `see()` after every poll. A thread of its own asks the chief, once a worker has ended before the others."""
+    """Call `see()` after every poll. Watches the chief's reports closely once a worker has ended before the others."""
 
-    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: LocalCluster, *, poller: ChiefPoller, say: Callable[[str], None]) -> None:
         self._cluster = cluster
+        self._poller = poller
         self._say = say
+        self._standstill = Standstill()
         self._ended_at: dict[int, float] = {}
         self._told: set[int] = set()
-        self._thread: threading.Thread | None = None
-        self._state: ClusterState | None = None
-        self._last_step: int | None = None
+        self._seen: ClusterStatus | None = None
         self._words = ""
-        self._needs = needs_of(None, spec=cluster.spec)
         self._leave_until: float | None = None
 
     @property
     def failure(self) -> str:
         """Why training was ended early; empty if it was not."""
-        return "" if self._last_step is None else f"training ended early at step {self._last_step}: {self._words}"
+        step = self._poller.finished_at
+        return f"training ended early at step {step}: {self._words}" if self._words and step is not None else ""
 
     @property
-    def is_patience_over(self) -> bool:
+    def is_time_up(self) -> bool:
         """Whether the workers have had their time to end by themselves after training was ended."""
         return self._leave_until is not None and time.monotonic() > self._leave_until
 
@@ -216,45 +244,38 @@ class LastWorkers:
         early = [index for index, one in enumerate(workers) if one.returncode == 0]
         if not early or not self._num_running:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="last-workers", daemon=True)
-            self._thread.start()
-        if self._state is not None and self._state not in _OVER:
+        self._poller.watch_closely()
+        self._judge()
+        if (status := self._poller.status) is not None and status.state not in _OVER:
             self._tell(index for index in early if now > self._ended_at[index] + _TOGETHER_S)
-        if self._last_step is not None and self._leave_until is None:
+        if self.failure and self._leave_until is None:
             self._tell(early)
             self._leave_until = now + _LEAVE_S
-            self._say(f"{self._words}; ended training at step {self._last_step}, waiting up to {_LEAVE_S:g} s for the workers to end")
+            step = self._poller.finished_at
+            self._say(f"{self._words}; ended training at step {step}, waiting up to {_LEAVE_S:g} s for the workers to end")
+
+    def _judge(self) -> None:
+        """Looks at a report that is new, and has training ended if nobody can make another step."""
+        status, asked_at = self._poller.status, self._poller.asked_at
+        if status is None or status is self._seen or self._words:
+            return
+        self._seen = status
+        gone_s = {index: asked_at - at for index, at in self._ended_at.items() if at <= asked_at}
+        is_still = self._standstill.see(status, now=asked_at, gone_s=gone_s)
+        if is_still and self._num_running < needs_of(status, spec=self._cluster.spec).num_workers:
+            self._words = f"too few workers are left: {self._count()}"
+            self._poller.finish(self._words)
 
     @property
     def _num_running(self) -> int:
         return sum(worker.is_running for worker in self._cluster.workers)
 
     def _count(self) -> str:
-        return f"{self._num_running} of {self._cluster.spec.num_workers} workers still run; {self._needs.text}"
+        needs = needs_of(self._poller.status, spec=self._cluster.spec)
+        return f"{self._num_running} of {self._cluster.spec.num_workers} workers still run; {needs.text}"
 
     def _tell(self, early: Iterable[int]) -> None:
         for index in early:
             if index not in self._told:
                 self._told.add(index)
                 self._say(f"{self._cluster.workers[index].name} ended with exit code 0 while {self._count()}")
-
-    def _ask(self) -> None:
-        standstill = Standstill()
-        chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
-        try:
-            while self._last_step is None and self._state not in _OVER and self._num_running:
-                with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again
-                    self._look(chief, standstill)
-                threading.Event().wait(_STANDSTILL_PERIOD_S)
-        finally:
-            chief.close()
-
-    def _look(self, chief: Chief, standstill: Standstill) -> None:
-        gone_s = {index: time.monotonic() - at for index, at in self._ended_at.copy().items()}
-        status = chief.status()
-        self._state, self._needs = status.state, needs_of(status, spec=self._cluster.spec)
-        is_still = standstill.see(status, now=time.monotonic(), gone_s=gone_s)
-        if is_still and self._num_running < self._needs.num_workers:
-            self._words = f"too few workers are left: {self._count()}"
-            self._last_step = chief.finish(reason=self._words)
