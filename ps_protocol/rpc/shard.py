@@ -161,20 +161,59 @@ class VariablesStream:
         return (None if header is None else header.header), frame
 
 
-# What a chief asks of a parameter server over gRPC: adoption, steps, checkpoints, its end. Knows messages; no tensor.
-
-
+SERVICE = "ps_protocol.v1.ParameterService"
 # For calls that only look or note something down.
 CONTROL_TIMEOUT_S = 10.0
 # For calls whose work grows with the model. A server that is gone is noticed by keepalive long before.
 TENSOR_TIMEOUT_S = 120.0
+# From here on the page faults of message buffers are what a transfer costs; see `keep_freed_memory`.
+LARGE_BYTES = 1 << 20
 
 
-class ChiefCalls:
-    """A part of GrpcShard: one attempt a call, over its connection. Thread-safe."""
+class GrpcShard:
+    """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    The chief's standing stream, CommandShard, is not here: it belongs to an event loop (`chief/shards/link.py`).
+    `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
+    What is called with every step goes over standing streams, or by calls of its own if the server has none, or another thread uses them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        index: int | None = None,
+        cluster: str = "",
+        variables_encoding: FloatEncoding = FloatEncoding.AS_IS,
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
+        self.address = address
+        self._index, self._cluster = index, cluster
+        self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
+        self._deadlines = CallDeadlines()
+        self._pushes = StandingStream(self._connection, "StreamPushes", deadlines=self._deadlines)
+        self._reads = StandingStream(self._connection, "StreamVariables", deadlines=self._deadlines)
+        self._variables = VariablesStream(self._reads, source=self._connection.target)
+        self._variables_encoding = variables_encoding
+        self._layouts: dict[str, Layout] = {}
+        self._is_prepared = False
+
+    @property
+    def connection(self) -> Connection:
+        """The channel that all calls take."""
+        return self._connection
+
+    def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
+        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
+        return handshake(
+            self._connection.channel,
+            address=self.address,
+            role=Role.PARAMETER_SERVER,
+            index=self._index,
+            cluster=self._cluster,
+            timeout_s=timeout_s,
+            access=self._connection.access,
+        )
 
     def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
         """Puts the shard under a chief (AdoptShard)."""
@@ -240,60 +279,6 @@ class ChiefCalls:
         """Ends the server."""
         request = pb.ShutdownShardRequest(epoch=epoch, reason=reason)
         self._connection.unary("ShutdownShard", request, pb.ShutdownShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its end")
-
-
-# A parameter server behind gRPC: the `Shard` of another process. Knows its methods and messages; no retries, no memory of its own.
-
-
-SERVICE = "ps_protocol.v1.ParameterService"
-# From here on the page faults of message buffers are what a transfer costs; see `keep_freed_memory`.
-LARGE_BYTES = 1 << 20
-
-
-class GrpcShard(ChiefCalls):
-    """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
-
-    The chief's standing stream, CommandShard, is not here: it belongs to an event loop (`chief/shards/link.py`).
-    `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
-    What is called with every step goes over standing streams, or by calls of its own if the server has none, or another thread uses them.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        index: int | None = None,
-        cluster: str = "",
-        variables_encoding: FloatEncoding = FloatEncoding.AS_IS,
-        access: Access = DEFAULT_ACCESS,
-    ) -> None:
-        self.address = address
-        self._index, self._cluster = index, cluster
-        super().__init__(Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access))
-        self._deadlines = CallDeadlines()
-        self._pushes = StandingStream(self._connection, "StreamPushes", deadlines=self._deadlines)
-        self._reads = StandingStream(self._connection, "StreamVariables", deadlines=self._deadlines)
-        self._variables = VariablesStream(self._reads, source=self._connection.target)
-        self._variables_encoding = variables_encoding
-        self._layouts: dict[str, Layout] = {}
-        self._is_prepared = False
-
-    @property
-    def connection(self) -> Connection:
-        """The channel that all calls take."""
-        return self._connection
-
-    def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
-        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
-        return handshake(
-            self._connection.channel,
-            address=self.address,
-            role=Role.PARAMETER_SERVER,
-            index=self._index,
-            cluster=self._cluster,
-            timeout_s=timeout_s,
-            access=self._connection.access,
-        )
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they stood already."""
