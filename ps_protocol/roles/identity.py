@@ -93,12 +93,8 @@ class ProtocolVersion:
         return f"{self.major}.{self.minor}"
 
 
-# 2: the name of a layout covers tables, axes and optimizers, and a worker must know policies that read the newest variables.
-# 2.1: standing streams, shared memory and encodings of float32.
-# 2.2: checkpoints, chiefs that take over, epochs that rise while participants stay, ranges of training data.
-# 2.3: records have what is counted and the training data done, workers say what they hold; standbys of parameter servers.
-# 2.4: gradients that are not finite are refused, where the cluster wants that; participants say of which life of the cluster they are.
-PROTOCOL_VERSION = ProtocolVersion(major=2, minor=4)
+# 3: registrations and handshakes have a participant and an identity of their own, and one call changes settings.
+PROTOCOL_VERSION = ProtocolVersion(major=3, minor=0)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

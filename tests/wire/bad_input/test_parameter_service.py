@@ -66,7 +66,7 @@ ROWS: list[Row] = [
         lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=1, minor=0)),
         FAILED,
         "PROTOCOL_MISMATCH",
-        "client speaks protocol 1.x, server 2.x",
+        "client speaks protocol 1.x, server 3.x",
     ),
     ("other cluster", lambda s: s.raw.handshake(cluster="job-b"), FAILED, "WRONG_CLUSTER", "cluster 'job-a', not 'job-b'"),
     ("other role", lambda s: s.raw.handshake(expected_role="ROLE_CHIEF"), FAILED, "WRONG_ROLE", "this is ps 0, not the chief"),
@@ -185,7 +185,7 @@ ROWS: list[Row] = [
     ("the same model again", lambda s: s.create(s.encoded_spec()), CODE.OK, "", ""),
     (
         "client of a newer minor",
-        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=2, minor=9)),
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=3, minor=9)),
         CODE.OK,
         "",
         "",

@@ -44,7 +44,7 @@ LIKELY: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("epoch", "chief_incarnation", "incarnation", "sequence"), (1, 1, 1, 2)),
     "worker": (0, 1),
     "index": (0, 1),
-    "major": (2,),
+    "major": (3,),
     "num_samples": (100,),
     "range_size": (10,),
 }
@@ -155,7 +155,9 @@ def test_no_message_is_a_defect(addresses: dict[str, str], seed: int) -> None:
             channel = channels["chief" if service.endswith("ChiefService") else "shard"]
             messages = filler.messages(method)
             ended = outcome(channel.stream_stream(f"/{service}/{method.name}")(iter(messages), timeout=5))
-            if ended.code in (
+            # A random boot id is another host's, and it is told so.
+            is_elsewhere = method.name == "ShareMemory" and "you run on another host" in ended.text
+            if not is_elsewhere and ended.code in (
                 grpc.StatusCode.INTERNAL,
                 grpc.StatusCode.UNKNOWN,
                 grpc.StatusCode.UNAVAILABLE,
