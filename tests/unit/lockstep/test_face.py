@@ -1,0 +1,31 @@
+"""`import lockstep` is what a program imports: light, and with the names of the SDK."""
+
+import subprocess
+import sys
+
+import pytest
+
+import lockstep
+import worker_client
+from tests.support.repository import ROOT
+
+
+def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
+    assert set(lockstep.__all__) == {*worker_client.__all__, "errors"}
+    assert all(getattr(lockstep, name) is getattr(worker_client, name) for name in worker_client.__all__)
+    assert set(lockstep.__all__) <= set(dir(lockstep))
+    with pytest.raises(AttributeError, match="module 'lockstep' has no attribute 'Sesion'"):
+        lockstep.Sesion  # noqa: B018
+
+
+def test_errors_are_those_that_the_sdk_raises() -> None:
+    assert all(issubclass(getattr(lockstep.errors, name), lockstep.PsError) for name in lockstep.errors.__all__)
+    with pytest.raises(lockstep.errors.NotInitialized), lockstep.local() as session:
+        session.read()
+
+
+def test_import_loads_no_other_package_before_a_name_is_asked_for() -> None:
+    script = "import sys, lockstep; print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    loaded = set(result.stdout.split())
+    assert not loaded & {"grpc", "google", "numpy", "worker_client"}, loaded
