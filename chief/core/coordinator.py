@@ -350,9 +350,9 @@ class Coordinator:
         self._training.keep_record()
         self._out.afterwards(self.proceed)
 
-    def settle_model(self) -> None:
+    def answer_about_model(self) -> None:
         """The shards, or the model, have changed: whoever waits for that is answered."""
-        self._models.settle()
+        self._models.answer_waiting()
 
     def refuse_participants(self, error: PsError) -> None:
         """Everybody who waits as a participant gets this error."""
@@ -501,7 +501,7 @@ class Coordinator:
         self._finish_calls.answer_all(self.step)
         self._training.release()
         self._settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
-        self._models.settle()
+        self._models.answer_waiting()
         self._end_if_deserted()
 
     def fail(self, reason: str) -> None:
@@ -519,7 +519,7 @@ class Coordinator:
         self._checkpoints.refuse(error)
         self._training.refuse_the_rest(error)
         self._models.refuse_completions(error)
-        self._models.settle()
+        self._models.answer_waiting()
         self.welcome()
         self._end_if_deserted()
 

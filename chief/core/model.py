@@ -240,7 +240,7 @@ class ModelCalls:
     def opened(self) -> None:
         """The shards hold their initial values and work as they shall: all who wait for that are told."""
         self._completions.answer_all(None)
-        self.settle()
+        self.answer_waiting()
 
     def refuse_completions(self, error: PsError) -> None:
         """The shards cannot be told how to work."""
@@ -258,7 +258,7 @@ class ModelCalls:
         reply = self._agreed() if self._registry.is_ready or self._host.is_finished else None
         self._answer(event.call, _ModelAsk(), reply, event.max_wait_s, now)
 
-    def settle(self) -> None:
+    def answer_waiting(self) -> None:
         """Answers those who wait and need not any longer; to be called when the model, its initialiser or the shards have changed."""
         for blocked in self._line:
             try:
@@ -275,7 +275,7 @@ class ModelCalls:
             if blocked.ask.participant == participant:
                 self._line.refuse(blocked.who, error)
         if self._registry.release(participant.index):
-            self.settle()
+            self.answer_waiting()
 
     def _expire(self, blocked: Blocked[_ModelAsk], now: float) -> None:
         """A call has blocked as long as it may: its caller is told what it waits for."""

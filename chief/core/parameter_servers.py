@@ -56,6 +56,10 @@ class ShardTable:
             self.version += 1
         record.address, record.standby, record.standby_missing = address, standby, missing
 
+    def miss_standby(self, index: int, *, why: str) -> None:
+        """Says why a shard's standby does not go along."""
+        self._records[index].standby_missing = why
+
     def __len__(self) -> int:
         return len(self._records)
 

@@ -213,7 +213,7 @@ class Host(Protocol):
     def refuse_participants(self, error: PsError) -> None:
         """Everybody who waits as a participant gets this error."""
 
-    def settle_model(self) -> None:
+    def answer_about_model(self) -> None:
         """The shards, or the model, have changed: whoever waits for that is answered."""
 
     def welcome(self) -> None:
@@ -322,7 +322,7 @@ class Recovery:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
             self._stage = None
-        self._host.settle_model()
+        self._host.answer_about_model()
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
@@ -719,7 +719,7 @@ class Recovery:
         self._parts.ledger.roll_back(training.step, now=now)
         self._checkpoints.opened(now)
         self._versions.skip_to(self._record_version)
-        self._host.settle_model()
+        self._host.answer_about_model()
         training.keep_record()
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:

@@ -438,7 +438,7 @@ class Training:
                 self._ranges.refuse(blocked.who, error)
         self._grant(self._policy.drop(gone.index), now)
         if self._data.drop(gone.index, gone.incarnation):
-            self._settle_ranges(now)
+            self._answer_about_ranges(now)
         self._lower_quorum()
         self._turned_away.discard(gone.index)
         if not self._policy.has_common_steps:
@@ -639,7 +639,7 @@ class Training:
                 self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for="another call of the same worker"))
         reply = self._try_to_lease(ask)
         if has_returned:
-            self._settle_ranges(now)
+            self._answer_about_ranges(now)
         since = len(self._out)
         if reply is not None:
             self._answers.tell_of_lease(event.call, reply, now=now)
@@ -652,7 +652,7 @@ class Training:
             self._out.reply(event.call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
             self._out.move_up(since=since, to=before)
 
-    def _settle_ranges(self, now: float) -> None:
+    def _answer_about_ranges(self, now: float) -> None:
         """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
         for blocked in self._ranges:
             reply = self._try_to_lease(blocked.ask)
@@ -664,7 +664,7 @@ class Training:
         """Whoever has not come back by now may find what it has with others."""
         self._awaited.clear()
         self._return_timer.clear()
-        self._settle_ranges(now)
+        self._answer_about_ranges(now)
 
     def _ranges_expired(self, blocked: Blocked[_RangesAsk], now: float) -> None:
         """A call has blocked as long as it may: its caller is told what it waits for."""
@@ -743,7 +743,7 @@ class Training:
         else:
             self._open_next(now)
         if self._data.spec is not None:
-            self._settle_ranges(now)
+            self._answer_about_ranges(now)
         return False
 
     def hold(self, gate: Gate) -> None:
@@ -831,7 +831,7 @@ class Training:
             # The step need not be saved: training goes on, and the replicas come back another time.
             why = f"the step that it is to be brought back from could not be saved: {printable(event.why)}"
             for shard in self._replicas_due:
-                self._servers[shard].standby_missing = why
+                self._servers.miss_standby(shard, why=why)
             self._replicas_due.clear()
             self._checkpoints.let_go(now)
             self._open_next(now)
@@ -873,16 +873,14 @@ class Training:
         if record.standby or is_over or self._host.is_recovering or event.shard in self._replicas_due:
             return
         if self._settings.config.checkpoints is None:
-            record.standby_missing = (
-                "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
-            )
+            why = "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
         elif not self._policy.has_common_steps:
-            record.standby_missing = (
-                f"it is there again, and empty; with the policy {self._policy.spec.text} it cannot be brought back between two steps"
-            )
+            policy = self._policy.spec.text
+            why = f"it is there again, and empty; with the policy {policy} it cannot be brought back between two steps"
         else:
-            record.standby_missing = "it is there again, and is brought back after the next step"
+            why = "it is there again, and is brought back after the next step"
             self._replicas_due.add(event.shard)
+        self._servers.miss_standby(event.shard, why=why)
 
     def replica_counts(self, shard: int) -> None:
         """A shard has a replica that goes along."""
@@ -893,7 +891,7 @@ class Training:
         if not self._returning or event.epoch != self._epoch or self._host.is_failed:
             return
         for shard, why in event.failures:
-            self._servers[shard].standby_missing = f"it could not be brought back: {printable(why)}"
+            self._servers.miss_standby(shard, why=f"it could not be brought back: {printable(why)}")
             self._out.note(f"the standby of {self._servers[shard].name} could not be brought back: {why}", is_warning=True)
         self._replicas_due -= self._returning
         self._returning = frozenset()

@@ -15,7 +15,7 @@ from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.requests import Authority, finding
+from chief.shards.requests import Authority, apply_requests, finding
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError
 from ps_protocol.model.data import DataSpec
@@ -60,7 +60,7 @@ Result = TypeVar("Result")
 
 
 class _Link:
-    """Implements ShardLink by calls of an object. A Ctrl-C in a step is kept for after it: half of one would be the end for all threads."""
+    """Implements ShardLink by calls of an object."""
 
     def __init__(self, shard: Shard, at_shards: "_AtShards", *, index: int) -> None:
         self._shard, self._at_shards, self._index = shard, at_shards, index
@@ -99,30 +99,21 @@ class _Link:
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
-        self._whole(self._shard.configure, settings)
+        self._at_shards.whole(self._index, self._shard.configure, settings)
 
     async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
         """Returns the sums of squares of the step's mean, slice by slice."""
-        return self._whole(self._shard.prepare_step, request)
+        return self._at_shards.whole(self._index, self._shard.prepare_step, request)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        return self._whole(self._shard.apply_step, request)
+        return self._at_shards.whole(self._index, self._shard.apply_step, request)
 
     async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
         """Does nothing: the shard is memory, and lives as long as somebody holds it."""
 
     async def close(self) -> None:
         """Does nothing: there is no connection."""
-
-    def _whole(self, call: Callable[[Request], Result], request: Request) -> Result:
-        """Makes one call, and once more if a Ctrl-C breaks it off."""
-        self._at_shards.shard = self._index
-        try:
-            return call(request)
-        except KeyboardInterrupt as interrupt:
-            self._at_shards.interrupt = interrupt
-            return call(request)
 
 
 class _AtShards:
@@ -139,24 +130,46 @@ class _AtShards:
     ) -> None:
         self.shard = 0  # the one that is asked
         self.interrupt: KeyboardInterrupt | None = None
-        self._authority, self._report, self._clock = authority, report, clock
-        links = [_Link(shard, self, index=index) for index, shard in enumerate(shards)]
-        self._work = ShardWork(
-            ShardCalls(links, report=report, pace=self), authority=authority, store=store, on_superseded=self._superseded
-        )
+        self._shards, self._store, self._authority, self._report, self._clock = shards, store, authority, report, clock
 
     def carry_out(self, work: Work) -> None:
         """Does it, and reports what comes of it."""
+        if isinstance(work, ev.ApplyStep):
+            self._apply(work)
+            return
+        links = [_Link(shard, self, index=index) for index, shard in enumerate(self._shards)]
+        calls = ShardCalls(links, report=self._report, pace=self)
+        at_all = ShardWork(calls, authority=self._authority, store=self._store, on_superseded=self._failed)
         if isinstance(work, ev.AdoptShards | ev.RestoreShards):
-            self._work.obey(work)
+            at_all.obey(work)
         try:
-            self._work.carry_out(work).send(None)
+            at_all.carry_out(work).send(None)
         except StopIteration:
             return
         except PsError as error:
-            self._report(ev.ShardFailed(shard=self.shard, why=error.message, epoch=self._authority.epoch))
+            self._failed(error.message)
             return
         raise AssertionError(f"{work} waits for something, and nothing goes on beside it")
+
+    def whole(self, index: int, call: Callable[[Request], Result], request: Request) -> Result:
+        """Makes one call, and once more if a Ctrl-C breaks it off, which is kept: half a step would be the end for all threads."""
+        self.shard = index
+        try:
+            return call(request)
+        except KeyboardInterrupt as interrupt:
+            self.interrupt = interrupt
+            return call(request)
+
+    def _apply(self, step: ev.ApplyStep) -> None:
+        """Applies a step as `ShardWork.apply` does, but without a coroutine: there is one with every step."""
+        requests = apply_requests(step, chief_incarnation=self._authority.chief_incarnation, num_shards=len(self._shards))
+        try:
+            for index, (shard, request) in enumerate(zip(self._shards, requests, strict=True)):
+                self.whole(index, shard.apply_step, request)
+        except PsError as error:
+            self._failed(error.message)
+        else:
+            self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
 
     def now(self) -> float:
         """Returns the chief's time."""
@@ -181,7 +194,7 @@ class _AtShards:
         """Does it here."""
         return work()
 
-    def _superseded(self, why: str) -> None:
+    def _failed(self, why: str) -> None:
         self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.epoch))
 
 
