@@ -97,7 +97,7 @@ class Session:
 
         Known once the session has its model; "grpc" until then. What cannot lie in shared memory, like rows of tables, goes over gRPC.
         """
-        return self._member.shards().transports
+        return self._member.transports
 
     @property
     def policy(self) -> PolicySpec:

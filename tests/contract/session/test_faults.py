@@ -247,3 +247,14 @@ def test_heartbeat_ends_with_its_lease(caplog: pytest.LogCaptureFixture) -> None
     wait_until(lambda: any("lease ended" in record.getMessage() for record in caplog.records))
     heartbeat.stop()
     assert not heartbeat.is_finished
+
+
+def test_saying_how_gradients_travel_opens_no_connection() -> None:
+    cluster = InProcessCluster(num_ps=2)
+
+    def refuse(index: int) -> Any:
+        raise AssertionError(f"ps {index} is connected to")
+
+    link = ChiefLink(cluster.chief, LocalTransport(refuse, timeout_s=5.0, is_in_process=False))
+    with Session(link, link.register(kind=ParticipantKind.WORKER, index=None, takeover=False)) as session:
+        assert session.transport == ("grpc", "grpc")
