@@ -22,7 +22,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a worker was told of a contribution."""
+    """The outcome of a contribution that its worker received."""
 
     push_id: PushId
     epoch: int

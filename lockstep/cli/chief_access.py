@@ -12,7 +12,7 @@ from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.permissions import CallerRole
 
-# A person waits for the answer: an absent chief must be told within two seconds.
+# A person waits for the answer: an absent chief must be reported within two seconds.
 CONNECT_TIMEOUT_S = 1.5
 
 

@@ -1,4 +1,4 @@
-"""`lockstep demo`: a whole cluster that learns handwritten digits before one's eyes. Puts the pieces together; decides when it is over."""
+"""`lockstep demo`: trains a cluster on handwritten digits and shows it. Puts the pieces together; decides when training is over."""
 
 import argparse
 import sys

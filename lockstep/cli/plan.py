@@ -73,9 +73,6 @@ def _time_text(seconds: float) -> str:
     return f"{seconds:.4g} s" if seconds >= 1 else f"{1000 * seconds:.4g} ms"
 
 
-# `lockstep plan`: how many backup workers pay, from a trace or a distribution; and records traces. Knows terminal, files and chief.
-
-
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 # Times that are shorter than so many looks at the chief are known too badly to plan with.
 _LEAST_LOOKS = 10

@@ -256,7 +256,7 @@ _NEXT = {
     ClusterState.WAITING_FOR_MODEL: "training begins as soon as one worker has initialised the model",
     ClusterState.RECOVERING: "once all parameter servers hold the checkpoint, the workers go on by themselves at its step",
     ClusterState.FINISHED: "the processes end once the last worker has left, or its lease has ended",
-    ClusterState.FAILED: "the workers are told, and the processes end; mend what is said above and start the cluster again",
+    ClusterState.FAILED: "the workers raise the error, and the processes end; fix what is named above and start the cluster again",
 }
 
 
@@ -332,7 +332,7 @@ def _next(status: ClusterStatus) -> str:
             return f"if the parameter server comes back with its model the step goes on; if it was started anew, {back}"
         return "if the parameter server comes back with its model the step goes on; if its model is lost, so is the training"
     if not status.waiting_for:
-        return "the step is applied when its contributions are there, and every waiting worker is told at once"
+        return "the step is applied when its contributions have arrived, and every waiting worker goes on at once"
     if is_sync(status) and status.min_replicas:
         return f"when a lease ends, the step needs a contribution less, {status.min_replicas} at least"
     return "as soon as what is missing has come, the step is applied and every waiting worker goes on"

@@ -117,9 +117,6 @@ class StoreLink:
         return await asyncio.get_running_loop().run_in_executor(self._waiting if is_long else self._threads, work)
 
 
-# A parameter server and the chief in one process, as servers: what they are to each other, and how they end together. Decides nothing.
-
-
 async def serve(config: ParameterServerConfig, settings_at: Callable[[str], ChiefConfig]) -> int:
     """Returns the exit code: 0 after training, 1 if it failed. Raises PsError if one of the two cannot serve.
 

@@ -87,9 +87,6 @@ class ProgressMeter:
         )
 
 
-# Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing.
-
-
 _PERIOD_S = 0.2
 _CONNECT_TIMEOUT_S = 10.0
 

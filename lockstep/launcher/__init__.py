@@ -2,5 +2,5 @@
 
 `spec` says what is asked for; `cluster` which processes that makes; `supervisor` starts and ends them, with `guardian` and `guarded_exec`
 for its own death; `failures` judges what the end of one means; `watch` asks the chief, and alone imports NumPy and grpc;
-`environments` and `directories` are what processes are told, and what outlives them.
+`environments` has the variables that processes get, `directories` what outlives them.
 """

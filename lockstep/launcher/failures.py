@@ -41,9 +41,6 @@ class RestartLimit:
         return self._in_a_row.get(name, 0)
 
 
-# Judges what the end of a process means for a cluster: go on, start it again, or give up. Knows processes by their role; no step.
-
-
 # The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
 _ROLES_END_TOGETHER_S = 5.0
 # A role that was ended by itself, and that can be brought back, is missed sooner.

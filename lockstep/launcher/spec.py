@@ -1,4 +1,4 @@
-"""What a launched cluster is asked for, and what its roles are told for that. Knows options; starts nothing, reads no checkpoint."""
+"""The specification of a launched cluster, and the arguments that its roles get. Knows options; starts nothing, reads no checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,11 +51,11 @@ class Recovery:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is told by a variable: there may be a password in a URL, and everybody on the machine sees command lines."""
+        """Variables for the roles: a URL may have a password in it, and everybody on the machine sees command lines."""
         return {options.CHECKPOINT_DIR.variable: self.checkpoint_dir} if self.has_checkpoints and not self.is_local else {}
 
     def words(self, role: Program) -> list[str]:
-        """Returns what a role is told by its command line."""
+        """Returns a role's arguments."""
         told: dict[Option[Any], object] = {options.HISTORY: self.history, options.MIN_REPLICAS: self.min_replicas}
         told[options.CHECKPOINT_DIR] = self.checkpoint_dir if self.is_local else None
         return options.words_of(told, role)
@@ -70,7 +70,7 @@ class ClusterSpec:
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
     `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
-    `passed_on`: options of the roles that a launcher has no opinion of, with their values.
+    `passed_on`: options that the launcher does not interpret and gives the roles as they are, with their values.
     """
 
     num_ps: int
@@ -129,7 +129,7 @@ class ClusterSpec:
         return f"a step needs {needs}" if self.policy == DEFAULT_POLICY else f"policy {self.policy.text}: a step needs {needs}"
 
     def words(self, role: Program) -> list[str]:
-        """Returns what a role is told by its command line, besides its addresses."""
+        """Returns a role's arguments, without those for its addresses."""
         told: dict[Option[Any], object] = {options.EXPECTED_WORKERS: self.num_workers, **self.passed_on}
         if self.num_required is not None:
             told[options.CONTRIBUTIONS] = self.num_required
@@ -174,7 +174,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
         raise LaunchFailed(error.message, exit_code=_USAGE) from error
 
 
-# What a launcher understands itself, and tells in its own way.
+# Options that a launcher interprets itself, and passes on in its own way.
 _UNDERSTOOD = (options.BACKUP_WORKERS, options.CONTRIBUTIONS, options.CHECKPOINT_DIR, options.MIN_REPLICAS, options.HISTORY)
 
 

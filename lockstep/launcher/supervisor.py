@@ -200,12 +200,6 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-# Starts processes, passes their output on and ends them, all of them, whatever happens. Knows nothing of what they do.
-#
-# Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
-# one loop: `poll` must be called again and again, from the main thread.
-
-
 # Ctrl-C must end everything in two seconds: this long after SIGTERM comes SIGKILL.
 STOP_GRACE_S = 1.2
 _GUARDIAN_S = 5.0

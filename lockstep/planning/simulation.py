@@ -1,6 +1,6 @@
 """Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
 
-The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
+The coordinator gets the events that real workers and servers would send, and does what it always does; only durations are made up.
 """
 
 import gc
@@ -200,11 +200,6 @@ def _standard_error(durations: np.ndarray) -> float:
     size = len(durations) // num_batches
     means = durations[: size * num_batches].reshape(num_batches, size).mean(axis=1)
     return float(means.std(ddof=1) / math.sqrt(num_batches))
-
-
-# Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
-#
-# The coordinator is told what it would be told by real workers and servers, and does what it would do; only durations are made up.
 
 
 MAX_WORKERS = 10_000

@@ -27,7 +27,7 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 
 class Program(enum.Enum):
-    """Who takes options. A launcher passes on to the roles what they take, too; it alone ignores the environment."""
+    """The programs that take options. A launcher passes the roles' options on to them; only launchers ignore the environment."""
 
     SERVER = "server"
     CHIEF = "chief"

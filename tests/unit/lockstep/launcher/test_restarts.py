@@ -1,4 +1,4 @@
-"""What `lockstep up` starts again, how often, and what its flags tell the roles."""
+"""What `lockstep up` restarts, how often, and which arguments its flags give the roles."""
 
 import argparse
 from pathlib import Path
