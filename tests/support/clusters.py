@@ -1,8 +1,5 @@
 """Clusters for tests, in this process or with real servers, behind one face. Knows how to start and end them; asserts nothing."""
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +10,7 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.repository import ROOT
-from tests.support.waiting import wait_until
+from tests.support.processes import Process, announced, start_role
 from worker_client import Observer, Session
 
 
@@ -96,16 +92,15 @@ def start_ps(index: int, stack: ExitStack, *, directory: Path) -> str:
     return server.address
 
 
-def start_ps_process(index: int, stack: ExitStack, *, directory: Path) -> "subprocess.Popen[bytes]":
+def start_ps_process(index: int, stack: ExitStack, *, directory: Path) -> Process:
     """Starts a parameter server as a process of its own at unix:DIRECTORY/psINDEX; returns once it serves."""
-    command = [sys.executable, "-m", "ps_server", "--index", str(index), "--address", f"unix:{directory}/ps{index}"]
-    process = subprocess.Popen([*command, "--announce", str(directory / f"ps{index}.address")], cwd=ROOT)
-    stack.callback(end, process)
-    announced(process, directory / f"ps{index}.address")
+    path = directory / f"ps{index}.address"
+    process = start_role(stack, "ps_server", "--index", index, "--address", f"unix:{directory}/ps{index}", announce=path)
+    announced(process, path)
     return process
 
 
-def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], directory: Path) -> "subprocess.Popen[bytes]":
+def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], directory: Path) -> Process:
     """Starts a chief's process; `announced` tells when it serves."""
     options = {
         "--replicas-to-aggregate": shape.replicas_to_aggregate,
@@ -113,29 +108,7 @@ def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], dire
         "--max-steps": shape.max_steps,
         "--lease": shape.lease_s,
     }
-    command = [sys.executable, "-m", "chief", "--address", f"unix:{directory}/chief", "--announce", str(directory / "chief.address")]
-    command += ["--ps", ",".join(ps_addresses), *(["--reject-nonfinite"] if shape.reject_nonfinite else [])]
+    words = ["--ps", ",".join(ps_addresses), *(["--reject-nonfinite"] if shape.reject_nonfinite else [])]
     for flag, value in options.items():
-        command += [flag, str(value)] if value is not None else []
-    chief = subprocess.Popen(command, cwd=ROOT)
-    stack.callback(end, chief)
-    return chief
-
-
-def announced(process: "subprocess.Popen[bytes]", path: Path) -> str:
-    """Returns the address that a server has announced, once it serves."""
-    wait_until(lambda: path.exists() or process.poll() is not None, timeout_s=20, what=f"{path} is announced")
-    assert path.exists(), f"the process ended with {process.returncode} instead of announcing {path}"
-    return path.read_text().strip()
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and waits for it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(5)
+        words += [flag, str(value)] if value is not None else []
+    return start_role(stack, "chief", "--address", f"unix:{directory}/chief", *words, announce=directory / "chief.address")

@@ -12,7 +12,8 @@ from typing import Any
 
 import worker_client
 from benchmarks.harness.relay import Relay
-from tests.support.clusters import Shape, announced, end, start_chief
+from tests.support.clusters import Shape, start_chief
+from tests.support.processes import Process, announced, end, start_role
 from tests.support.repository import ROOT
 
 Outcome = Callable[[], Any]
@@ -94,8 +95,5 @@ class RealCluster:
         return int(found[1])
 
     @staticmethod
-    def _start_ps(index: int, address: str, stack: ExitStack) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "ps_server", "--index", str(index), "--address", address, "--announce", f"{address[5:]}.address"]
-        process = subprocess.Popen(command, cwd=ROOT)
-        stack.callback(end, process)
-        return process
+    def _start_ps(index: int, address: str, stack: ExitStack) -> Process:
+        return start_role(stack, "ps_server", "--index", index, "--address", address, announce=Path(f"{address[5:]}.address"))

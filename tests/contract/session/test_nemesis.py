@@ -19,8 +19,9 @@ from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.serving.local import InProcessShard
-from tests.support.clusters import Shape, announced, start_chief, start_ps
+from tests.support.clusters import Shape, start_chief, start_ps
 from tests.support.faults import REPEATS, WORST, Nemesis
+from tests.support.processes import announced
 from worker_client import PushOutcome, Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport

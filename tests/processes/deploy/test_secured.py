@@ -19,9 +19,8 @@ from ps_protocol.errors import PermissionDenied, Unauthenticated
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.tokens import parse_tokens
 from tests.support.certificates import Files, make
-from tests.support.clusters import announced, end
 from tests.support.commands import TRAIN, read_until, up
-from tests.support.repository import ROOT
+from tests.support.processes import announced, start_role
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     def start(stack: contextlib.ExitStack, name: str, role: str, *words: str) -> str:
         certs = files.directory
         flags = ["--tls-ca", certs / "ca.pem", "--tls-cert", certs / f"{role}.pem", "--tls-key", certs / f"{role}.key", "--verify-clients"]
-        place = ["--cluster", "job", "--announce", directory / name, "--token-file", certs / "tokens", "--address", "127.0.0.1:0"]
+        place = ["--cluster", "job", "--token-file", certs / "tokens", "--address", "127.0.0.1:0"]
         module = "ps_server" if role == "ps" else "chief"
-        process = subprocess.Popen([sys.executable, "-m", module, *map(str, [*place, *flags]), *words], cwd=ROOT)
-        stack.callback(end, process)
-        return announced(process, directory / name)
+        return announced(start_role(stack, module, *place, *flags, *words, announce=directory / name), directory / name)
 
     with contextlib.ExitStack() as stack:
         servers = [start(stack, f"ps{index}", "ps", "--index", str(index)) for index in range(2)]

@@ -1,9 +1,6 @@
 """Training data over real processes that are killed and stopped: when the loops end, the model holds each sample of each pass once."""
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +12,7 @@ import worker_client
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.clusters import end
+from tests.support.processes import Process, start
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -34,10 +31,10 @@ class DataCluster:
         self._client = GrpcChief(f"unix:{directory}/chief")
         stack.callback(self._client.close)
 
-    def start_server(self) -> "subprocess.Popen[bytes]":
+    def start_server(self) -> Process:
         return self._start("-m", "ps_server", "--index", "0", "--address", f"unix:{self._directory}/ps", *self._place)
 
-    def start_chief(self, *options: str) -> "subprocess.Popen[bytes]":
+    def start_chief(self, *options: str) -> Process:
         policy = ("--policy", "async", "--lease", "1.5", "--checkpoint-steps", "50", *options)
         servers = ("--ps", f"unix:{self._directory}/ps")
         return self._start("-m", "chief", "--address", f"unix:{self._directory}/chief", *servers, *policy, *self._place)
@@ -66,15 +63,12 @@ class DataCluster:
     def _place(self) -> tuple[str, str]:
         return "--checkpoint-dir", str(self._directory / "checkpoints")
 
-    def _start_worker(self, index: int) -> "subprocess.Popen[bytes]":
+    def _start_worker(self, index: int) -> Process:
         sizes = map(str, (NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS))
         return self._start(str(WORKER), *sizes, LOCKSTEP_CHIEF=f"unix:{self._directory}/chief", LOCKSTEP_WORKER_INDEX=str(index))
 
-    def _start(self, *command: str, **variables: str) -> "subprocess.Popen[bytes]":
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-        process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment)
-        self._stack.callback(end, process)
-        return process
+    def _start(self, *command: str, **variables: str) -> Process:
+        return start(self._stack, *command, environment={"PYTHONPATH": str(ROOT), **variables})
 
 
 def done(status: ClusterStatus) -> int:

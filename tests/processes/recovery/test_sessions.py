@@ -3,7 +3,6 @@
 import gc
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,8 +13,7 @@ import pytest
 
 import worker_client
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
-from tests.support.clusters import end
-from tests.support.repository import ROOT
+from tests.support.processes import Process, start
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
 
@@ -65,11 +63,9 @@ class KilledCluster:
         step = max((session.local_step for session in self.sessions.values()), default=0) + num_steps
         self.reach(lambda session: session.local_step >= step, f"step {step}")
 
-    def _start(self, module: str, *options: str) -> "subprocess.Popen[bytes]":
+    def _start(self, module: str, *options: str) -> Process:
         place = ("--checkpoint-dir", str(self._directory / "checkpoints"))
-        process = subprocess.Popen([sys.executable, "-m", module, *options, *place], cwd=ROOT)
-        self._stack.callback(end, process)
-        return process
+        return start(self._stack, "-m", module, *options, *place)
 
     def _work(self, index: int) -> None:
         try:

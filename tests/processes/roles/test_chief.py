@@ -1,48 +1,30 @@
 """`python -m chief` as a process: exit codes, words, signals, announcement."""
 
-import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.chief import GrpcChief
+from tests.support.processes import announced, end_of, speaking
 from tests.support.running_chief import Worker, parameter_server
 from tests.support.servers import unused_address
 from tests.support.waiting import wait_until
 
 
-@contextlib.contextmanager
-def chief(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-m", "chief", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def announced(path: Path) -> str:
-    wait_until(path.exists, timeout_s=30, what="the chief announces its address")
-    return path.read_text().strip()
-
-
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, words = process.communicate(timeout=30)
-    return process.returncode, words
+def chief(*flags: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    return speaking("-m", "chief", *flags)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Signals, tmp_path: Path) -> None:
     with parameter_server() as server, chief("--ps", server.address, "--announce", str(tmp_path / "a")) as process:
-        client = GrpcChief(announced(tmp_path / "a"))
+        client = GrpcChief(announced(process, tmp_path / "a"))
         with Worker(client) as worker:
             worker.join_model()
             start = time.monotonic()
@@ -57,7 +39,7 @@ def test_a_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Si
 
 def test_a_signal_ends_a_chief_that_still_looks_for_its_servers(tmp_path: Path) -> None:
     with chief("--ps", unused_address(), "--announce", str(tmp_path / "a")) as process:
-        announced(tmp_path / "a")
+        announced(process, tmp_path / "a")
         process.send_signal(signal.SIGINT)
         code, words = end_of(process)
         assert (code, "Traceback" in words) == (0, False), words
@@ -91,7 +73,7 @@ def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
 def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) -> None:
     with parameter_server() as server:
         with chief("--ps", server.address, "--announce", str(tmp_path / "a")) as first:
-            client = GrpcChief(announced(tmp_path / "a"))
+            client = GrpcChief(announced(first, tmp_path / "a"))
             with Worker(client) as worker:
                 worker.join_model()
                 assert worker.wait(worker.push()).step == 1
@@ -99,7 +81,7 @@ def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) ->
             first.kill()
             first.wait(10)
         with chief("--ps", server.address, "--announce", str(tmp_path / "b"), "--takeover") as second:
-            client = GrpcChief(announced(tmp_path / "b"))
+            client = GrpcChief(announced(second, tmp_path / "b"))
             wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief goes on")
             status = client.status()
             client.close()

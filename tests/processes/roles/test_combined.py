@@ -3,8 +3,8 @@
 import contextlib
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -16,31 +16,16 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from tests.support.certificates import make
 from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
+from tests.support.processes import announced, end_of, speaking
 from tests.support.running_chief import Worker, parameter_server
 from tests.support.waiting import wait_until
 
 
-@contextlib.contextmanager
-def combined(directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
+def combined(
+    directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()
+) -> AbstractContextManager["subprocess.Popen[str]"]:
     flags = ["--index", str(index), "--announce", str(directory / "ps"), *ps_flags, "--with-chief", "--announce", str(directory / "chief")]
-    command = [sys.executable, "-m", "lockstep", "server", *flags, *chief_flags]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def announced(path: Path) -> str:
-    wait_until(path.exists, timeout_s=30, what=f"{path.name} announces its address")
-    return path.read_text().strip()
-
-
-def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    _, words = process.communicate(timeout=30)
-    return process.returncode, words
+    return speaking("-m", "lockstep", "server", *flags, *chief_flags)
 
 
 def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp_path: Path) -> None:
@@ -48,8 +33,8 @@ def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp
         parameter_server(1) as other,
         combined(tmp_path, "--ps", f"self,{other.address}", "--workers", "1", "--max-steps", "3") as process,
     ):
-        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as client, Worker(client) as worker:
-            assert worker.registration.shard_addresses == (announced(tmp_path / "ps"), other.address)
+        with contextlib.closing(GrpcChief(announced(process, tmp_path / "chief"))) as client, Worker(client) as worker:
+            assert worker.registration.shard_addresses == (announced(process, tmp_path / "ps"), other.address)
             worker.join_model()
             for _ in range(3):
                 worker.wait(worker.push(value=1.0))
@@ -64,7 +49,7 @@ def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Signals, tmp_path: Path) -> None:
     with combined(tmp_path) as process:
-        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as client, Worker(client) as worker:
+        with contextlib.closing(GrpcChief(announced(process, tmp_path / "chief"))) as client, Worker(client) as worker:
             worker.join_model()
             process.send_signal(number)
             wait_until(lambda: client.heartbeat(worker.participant), what="training is finished")
@@ -76,8 +61,8 @@ def test_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Sign
 
 def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> None:
     with combined(tmp_path) as process:
-        announced(tmp_path / "chief")
-        with contextlib.closing(GrpcShard(announced(tmp_path / "ps"))) as shard:
+        announced(process, tmp_path / "chief")
+        with contextlib.closing(GrpcShard(announced(process, tmp_path / "ps"))) as shard:
             wait_until(lambda: shard.status().epoch == 1, what="it is adopted")
             shard.shutdown(epoch=1, reason="an operator")
         code, words = end_of(process)
@@ -112,13 +97,13 @@ def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_s
     chief_flags = [*recovery, "--durability", "step", "--replicas-to-aggregate", "1"]
 
     def client() -> GrpcChief:
-        return GrpcChief(announced(tmp_path / "chief"), access=files.caller(tls=False))
+        return GrpcChief(announced(process, tmp_path / "chief"), access=files.caller(tls=False))
 
     with combined(tmp_path, *chief_flags, ps_flags=recovery) as process:
-        with contextlib.closing(GrpcChief(announced(tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
+        with contextlib.closing(GrpcChief(announced(process, tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
             stranger.status()
         with contextlib.closing(client()) as chief, Worker(chief) as worker:
-            worker.shards = [GrpcShard(announced(tmp_path / "ps"), access=files.caller(tls=False))]
+            worker.shards = [GrpcShard(announced(process, tmp_path / "ps"), access=files.caller(tls=False))]
             worker.join_model()
             for _ in range(3):
                 worker.wait(worker.push(value=1.0))
@@ -126,7 +111,7 @@ def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_s
             process.wait()
     for name in ("chief", "ps"):
         (tmp_path / name).unlink()
-    with combined(tmp_path, *chief_flags, ps_flags=recovery):
+    with combined(tmp_path, *chief_flags, ps_flags=recovery) as process:
         with contextlib.closing(client()) as chief:
             wait_until(lambda: chief.status().state is ClusterState.TRAINING, timeout_s=30, what="training goes on")
             assert chief.status().global_step == 3

@@ -17,7 +17,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
-from tests.support.clusters import GrpcTestCluster, Shape, announced, end, start_chief, start_ps_process
+from tests.support.clusters import GrpcTestCluster, Shape, start_chief, start_ps_process
+from tests.support.processes import announced, end
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import machine_name

@@ -1,10 +1,7 @@
 """Real servers know every method of the protos: nothing is declared and then left out."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import pytest
@@ -12,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
-from tests.support.waiting import wait_until
+from tests.support.processes import announced, start_role
 
 SERVICES = {
     "ps": (parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
@@ -33,17 +30,11 @@ ANSWERED_WITHIN = {"StreamPushes", "StreamVariables"}  # the stream goes on
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     directory = tmp_path_factory.mktemp("announced")
     with ExitStack() as stack:
-        ps = _start(stack, ["-m", "ps_server", "--index", "0"], directory / "ps")
-        chief = _start(stack, ["-m", "chief", "--ps", ps], directory / "chief")
+        path = directory / "ps"
+        ps = announced(start_role(stack, "ps_server", "--index", 0, "--address", "127.0.0.1:0", announce=path), path)
+        path = directory / "chief"
+        chief = announced(start_role(stack, "chief", "--ps", ps, "--address", "127.0.0.1:0", announce=path), path)
         yield {"ps": ps, "chief": chief}
-
-
-def _start(stack: ExitStack, words: list[str], announced: Path) -> str:
-    command = [sys.executable, *words, "--address", "127.0.0.1:0", "--announce", str(announced)]
-    process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-    stack.callback(process.terminate)
-    wait_until(announced.exists, timeout_s=30, what=f"{words} serves")
-    return announced.read_text(encoding="utf-8").strip()
 
 
 @pytest.mark.parametrize(("role", "method"), METHODS, ids=lambda value: getattr(value, "name", value))

@@ -1,7 +1,5 @@
 """Synchronous training with several workers is training in one process on the union of their batches, and the same to the bit each time."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,8 +14,8 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.model.variables import Array
 from tests.processes.training.equivalence import NUM_STEPS, NUM_WORKERS, UPDATES, Values, train_alone
 from tests.processes.training.equivalence_worker import train
-from tests.support.clusters import Shape, announced, end, start_chief, start_ps
-from tests.support.repository import ROOT
+from tests.support.clusters import Shape, start_chief, start_ps
+from tests.support.processes import announced, start
 
 # Of the variable's largest value: an element that happens to end near zero has no digits of its own.
 TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
@@ -56,18 +54,8 @@ def train_in_processes(digits: tuple[Array, Array], *, delay_seed: int, director
         runs = [part for optimizer, address in chiefs.items() for part in ("--run", f"{optimizer}={address()}")]
         workers = []
         for worker in range(NUM_WORKERS):
-            command = [
-                sys.executable,
-                "-m",
-                "tests.processes.training.equivalence_worker",
-                "--worker",
-                str(worker),
-                "--delay-seed",
-                str(delay_seed),
-            ]
-            command += ["--data", str(directory), "--out", str(directory), *runs]
-            workers.append(subprocess.Popen(command, cwd=ROOT))
-            stack.callback(end, workers[-1])
+            place = ["--worker", worker, "--delay-seed", delay_seed, "--data", directory, "--out", directory]
+            workers.append(start(stack, "-m", "tests.processes.training.equivalence_worker", *place, *runs))
         assert [worker.wait(100) for worker in workers] == [0] * NUM_WORKERS
     return {optimizer: [written(directory / f"{optimizer}-{worker}") for worker in range(NUM_WORKERS)] for optimizer in UPDATES}
 

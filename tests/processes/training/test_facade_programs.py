@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import worker_client
-from tests.support.clusters import GrpcTestCluster, Shape, end
+from tests.support.clusters import GrpcTestCluster, Shape
 from tests.support.commands import run_up
+from tests.support.processes import end
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,8 @@ from ps_protocol.rpc.status import status_of
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from tests.support.certificates import Files, make
-from tests.support.clusters import announced, end
+from tests.support.processes import Process, announced, start_role
 from tests.support.raw_shard import Outcome, RawShard, Server, outcome
-from tests.support.repository import ROOT
 from tests.support.running_chief import Worker
 from tests.support.shards import Trainer
 from tests.wire.bad_input import test_rows as table_cases
@@ -39,7 +36,7 @@ class Scene:
     directory: Path
     files: Files
     files_b: Files
-    processes: dict[str, "subprocess.Popen[bytes]"]
+    processes: dict[str, Process]
     addresses: dict[str, str]
     shard: Server
     table: table_cases.Server
@@ -113,13 +110,11 @@ def scene(directory: Path) -> Iterator[Scene]:
     both = directory / "both.pem"
     both.write_bytes((files.directory / "ca.pem").read_bytes() + (files_b.directory / "ca.pem").read_bytes())
     with contextlib.ExitStack() as stack:
-        processes: dict[str, subprocess.Popen[bytes]] = {}
+        processes: dict[str, Process] = {}
         addresses: dict[str, str] = {}
 
         def start(name: str, module: str, *words: object) -> str:
-            command = [sys.executable, "-m", module, "--cluster", "job-a", "--announce", directory / name, *words]
-            processes[name] = subprocess.Popen([str(word) for word in command], cwd=ROOT)
-            stack.callback(end, processes[name])
+            processes[name] = start_role(stack, module, "--cluster", "job-a", *words, announce=directory / name)
             addresses[name] = announced(processes[name], directory / name)
             return addresses[name]
 

@@ -1,0 +1,85 @@
+"""Processes that tests start: how a role announces itself, and how any of them ends. Knows no cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
+
+Process = subprocess.Popen[bytes]
+
+
+def start(
+    stack: ExitStack,
+    *words: object,
+    environment: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
+) -> Process:
+    """Starts `python WORDS`, which ends with `stack`. `environment` is added to this process's; `log` gets what it says."""
+    command = [sys.executable, *map(str, words)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    stack.callback(end, process)
+    return process
+
+
+def start_role(
+    stack: ExitStack,
+    module: str,
+    *words: object,
+    announce: Path,
+    environment: Mapping[str, str] | None = None,
+    log: IO[bytes] | None = None,
+) -> Process:
+    """Starts `python -m MODULE WORDS`, which says at `announce` where it serves."""
+    return start(stack, "-m", module, "--announce", announce, *words, environment=environment, log=log)
+
+
+@contextmanager
+def speaking(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process `python WORDS` whose standard error a test reads as text; killed at the end if it still runs."""
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Waits for the end of a speaking process; returns its exit code and what it has said."""
+    _, words = process.communicate(timeout=30)
+    return process.returncode, words
+
+
+def announced(process: "subprocess.Popen[bytes] | subprocess.Popen[str]", path: Path, *, timeout_s: float = 30.0) -> str:
+    """Returns the address that a role has announced, once it serves."""
+    wait_until(lambda: path.exists() or process.poll() is not None, timeout_s=timeout_s, what=f"{path} is announced")
+    assert path.exists(), f"the process ended with {process.returncode} instead of announcing {path}"
+    return path.read_text(encoding="utf-8").strip()
+
+
+def end(process: Process) -> None:
+    """Ends a process, also one that is stopped, and waits for it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        kill(process)
+
+
+def kill(process: Process) -> None:
+    """Ends a process with SIGKILL, and waits for it."""
+    process.kill()
+    process.wait(10)
