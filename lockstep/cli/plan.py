@@ -66,7 +66,7 @@ def _advice(plan: Plan) -> Iterator[str]:
     if plan.question.num_workers and best.num_backups:
         yield f"a step is then the mean of {best.num_required} contributions, not {best.num_workers}: its gradient is a little noisier"
     if best is plan.rows[-1] and len(plan.rows) > 1:
-        yield f"more than {best.num_backups} backups were not tried; name them with --backups"
+        yield f"more than {best.num_backups} backups were not tried; name them with --backup-workers"
 
 
 def _time_text(seconds: float) -> str:
@@ -98,7 +98,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         size.add_argument(f"--{name}", type=float, default=0.0, metavar="S", help=f"seconds {words} (default 0)")
     run = parser.add_argument_group("the simulation")
-    run.add_argument("--backups", metavar="B,B,…", help="numbers of backup workers to try (default: some up to a fifth)")
+    run.add_argument("--backup-workers", metavar="B,B,…", help="numbers of backup workers to try (default: some up to a fifth)")
     run.add_argument("--compare", metavar="POLICIES", default="", help="also simulate ssp:S and async, with commas between")
     run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random times (default 0)")
@@ -147,7 +147,7 @@ def _question(arguments: argparse.Namespace) -> Question:
         costs=Costs(calls_s=arguments.calls, send_s=arguments.send, receive_s=arguments.receive, apply_s=arguments.apply),
         num_workers=num_workers,
         num_required=arguments.replicas_to_aggregate,
-        backups=_backups(arguments.backups),
+        backups=_backups(arguments.backup_workers),
         compared=tuple(_policy(word) for word in arguments.compare.split(",") if word),
         num_rounds=arguments.rounds,
         seed=arguments.seed,
@@ -170,7 +170,7 @@ def _backups(text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as error:
-        raise InvalidSpec(f"--backups: got {text[:40]!r}, want whole numbers with commas between") from error
+        raise InvalidSpec(f"--backup-workers: got {text[:40]!r}, want whole numbers with commas between") from error
 
 
 def _policy(word: str) -> PolicySpec:

@@ -21,7 +21,7 @@ STEPS, COMPUTING_S = 12, (0.05, 0.12)
 
 def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
-    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backups", "0,1,2", "--compare", "ssp:2,async")
+    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backup-workers", "0,1,2", "--compare", "ssp:2,async")
     assert result.returncode == 0, result.stderr
     assert "recommended: b = " in result.stdout and "--backup-workers" in result.stdout
     assert "ssp(2)" in result.stdout and "async" in result.stdout
@@ -49,8 +49,8 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
         ("--latency constant:1 --workers 2 --replicas-to-aggregate 2", "give one of them"),
         ("--latency constant:1 --workers 0", "--workers: got 0, want 1 or more"),
         ("--latency constant:1 --workers 20000", "workers: got 20000, want 1 to 10000"),
-        ("--latency constant:1 --workers 4 --backups 1,x", "--backups: got '1,x'"),
-        ("--latency constant:1 --workers 4 --backups 4", "backups: got 4, want 0 to 3 with 4 workers"),
+        ("--latency constant:1 --workers 4 --backup-workers 1,x", "--backup-workers: got '1,x'"),
+        ("--latency constant:1 --workers 4 --backup-workers 4", "backups: got 4, want 0 to 3 with 4 workers"),
         ("--latency constant:1 --workers 4 --stragglers 0.1", "--stragglers: want P,FACTOR"),
         ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:S"),
         ("--latency constant:1 --workers 4 --apply nan", "apply: got nan, want 0 or more seconds"),
