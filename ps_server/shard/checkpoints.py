@@ -539,8 +539,9 @@ class Checkpoints:
 
     def break_off_save(self) -> None:
         """Lets go of a save that nobody wants any more, as soon as it comes to its next file operation. In a block, too."""
-        if self._save is not None:
-            self._save.unwanted = Cancelled(f"{self._name}: checkpoint {self._save.tag} is not wanted any more")
+        with self._changed:
+            if self._save is not None:
+                self._save.unwanted = Cancelled(f"{self._name}: checkpoint {self._save.tag} is not wanted any more")
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float) -> RestoreProgress:
         """Begins a restoration, or says how far it is; see Shard.restore. The caller has been let in, under the epoch of the request.

@@ -104,6 +104,8 @@ class ChiefLink:
                         self._note_failure(chief)
                     if self._chief is chief:
                         raise
+                    if before is not None:
+                        before()
                     answer = question(self._at_most(self._chief, left_s))  # at once: whoever repeats calls has made long pauses by now
         except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
             raise Unavailable(error.message, facts=error.facts) from None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from ps_protocol.errors import Cancelled, PsError, StepNotReady
+from ps_protocol.errors import Cancelled, PsError, StepNotReady, Superseded
 from ps_protocol.model.data import DataRange
 from ps_protocol.roles.chief import Participant, PushCommit, Registration
 from worker_client.cluster.waiting import Wait
@@ -74,6 +74,7 @@ class WorkerLoop:
         while True:
             training = self._present()
             try:
+                self._check_is_whole(training)
                 return act(training)
             except _LOST_OR_BEHIND as error:
                 self._come_back(training, error, timeout_s=None)
@@ -82,6 +83,7 @@ class WorkerLoop:
         """Waits for a token; after a rollback there is one for the step that stands."""
         training = self._present()
         try:
+            self._check_is_whole(training)
             training.wait(timeout_s=timeout_s)
         except LOST as error:
             self._come_back(training, error, timeout_s=timeout_s)
@@ -160,6 +162,11 @@ class WorkerLoop:
         training = self.training
         assert training is not None
         return training
+
+    def _check_is_whole(self, training: Training) -> None:
+        """Raises one of LOST if coming back failed half-way: the state is the new place's, the variables are the old one's."""
+        if training.state is not self.state:
+            raise Superseded(f"{self._who} left its place at step {training.state.local_step} and has no variables of its new one yet")
 
     def _come_back(self, training: Training, cause: PsError, *, timeout_s: float | None) -> None:
         """Takes the training up at the worker's new place; raises the cause if it has none. May be called again after an error."""

@@ -16,6 +16,7 @@ from ps_protocol.roles.chief import ParticipantKind
 from tests.support.rolling import RollingCluster
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session, sync_replicas
+from worker_client.session.training import Training
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}
@@ -64,6 +65,27 @@ def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> N
         assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK
         assert session.step(ONES, timeout_s=20).is_accepted
         assert_value(session, -1.0)
+
+
+@pytest.mark.parametrize("act", [lambda s: s.read(), Session.wait], ids=["read", "wait"])
+def test_a_way_back_that_ran_out_of_time_is_gone_whole_by_the_next_call(
+    act: Callable[[Session], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, session = rolled_back()
+    begin = Training.begin
+
+    def late(self: Training, **options: Any) -> None:
+        monkeypatch.setattr(Training, "begin", begin)
+        raise DeadlineExceeded("no token in time")
+
+    with session:
+        monkeypatch.setattr(Training, "begin", late)
+        with pytest.raises(DeadlineExceeded):
+            session.step(ONES, timeout_s=20)
+        act(session)
+        assert_value(session, 0.0)
+        assert (session.epoch, session.local_step, session.num_rollbacks) == (2, 0, 1)
+        assert session.step(ONES, timeout_s=20).is_accepted
 
 
 @pytest.mark.parametrize("act", [lambda s: s.step(ONES, timeout_s=20), lambda s: s.push(ONES)], ids=["step", "push"])

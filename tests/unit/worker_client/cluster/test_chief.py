@@ -129,3 +129,20 @@ def test_call_that_hung_at_the_old_place_is_made_again_at_the_new_one(error: Exc
         return chief.heartbeat(None)
 
     assert town.link.ask_once(hang) == "new"
+
+
+def test_what_goes_before_a_question_goes_before_its_repetition_at_the_new_place_too() -> None:
+    old = FakeChief("old", Unavailable("nobody there"))
+    town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
+    order: list[str] = []
+
+    def move(chief: Any) -> Any:
+        order.append(f"question to {chief.name}")
+        if chief is old:
+            town.fail(1)
+            assert town.ask() == "new"  # another thread finds it, and may be taking the worker's place there
+            raise Unavailable("gone")
+        return chief.heartbeat(None)
+
+    assert town.link.ask_once(move, before=lambda: order.append("place is held")) == "new"
+    assert order == ["place is held", "question to old", "place is held", "question to new"]
