@@ -34,7 +34,7 @@ demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritte
 	@$(BIN)/lockstep demo $(ARGS)
 
 test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
-	@$(PYTEST) tests/unit tests/repo -n 2 $(ARGS)
+	@$(PYTEST) tests/unit tests/repo -m "not slow" -n 2 $(ARGS)
 
 # What docker-compose.yml promises, on a real engine. DOCKER_BUILD_FLAGS='--network host' where containers have no network during a build.
 test-compose: $(DEV)  ## the image, and docker-compose.yml with a killed parameter server; says why where no engine answers

@@ -46,6 +46,7 @@ def test_equal_workers_need_no_backups() -> None:
     assert "recommended: b = 0 (backups gain nothing)" in plan_text(plan)
 
 
+@pytest.mark.slow
 def test_with_stragglers_the_shortest_step_wants_more_backups_than_the_best_use_of_workers() -> None:
     latency = WithStragglers(usual=LogNormal(median_s=1.0, sigma=0.1), probability=0.03, factor=2.0)
     plan = make_plan(Question(latency=latency, costs=Costs(apply_s=0.01), num_required=30, num_rounds=200))

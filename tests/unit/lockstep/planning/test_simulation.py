@@ -33,6 +33,7 @@ def test_a_step_takes_computing_calls_transfers_and_applying() -> None:
     assert result.step_s == pytest.approx(2.0 + 0.25 + 4 * (0.125 + 0.0625) + 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 10, 40])
 def test_without_backups_a_step_takes_the_greatest_of_exponential_times(num_workers: int) -> None:
     result = simulate(policy=SYNC, num_workers=num_workers, latency=ShiftedExponential(least_s=1.0, extra_s=0.5), num_rounds=600)
@@ -83,6 +84,7 @@ PUBLISHED = WithStragglers(usual=LogNormal(median_s=1.55, sigma=0.03), probabili
 PUBLISHED_COSTS = Costs(send_s=0.004, receive_s=0.004, apply_s=0.02)
 
 
+@pytest.mark.slow
 def test_backups_of_fifty_workers_have_the_published_shape() -> None:
     """Abadi et al. 2016, figure 8: normalised speed-up is best with 3 backups, 9.5 %; the median step is shortest with 4."""
     rows = [
@@ -97,6 +99,7 @@ def test_backups_of_fifty_workers_have_the_published_shape() -> None:
     assert all(medians[b] > medians[4] * 0.999 for b in (3, 5, 6))
 
 
+@pytest.mark.slow
 def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
     begin = time.process_time()
     result = simulate(

@@ -142,6 +142,7 @@ def test_manifest_that_is_cut_off_is_found(length: int) -> None:
         decode_manifest(MANIFEST[:length], where="m")
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )

@@ -100,6 +100,7 @@ class _Shard:
         return [*found, self.value.tobytes(), self.average.tobytes(), *(slot.tobytes() for slot in self.slots.values())]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(case=st.data())
 def test_threads_do_not_change_a_bit(case: st.DataObject) -> None:
