@@ -56,19 +56,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         servers = [start(stack, f"ps{index}", "ps", "--index", str(index)) for index in range(2)]
         cluster = Cluster(start(stack, "chief", "chief", "--ps", ",".join(servers)), files)
         # The processes stay as long as somebody looks on.
-        stack.enter_context(worker_client.observe(cluster.chief, timeout_s=20, **cluster.proofs("observer")))
+        security = worker_client.Security(**cluster.proofs("observer"))
+        stack.enter_context(worker_client.observe(cluster.chief, timeout_s=20, security=security))
         yield cluster
 
 
 def test_training_goes_on_under_tls_tokens_and_certificates(cluster: Cluster) -> None:
-    with worker_client.connect(cluster.chief, timeout_s=20, **cluster.proofs()) as session:
+    with worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(**cluster.proofs())) as session:
         halves = worker_client.fixed_size_partitioner(2)
         values = {"w": np.zeros((64, 8), np.float32), "rows": worker_client.EmbeddingTable((30, 2), partitioner=halves)}
         session.create_or_join(values, optimizer=worker_client.sgd(1.0))
         for _ in range(5):
             session.step({"w": np.ones((64, 8), np.float32), "rows": np.ones((30, 2), np.float32)}, timeout_s=20)
         assert (session.read()["w"] == -5.0).all()
-        with worker_client.observe(cluster.chief, timeout_s=20, **cluster.proofs("observer")) as observer:
+        with worker_client.observe(cluster.chief, timeout_s=20, security=worker_client.Security(**cluster.proofs("observer"))) as observer:
             assert (observer.read()["w"] == -5.0).all()
             assert (observer.read_rows("rows", [3]) == -5.0).all()
             with pytest.raises(PermissionDenied, match="ChangeSettings needs role admin or worker, token has role observer"):
