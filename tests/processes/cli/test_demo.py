@@ -190,9 +190,9 @@ def test_the_live_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "words"),
     [
         (["--steps", "0"], "--steps: got 0, want 1 or more"),
-        (["--workers", "0"], "--workers: got 0"),
+        (["--workers", "0"], "--workers: got '0'"),
         (["--backup-workers", "3"], "--backup-workers: got 3, want 0 to 2"),
-        (["--ps", "0"], "--ps: got 0"),
+        (["--ps", "0"], "--ps: got '0'"),
         (["--pace", "-1"], "--pace: got -1"),
         (["--output", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory; choose another --output"),
     ],
