@@ -318,11 +318,22 @@ class Recovery:
             if self._servers.are_adopted:
                 self._look_at_adoptions(stage, now)
                 return
+        elif not self._host.is_over and self.has_nothing and has_applied([event.adoption]):
+            self._lose_what_another_had()
         elif not self._host.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
             self._stage = None
         self._host.answer_about_model()
+
+    def _lose_what_another_had(self) -> None:
+        """All began again while this chief was cut off, and now it has taken from another one what that one had trained."""
+        why = "another chief had trained meanwhile on the parameter servers that this one found empty"
+        if self._config.checkpoints is None:
+            self._host.fail(f"{why}; start the whole cluster again")
+        else:
+            self._leave_epoch()
+            self._seek(Search(why=why, is_start=False, has_lost=True))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
         if is_again or highest_epoch or self._members.chief_incarnation > 1:

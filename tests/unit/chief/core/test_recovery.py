@@ -7,6 +7,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushOutcome
+from ps_protocol.roles.shard import Adoption, AppliedPush, WorkerPushes
 from tests.support.chief_driver import Worker, model_of
 from tests.support.recovery_driver import RecoveryDriver
 
@@ -349,3 +350,20 @@ def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None
     driver.unreadable = ""
     driver.pass_time(20.0)
     assert driver.coordinator.state is ClusterState.FINISHED
+
+
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_meanwhile(has_checkpoints: bool) -> None:
+    """Once it has taken such a parameter server, neither chief's workers may go on with what is there."""
+    driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="latest") if has_checkpoints else None)
+    driver.is_manual = True
+    driver.send(messages.ShardSeen(shard=1, process_incarnation=77))
+    assert driver.adoptions == [1]
+    trained = Adoption(step=1, layout_hash="a", pushes=(WorkerPushes(worker=0, incarnation=1, applied=(AppliedPush(sequence=1, step=0),)),))
+    driver.send(messages.ShardAdopted(shard=1, process_incarnation=77, adoption=trained))
+    if has_checkpoints:
+        assert driver.coordinator.state is ClusterState.RECOVERING
+        assert any(isinstance(order, messages.FindCheckpoint) for order in driver.orders)
+    else:
+        assert driver.coordinator.state is ClusterState.FAILED
+        assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
