@@ -188,6 +188,7 @@ class _TakingOver:
     done: tuple[int, ...] = ()
     is_data_kept: bool = False
     awaited: frozenset[int] = frozenset()
+    wait_until: float = 0.0
     must_tell: bool = False
     is_waiting_for_model: bool = False
 
@@ -245,9 +246,8 @@ class Recovery:
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
-        # What shards have been told by the earlier chief: settings, by shard, and the latest record.
+        # What shards have been told by the earlier chief: settings, by shard.
         self._settings_versions: tuple[int, ...] = ()
-        self._record_version = 0
 
     @property
     def why(self) -> str:
@@ -416,7 +416,6 @@ class Recovery:
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
         stage.is_restored = True
-        self._versions.skip_to(self._record_version)
         training.keep_record()
         self.kept(now)
 
@@ -565,6 +564,7 @@ class Recovery:
         stage = self._stage
         if isinstance(stage, _TakingOver) and stage.is_waiting_for_model and self._model.model is not None:
             stage.is_waiting_for_model, stage.must_tell = False, True
+            stage.awaited = self._host.training.awaited  # others have come back meanwhile
             self._begin_where_they_are(stage, now)
 
     def repeated(self, now: float) -> None:
@@ -582,6 +582,7 @@ class Recovery:
         adoptions = [stage.adoptions.get(index) for index in range(len(self._servers))]
         problem = self._look(stage, adoptions)
         if not problem:
+            stage.wait_until = now + self._config.lease_s / 2
             self._begin_where_they_are(stage, now)
         elif (stage.record is None or stage.record.model is None) and not has_applied(adoptions):
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
@@ -595,7 +596,8 @@ class Recovery:
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
         """Takes note of where the shards are. Returns why training cannot go on there, in words; empty: it can."""
         record, names = stage.record, self._servers.names
-        self._record_version = max((adoption.record_version for adoption in adoptions if adoption is not None), default=0)
+        # At once: a record may have to be kept for the data that is leased while nobody knows the model.
+        self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
         policy = new_policy(self._config if record is None else self._config.with_policy(record.policy))
         found = resumption(adoptions, names=names, has_steps=policy.counts(is_applied=False))
         if isinstance(found, str):
@@ -660,7 +662,16 @@ class Recovery:
         found = stage.found
         assert found is not None
         if self._model.model is None:
-            self._why = self._plan = ""  # waits for a worker that knows it
+            self._why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
+            self._host.begin_training(
+                Start(
+                    step=self._host.training.step,
+                    awaited=stage.awaited,
+                    wait_until=stage.wait_until,
+                    done=stage.done,
+                    is_data_kept=stage.is_data_kept,
+                )
+            )
             return
         training = self._host.begin_training(
             Start(
@@ -669,7 +680,7 @@ class Recovery:
                 counted=() if found.redo is not None else self._counted(stage, found.step),
                 tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
                 awaited=stage.awaited,
-                wait_until=now + self._config.lease_s / 2,
+                wait_until=stage.wait_until,
                 done=stage.done,
                 is_data_kept=stage.is_data_kept,
             )
@@ -729,7 +740,6 @@ class Recovery:
         self._model.open()
         self._parts.ledger.roll_back(training.step, now=now)
         self._checkpoints.opened(now)
-        self._versions.skip_to(self._record_version)
         self._host.answer_about_model()
         training.keep_record()
         max_steps = self._config.max_steps

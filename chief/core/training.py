@@ -338,6 +338,11 @@ class Training:
         return self._tokens.who
 
     @property
+    def awaited(self) -> frozenset[int]:
+        """The workers that may still have data which an earlier chief has leased to them."""
+        return frozenset(self._awaited)
+
+    @property
     def servers_version(self) -> int:
         """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
         return self._members.chief_incarnation << 20 | self._servers.version if self._servers.version else 0

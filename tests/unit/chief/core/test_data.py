@@ -1,6 +1,7 @@
 """Training data leased in ranges: each is in exactly one applied contribution of its pass, whoever dies, the chief too."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -317,6 +318,56 @@ def test_one_that_does_not_come_back_is_not_waited_for_long_and_words_say_for_wh
     call = driver.lease(workers[1], DATA, max_ranges=12, request_id=4, max_wait_s=20.0)
     driver.pass_time(2.1)
     assert len(driver.answers[call].ranges) == 10
+
+
+def without_the_model(driver: RecoveryDriver, **fields: Any) -> None:
+    """The chief has died before its record named a model."""
+    for shard in driver.shards:
+        if shard.record is not None:
+            shard.record = replace(shard.record, model=None, **fields)
+
+
+def test_a_chief_that_waits_for_the_model_hands_out_nothing_that_others_may_still_have() -> None:
+    driver, workers = started(lease_s=4.0)
+    step(driver, workers, request_id=1)
+    without_the_model(driver)
+    driver.new_chief()
+    driver.come_back(workers[1])
+    words = driver.answers[driver.lease(workers[1], DATA, request_id=3)]
+    assert (words.result, "worker 0" in words.waiting_for) == (LeaseResult.WAIT, True)
+    call = driver.lease(workers[1], DATA, max_ranges=12, request_id=4, max_wait_s=20.0)
+    driver.pass_time(2.1)
+    assert len(driver.answers[call].ranges) == 10
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_once_the_model_is_known_nobody_is_waited_for_who_has_come_back_or_was_waited_for_long_enough(is_late: bool) -> None:
+    driver, workers = started(lease_s=4.0)
+    step(driver, workers, request_id=1)
+    mine = leased_ids(driver, workers[0], 3, request_id=2)
+    without_the_model(driver)
+    driver.new_chief()
+    driver.come_back(workers[1])
+    if is_late:
+        driver.pass_time(2.1)
+    else:
+        driver.come_back(workers[0], held=mine)
+    driver.ask_model(workers[1], max_wait_s=0.0)
+    assert driver.step == 1
+    others = leased_ids(driver, workers[1], 12, request_id=3)
+    assert len(others) == (10 if is_late else 7)
+
+
+def test_a_record_that_is_kept_before_the_model_is_known_is_later_than_those_of_the_chief_before() -> None:
+    driver, workers = started()
+    step(driver, workers, request_id=1)
+    without_the_model(driver, data=None)
+    driver.new_chief()
+    driver.come_back(workers[1])
+    assert leased_ids(driver, workers[1], request_id=2)
+    record = driver.shards[0].record
+    assert record is not None
+    assert record.data is not None, "another chief would know that data is leased"
 
 
 def test_a_contribution_from_samples_that_another_has_by_now_is_dropped_and_its_worker_gives_another() -> None:
