@@ -217,6 +217,8 @@ class Checkpoints:
         `is_idle`: nothing is under way at the shards.
         """
         self._timer.clear()
+        if self._gate is not None and self._save is None:
+            self._begin()  # the pause after a failure ends here: its step is applied, and nothing else would save it
         if self._config is None or not self._saver().is_open or (self._save is None and is_idle and self.has_whole(self._saver().step)):
             return
         self._is_saving_last = True

@@ -197,6 +197,27 @@ def test_the_last_step_is_saved_before_the_processes_end() -> None:
     assert [end.exit_code for end in driver.ended] == [0]
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_step_that_is_held_after_a_failure_is_saved_when_training_is_finished(is_full: bool) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6, checkpoints=BY_STEP)
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    worker.ask(commit=worker.next_commit())
+    (order,) = (order for order in driver.orders if isinstance(order, messages.SaveStep))
+    driver.orders.clear()
+    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.pass_time(0.5)
+    driver.send(messages.SaveFailed(tag=order.tag, why="no space left on device"))
+    driver.is_manual, driver.full = False, is_full
+    driver.pass_time(0.5)
+    assert driver.coordinator.state is ClusterState.FINISHED
+    worker.leave()
+    driver.full = False
+    driver.pass_time(1.0)
+    assert list(driver.storage) == ["step-000000000", f"step-000000001-retry-{2 if is_full else 1}"]
+    assert (driver.step, [end.exit_code for end in driver.ended]) == (1, [0])
+
+
 @pytest.mark.parametrize("how", ["full", "silent"])
 def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
