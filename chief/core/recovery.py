@@ -291,7 +291,7 @@ class Recovery:
         self._settings_versions = tuple(finding.settings_version for finding in findings)
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(findings))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
-        self._host.begin_training(Start(step=0))
+        self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         if all(held) and len(epochs) == 1:
             self._take_over("another chief was here before")
             return
@@ -341,7 +341,7 @@ class Recovery:
             self._refuse_participants()
         self._model.restart()
         self._settings.begin_anew(is_again=is_again)
-        self._host.begin_training(Start(step=0))
+        self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         self._servers.release_all()
         self._why = self._plan = ""
         self._branch = Branch(epoch=self._members.epoch)
@@ -670,6 +670,7 @@ class Recovery:
                     wait_until=stage.wait_until,
                     done=stage.done,
                     is_data_kept=stage.is_data_kept,
+                    replicas_due=self._host.training.replicas_due,
                 )
             )
             return
@@ -683,6 +684,7 @@ class Recovery:
                 wait_until=stage.wait_until,
                 done=stage.done,
                 is_data_kept=stage.is_data_kept,
+                replicas_due=self._host.training.replicas_due,
             )
         )
         redo = found.redo

@@ -79,7 +79,7 @@ class Start:
     Not `is_start`: workers are at work already. `counted`: contributions that are promised, and not applied. `tag_suffix`: tells its
     checkpoints from another chief's. `oldest_kept`: contributions of steps before that may have been dropped by shards. `awaited`:
     workers to which an earlier chief may have leased data, for whom the others wait until `wait_until`. `done`: ranges of the data that
-    are done and that the record which shards keep may lack.
+    are done and that the record which shards keep may lack. `replicas_due`: shards whose lost replica is to be brought back.
     """
 
     step: int
@@ -91,6 +91,7 @@ class Start:
     wait_until: float = 0.0
     done: tuple[int, ...] = ()
     is_data_kept: bool = False
+    replicas_due: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +253,7 @@ class Training:
         self._turned_away: set[int] = set()
         self._is_quorum_lowered = False
         # Shards with a lost replica that is there again, to be brought back between two steps; and those where that is under way.
-        self._replicas_due: set[int] = set()
+        self._replicas_due = set(start.replicas_due)
         self._returning: frozenset[int] = frozenset()
         self._is_telling_again = False
         self._awaited = set(start.awaited)
@@ -341,6 +342,11 @@ class Training:
     def awaited(self) -> frozenset[int]:
         """The workers that may still have data which an earlier chief has leased to them."""
         return frozenset(self._awaited)
+
+    @property
+    def replicas_due(self) -> frozenset[int]:
+        """The shards whose lost replica is brought back after the next step."""
+        return frozenset(self._replicas_due)
 
     @property
     def servers_version(self) -> int:

@@ -143,6 +143,39 @@ def test_a_rollback_takes_all_replicas_along_so_none_is_waited_for() -> None:
     assert not orders(driver, rev.SaveStep)
 
 
+def test_a_replica_that_is_there_again_before_the_model_is_known_comes_back_after_the_next_step_as_promised() -> None:
+    driver, worker = trained()
+    driver.orders.clear()
+    for shard in driver.shards:
+        shard.record, shard.record_version = None, 0
+    driver.is_manual = False
+    driver.new_chief()
+    driver.send(changed(standby="", missing="it was restarted"))
+    driver.send(rev.ReplicaReady(shard=0))
+    assert "is brought back after the next step" in words(driver)
+    driver.come_back(worker)
+    driver.ask_model(worker)
+    driver.is_manual = True
+    call = step(driver, worker)
+    while not orders(driver, rev.BringReplicasBack):
+        driver.do(driver.orders.pop(0))
+    assert orders(driver, rev.BringReplicasBack)[0].shards == (0,)
+    assert not worker.has_token(call)
+
+
+def test_a_replica_that_is_there_again_before_a_shard_is_restarted_comes_back_after_the_first_step_as_promised() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver.send(changed(standby="", missing="it was restarted"))
+    driver.send(rev.ReplicaReady(shard=0))
+    driver.restart(1)
+    assert "is brought back after the next step" in words(driver)
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    step(driver, worker)
+    while not orders(driver, rev.BringReplicasBack):
+        driver.do(driver.orders.pop(0))
+
+
 class _Link:
     """Has an address."""
 
