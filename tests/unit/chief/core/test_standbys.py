@@ -12,6 +12,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
 from ps_protocol.roles.shard import ShardStatus
+from tests.support.chief_driver import Worker
 from tests.support.recovery_driver import RecoveryDriver
 
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
@@ -167,9 +168,15 @@ def test_a_replica_that_is_there_again_before_a_shard_is_restarted_comes_back_af
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.send(changed(standby="", missing="it was restarted"))
     driver.send(rev.ReplicaReady(shard=0))
+    worker = Worker(driver, 0)
+    driver.ask_model(worker)
     driver.restart(1)
     assert "is brought back after the next step" in words(driver)
-    (worker,) = driver.train(0)
+    driver.come_back(worker)
+    attempt = driver.answers[driver.ask_model(worker)].attempt
+    for shard in driver.shards:
+        shard.step = 0
+    worker.complete(attempt)
     driver.is_manual = True
     step(driver, worker)
     while not orders(driver, rev.BringReplicasBack):
