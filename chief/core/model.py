@@ -248,6 +248,7 @@ class ModelCalls:
 
     def refuse_participants(self, error: PsError) -> None:
         """Those who wait as participants get this error; those who only want to know the model wait on."""
+        self._completions.refuse_all(error)
         for blocked in self._line:
             if blocked.ask.participant is not None:
                 self._line.refuse(blocked.who, error)

@@ -5,6 +5,7 @@ import pytest
 from chief.core import messages
 from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushOutcome
 from ps_protocol.roles.shard import Adoption, AppliedPush, WorkerPushes
@@ -218,6 +219,21 @@ def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() 
     assert (driver.coordinator.epoch, driver.coordinator.state) == (2, ClusterState.WAITING_FOR_MODEL)
     driver.come_back(worker)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
+
+
+def test_who_has_given_the_first_values_is_told_of_the_new_epoch_when_a_server_loses_them_before_training_begins() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
+    worker = Worker(driver, 0)
+    attempt = driver.answers[driver.ask_model(worker)].attempt
+    driver.is_manual, driver.applies_at_once = True, False
+    call = driver.call()
+    driver.send(messages.CompleteInitialization(call=call, participant=worker.participant, attempt=attempt))
+    assert driver.to_configure
+    assert call not in driver.answers, "waits until the servers know how to work"
+    driver.to_configure.clear()
+    driver.restart(1)
+    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert isinstance(driver.answers[call], EpochMismatch)
 
 
 def test_old_members_may_say_goodbye_in_their_old_epoch() -> None:
