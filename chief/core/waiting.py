@@ -84,6 +84,8 @@ class Timers:
             when, _, timer = heapq.heappop(self._heap)
             if timer.reached(when, now):
                 due.append(timer)
+        # The heap has those that were moved later at the time that they were moved from.
+        due.sort(key=lambda timer: timer.due or 0.0)
         for timer in due:
             if timer.due is not None and timer.due <= now:
                 timer.due = None

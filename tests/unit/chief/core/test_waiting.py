@@ -43,6 +43,16 @@ def test_a_timer_moved_later_does_not_come_early() -> None:
     assert fired.fire(5.0) == ["a"]
 
 
+def test_of_several_that_are_due_at_once_the_earliest_comes_first_although_it_was_moved_later_and_equals_as_they_were_set() -> None:
+    fired = Fired()
+    moved = fired.timer("moved")
+    moved.set(1.0)
+    moved.set(4.0)
+    for name in ("first", "second"):
+        fired.timer(name).set(2.0)
+    assert fired.fire(5.0) == ["first", "second", "moved"]
+
+
 def test_a_timer_moved_earlier_comes_early_and_once() -> None:
     fired = Fired()
     timer = fired.timer("a")
