@@ -85,6 +85,8 @@ class ClusterSpec:
     passed_on: Mapping[Option[Any], object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise LaunchFailed(f"--workers: got {self.num_workers}, want 1 or more", exit_code=2)
         if not 0 <= self.num_backups < self.num_workers:
             want = f"0 to {self.num_workers - 1}, since {self.num_workers} workers are to be started and a step needs one at least"
             raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=2)

@@ -18,7 +18,8 @@ from tests.support.waiting import wait_until
 COUNTING = """
 import sys
 import numpy as np
-from worker_client import *
+from worker_client import PushOutcome
+from worker_client.sync_replicas import *
 
 class AfterRecovery(SessionRunHook):
     num_sessions = num_runs = 0
