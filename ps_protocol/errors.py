@@ -76,23 +76,6 @@ class DataLoss(PsError):
     status = "DATA_LOSS"
 
 
-# The typed errors of the system, each with a stable reason. Knows no grpc; `status.py` maps them to the wire and back.
-#
-# PsError
-# ├── InvalidSpec, ShapeMismatch, DtypeMismatch, IncompletePush, IndexOutOfRange    wrong whatever the state
-# ├── NonFiniteGradient, MalformedMessage, TruncatedStream, FrameOutOfOrder, PushIdReused
-# ├── VariableNotFound, SlotNotFound, AccumulatorNotFound, VariableExists, AccumulatorExists, ModelMismatch
-# ├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
-# ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
-# ├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
-# ├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed
-# ├── CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing, StorageFull, StorageFailed
-# ├── DataLoss, DataMismatch
-# ├── EpochMismatch, Superseded                                            fenced: start again
-# ├── Unauthenticated, PermissionDenied
-# └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
-
-
 class InvalidSpec(PsError):
     """A variable, optimizer, placement or option is not one that any server could accept."""
 

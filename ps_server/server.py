@@ -69,7 +69,7 @@ class ChiefSilence:
         return f"no chief has adopted this parameter server for {silence}; is the chief started with --ps naming {address}?"
 
 
-# One parameter server as a gRPC server in this process: listening, health, and an orderly end. Knows no tensor.
+# One parameter server as a gRPC server in this process: listening, health, and an orderly end.
 
 
 log = logging.getLogger("lockstep.server")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from worker_client.model.declarations import IndexedSlices
 
 
-# How a program reaches the named accumulators: through its session, or by a parameter server's address. Knows connections; no gradient.
+# How a program reaches the named accumulators: through its session, or by a parameter server's address.
 
 
 log = logging.getLogger("lockstep.worker")
@@ -123,7 +123,7 @@ def _remote(address: str, *, index: int | None, timeout_s: float, access: channe
     )
 
 
-# What a user says of an accumulator, checked: element type, shape, numbers, reduction. Knows values only; no server.
+# What a user says of an accumulator, checked: element type, shape, numbers, reduction.
 
 
 def data_type_of(dtype: npt.DTypeLike | DataType) -> DataType:
@@ -157,7 +157,7 @@ def reduction_of(reduction_type: str) -> Reduction:
     return Reduction[reduction_type]
 
 
-# Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no transport.
+# Named gradient accumulators on a parameter server, for programs that use them by themselves.
 #
 # They are those of tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator, with the same methods, outside of a graph: each
 # call does what running the operation did.

@@ -27,7 +27,7 @@ from worker_client.sync_replicas.optimizers import Optimizer, as_optimizer
 from worker_client.sync_replicas.replicas_optimizer import SyncReplicasOptimizer
 from worker_client.sync_replicas.session import MonitoredTrainingSession
 
-# The training loop behind an estimator: batches of its examples, one contribution each. Knows monitored sessions, not scikit-learn.
+# The training loop behind an estimator: batches of its examples, one contribution each.
 
 
 Batch = tuple[Array, Array]

@@ -79,7 +79,7 @@ class PushOutcomes:
             del self._recent[next(iter(self._recent))]
 
 
-# One participant as the chief knows it, and the errors about it. Knows no other participant, step or call; `now` is an argument.
+# One participant as the chief knows it, and the errors about it.
 
 
 class MemberState(enum.Enum):
@@ -224,7 +224,7 @@ def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places
     raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
 
 
-# Who takes part: indices, incarnations, leases, and what each participant did. Knows no step, call or address; `now` is an argument.
+# Who takes part: indices, incarnations, leases, and what each participant did.
 
 
 _MAX_HOST = 255
@@ -540,7 +540,7 @@ def _chief_of(participant: Participant) -> int:
     return 1 + (participant.incarnation >> _BITS_OF_A_CHIEF)
 
 
-# What has been applied of each worker lately, put together from the latest steps. Knows push ids and steps.
+# What has been applied of each worker lately, put together from the latest steps.
 
 
 # Contributions remembered of each worker.
@@ -587,7 +587,7 @@ def _last(pushed: WorkerPushes) -> int:
     return pushed.applied[-1].sequence if pushed.applied else 0
 
 
-# How many contributions a strictly synchronous step needs when workers are gone, or have no training data left. Knows numbers only.
+# How many contributions a strictly synchronous step needs when workers are gone, or have no training data left.
 
 
 def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy, starved: Collection[int] = ()) -> int:

@@ -27,7 +27,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardSettings, ShardSpec
 
-# What the coordinator is told of checkpoints, restored shards and training data, and what it wants done about them. Plain values.
+# What the coordinator is told of checkpoints, restored shards and training data, and what it wants done about them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,9 +287,9 @@ RecoveryEvent = (
 RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack
 
 
-# What the coordinator wants done. Plain values: no behaviour, no transport.
+# What the coordinator wants done.
 #
-# `call` numbers a caller that wants an answer, as in `events`.
+# `call` numbers a caller that wants an answer, as in the events below.
 
 
 Answer = (
@@ -381,7 +381,7 @@ ShardWork = PrepareStep | ApplyStep | ConfigureShards
 Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction
 
 
-# What the coordinator is told; what it then wants done is in `instructions`. Plain values: no behaviour, no transport.
+# What the coordinator is told.
 #
 # `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 

@@ -140,7 +140,7 @@ class Policy(Protocol):
         """Training ends with the next step."""
 
     def make_way(self, policy: PolicySpec) -> None:
-        """Another policy is to follow as soon as that can be: takes nothing more that could not go over."""
+        """Prepares for a change of policy: from now on refuses contributions that the next policy could not take over."""
 
     def way_to(self, policy: PolicySpec) -> PolicySpec | None:
         """Returns the policy to introduce now on the way to another; None: what is counted must be applied first."""

@@ -10,7 +10,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import DEFAULT_POLICY, PushOutcome
 from ps_protocol.roles.shard import PushId
 
-# Strict accounting of the tokens of the open step. Knows worker numbers and steps; no leases, calls or clocks.
+# Strict accounting of the tokens of the open step.
 #
 # A token of the open step that a worker gets because it has an older one ("base token") is a matter of state: ask again, get it again.
 # With fewer workers than contributions a step has extra tokens, shared by all; those are counted here: free, held, or spent.
@@ -106,7 +106,7 @@ class TokenQueue:
         return lucky
 
 
-# Strict synchronous steps: R contributions make one, and who waits goes on when it is applied. Knows no leases, calls or clocks.
+# Strict synchronous steps: R contributions make one, and who waits goes on when it is applied.
 
 
 # That of push ids: an order by their own comparisons costs several times as much.

@@ -70,13 +70,14 @@ def _host_towards(peer: Address) -> str:
     return ""
 
 
-# One chief as a gRPC server beside an event loop: listening, health, and an orderly end. Decides nothing.
+# One chief as a gRPC server beside an event loop: listening, health, and an orderly end.
 
 
 log = logging.getLogger("lockstep.chief")
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
-# Threads begin calls and are free again; only asking for the health, and grpcio without what `direct_serving` needs, keeps some of them.
+# Threads begin calls and are free again. Only asking for the health keeps some of them, and a grpcio whose streams
+# `ps_protocol.rpc.server_stream` cannot serve by events.
 _MAX_THREADS = 4_096
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5

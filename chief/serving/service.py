@@ -38,7 +38,7 @@ from ps_protocol.wire.codec import decode_message
 from ps_protocol.wire.fields import require
 from ps_protocol.wire.step import check_ranges
 
-# Calls of one message each way, served without a thread that waits. Knows messages and the runner; decides nothing.
+# Calls of one message each way, served without a thread that waits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Method:
 
 
 class SingleCall:
-    """Serves one call. Implements the Handler of `direct_serving`; the answer comes from any thread."""
+    """Serves one call. Implements `Handler` of `ps_protocol.rpc.server_stream`; the answer comes from any thread."""
 
     def __init__(self, runner: Runner, peer: Peer, method: Method, *, on_close: Callable[[Handler], None]) -> None:
         self._runner, self._peer, self._method, self._on_close = runner, peer, method, on_close
@@ -98,7 +98,7 @@ class SingleCall:
 
 
 class ImmediateCall:
-    """Serves one call whose answer is ready at once. Implements the Handler of `direct_serving`."""
+    """Serves one call whose answer is ready at once. Implements `Handler` of `ps_protocol.rpc.server_stream`."""
 
     def __init__(self, peer: Peer, answer: Callable[[bytes], Message], *, on_close: Callable[[Handler], None]) -> None:
         self._peer, self._compute, self._on_close = peer, answer, on_close
@@ -113,7 +113,7 @@ class ImmediateCall:
         self._on_close(self)
 
 
-# The calls that workers make with every step, from messages to events and from answers to messages. Knows no stream; decides nothing.
+# The calls that workers make with every step, from messages to events and from answers to messages.
 
 
 def heartbeat_event(message: pb.HeartbeatRequest, call: int) -> ev.Heartbeat:
@@ -180,13 +180,13 @@ def _encoded(kind: str, value: CommitResult | TokenReply | bool) -> bytes:
     return pb.ConverseResponse(**{kind: CALLS[kind][1](value)}).SerializeToString()
 
 
-# The standing stream of one worker: calls as they come, answers as they are ready. Knows messages and the runner; decides nothing.
+# The standing stream of one worker: calls as they come, answers as they are ready.
 #
 # A call needs no thread while it waits: the runner hands its answer over, in the thread that has it, and that sends it.
 
 
 class Conversation:
-    """Serves one stream. Implements the Handler of `direct_serving`; answers come from any thread."""
+    """Serves one stream. Implements `Handler` of `ps_protocol.rpc.server_stream`; answers come from any thread."""
 
     def __init__(self, runner: Runner, peer: Peer, *, on_close: Callable[[Handler], None]) -> None:
         self._runner, self._peer, self._on_close = runner, peer, on_close
@@ -236,7 +236,7 @@ class Conversation:
             self._peer.send(encoded_error(number, answer.error))
 
 
-# The chief's RPCs: which event each is, and how its answer is written. Knows messages; decides nothing.
+# The chief's RPCs: which event each is, and how its answer is written.
 #
 # All methods take bytes, so that what is no message at all is refused by us, with a reason. None has a thread of its own: a message is
 # handled in the thread that receives for the whole server, and the answer is sent by the thread that has it.

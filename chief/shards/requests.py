@@ -9,7 +9,7 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, P
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
-# What shards are sent for an instruction of the coordinator, and what it is told of them. Pure: makes requests; sends none.
+# What shards are sent for an instruction of the coordinator, and what it is told of them.
 
 
 # What storage fails with while it cannot be read, or until somebody lets it.
@@ -106,7 +106,7 @@ def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> 
     )
 
 
-# By what parameter servers obey a chief: epoch, incarnation and life, and where it listens. Plain values; knows no connection.
+# By what parameter servers obey a chief: epoch, incarnation and life, and where it listens.
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Authority:
         self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
 
 
-# What an earlier chief has left at the shards for its successor: the newest of the records that they keep. Knows bytes; no connection.
+# What an earlier chief has left at the shards for its successor: the newest of the records that they keep.
 
 
 log = logging.getLogger("lockstep.chief")

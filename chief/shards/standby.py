@@ -1,4 +1,4 @@
-"""A shard that two processes hold: one link over both replicas, which are lost, and how a lost one comes back. Decides not when."""
+"""A shard held by two processes: one link to both, which of them is lost, and how it is brought back. Does not decide when."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 
-# One replica of a shard that has several, and what several of them say taken together. Knows links and statuses; decides no membership.
+# One replica of a shard that has several, and what several of them say taken together.
 
 
 # Whoever does not answer within this, while the other does, is lost.
@@ -140,7 +140,7 @@ def _age_order(status: ShardStatus) -> tuple[int, int]:
     return status.epoch, -1 if status.step is None else status.step
 
 
-# Calls to several replicas at once: which have succeeded, and which are lost. Knows tasks and failures; decides no membership.
+# Calls to several replicas at once: which have succeeded, and which are lost.
 
 
 _MAX_REPETITIONS = 5
@@ -226,9 +226,9 @@ def order_of(error: PsError) -> int:
     return 0 if isinstance(error, Superseded) else 1 if isinstance(error, TRANSIENT) else 2
 
 
-# A shard that several processes hold: one that is asked, and standbys that do the same. Decides which of them count; knows no model.
+# A shard that several processes hold: one that is asked, and standbys that do the same.
 #
-# All that changes a shard is done at all of its members at once. One that fails where another succeeds is dropped, and not counted on
+# All that changes a shard is done at all of its replicas at once. One that fails where another succeeds is dropped, and not counted on
 # before it has been brought back; if it was the first, the next one is asked from then on: the same values, the same step, the same epoch.
 
 
@@ -491,7 +491,7 @@ class ReplicatedLink:
         return status
 
 
-# Brings back replicas that were lost: looks for them, empties those that come again, and has them restored. Decides not when.
+# Brings back replicas that were lost: looks for them, empties those that come again, and has them restored.
 
 
 _LOOK_INTERVAL_S = 0.5

@@ -230,7 +230,9 @@ class ShardWork:
         link, authority = self._calls.links[index], self._authority
         status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
         if status.chief_incarnation not in (0, authority.chief_incarnation):
-            log.warning("parameter server is another chief's; it goes on ps=%d chief_incarnation=%d", index, status.chief_incarnation)
+            log.warning(
+                "parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, status.chief_incarnation
+            )
             return
         try:
             await link.shutdown(epoch=authority.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)

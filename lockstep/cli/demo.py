@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, options_of(DEMO), has_variables=False)
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
-    parser.add_argument("--wire", metavar="FORMAT", help="over gRPC, and so encoded: bfloat16, float16, int8 or, for example, top_k:0.05")
+    parser.add_argument(
+        "--wire", metavar="FORMAT", help="train over gRPC with this encoding: bfloat16, float16, int8 or, for example, top_k:0.05"
+    )
     parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(

@@ -22,7 +22,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
 def run_health(arguments: argparse.Namespace) -> int:
     """Returns 0 if the process answers that it serves, else 1 with words."""
     if not arguments.address:
-        print("lockstep health: whose? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
+        print("lockstep health: which process? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
         return 2
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc

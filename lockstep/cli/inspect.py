@@ -11,9 +11,6 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Placement
 from ps_protocol.roles.chief import ClusterStatus
 
-# `lockstep status` and `lockstep finish`: ask the chief, print its answer. Knows the terminal; decides nothing.
-
-
 _WATCH_PERIOD_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -76,9 +73,6 @@ def _show(status: ClusterStatus, placement: Placement | None, arguments: argpars
     if arguments.watch and not arguments.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
     print(as_json(status, placement=placement) if arguments.json else as_text(status, placement=placement), flush=True)
-
-
-# `lockstep why`: asks the chief why the cluster waits, prints its answer. Knows the terminal; decides nothing.
 
 
 _WITHOUT_CHIEF = (

@@ -20,7 +20,7 @@ from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import Chief, ClusterState
 
-# What `lockstep plan` found, for a person: tables and a recommendation. Pure: from a Plan; knows no terminal and no file.
+# What `lockstep plan` found, for a person: tables and a recommendation.
 
 
 def plan_text(plan: Plan) -> str:

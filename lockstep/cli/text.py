@@ -17,12 +17,12 @@ from ps_protocol.roles.chief import (
     ShardLink,
 )
 
-# What a cluster keeps, and what it was brought back to, in words. Pure: from a ClusterStatus; knows no terminal and no network.
+# What a cluster keeps, and what it was brought back to, in words.
 
 
 _CLAIMS = {
     "none": "only when asked for",
-    "interval": "now and then",
+    "interval": "at intervals",
     "step": "with every step",
 }
 
@@ -46,7 +46,7 @@ def checkpoint_text(checkpoint: CheckpointStatus) -> str:
     parts.append(
         f"latest {checkpoint.tag} (step {checkpoint.step}, {checkpoint.age_s:.0f} s ago)"
         if checkpoint.tag
-        else "none of this run is whole yet"
+        else "this run has no complete checkpoint yet"
     )
     if checkpoint.saving:
         parts.append(f"{checkpoint.saving} is being written")
@@ -70,13 +70,13 @@ def loss_text(status: ClusterStatus) -> str:
     if checkpoint is None or not checkpoint.durability:
         return "the loss of a parameter server would cost the whole training: there are no checkpoints (--checkpoint-dir)"
     if not checkpoint.tag:
-        return "the loss of a parameter server would cost all steps of this run: no checkpoint of it is whole yet"
+        return "the loss of a parameter server would cost all steps of this run: it has no complete checkpoint yet"
     num_steps = max(0, status.global_step - checkpoint.step)
     cost = f"{num_steps} step{'s' * (num_steps != 1)}, those since" if num_steps else "no step, since all are in"
     return f"the loss of a parameter server would cost {cost} {checkpoint.tag}"
 
 
-# The status of a cluster as text and as JSON. Pure: from a ClusterStatus; knows no terminal and no network.
+# The status of a cluster as text and as JSON.
 
 
 _STATES = {
@@ -241,7 +241,7 @@ def _plain(value: object) -> object:
     return value
 
 
-# Why a cluster stands where it stands, for a person: the step, what is missing, who was seen when, what happens next. Pure.
+# Why a cluster stands where it stands, for a person: the step, what is missing, who was seen when, what happens next.
 
 
 _DOING = {

@@ -28,7 +28,7 @@ from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 
-# A parameter server of this process, as a chief uses it: straight over its store, without a wire. Knows event loops and threads.
+# A parameter server of this process, as a chief uses it: straight over its store, without a wire.
 #
 # What may take long runs in a thread, so that the chief goes on hearing its workers meanwhile. Nothing can get lost on the way, so no call
 # needs a deadline.

@@ -12,7 +12,7 @@ import worker_client
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array
 
-# The handwritten digits that come with scikit-learn: the split, each worker's part, each step's batch. Knows no model.
+# The handwritten digits that come with scikit-learn: the split, each worker's part, each step's batch.
 
 
 _NUM_TEST = 360
@@ -67,7 +67,7 @@ def split(rows: Array) -> tuple[Examples, Examples]:
     return train, test
 
 
-# A small neural network: its variables, its loss, its gradients, worked out by hand. Pure NumPy; knows no cluster.
+# A small neural network: its variables, its loss, its gradients, worked out by hand.
 
 
 Variables = Mapping[str, Array]
@@ -133,7 +133,7 @@ def _he_normal(random: np.random.Generator, num_inputs: int, num_outputs: int) -
     return values.astype(np.float32)
 
 
-# Which optimizers the digits can be learned with, and a learning rate that suits each. Knows the SDK's factories; trains nothing.
+# Which optimizers the digits can be learned with, and a learning rate that suits each.
 
 
 # Found by trying; a step is the mean of two batches of 32.

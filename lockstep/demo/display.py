@@ -15,7 +15,7 @@ from lockstep.demo.observer import Progress
 from lockstep.launcher.supervisor import LaunchFailed, Process, make_directory
 from ps_protocol.model.variables import Array
 
-# What a demo shows while it runs: a live table on a terminal, plain lines elsewhere. Knows progress and processes; changes neither.
+# What a demo shows while it runs: a live table on a terminal, plain lines elsewhere.
 
 
 _PLAIN_PERIOD_S = 1.0
@@ -84,7 +84,7 @@ def progress_line(progress: Progress, *, num_steps: int) -> str:
     return f"{line}  waiting: {progress.waiting_for}" if progress.waiting_for else line
 
 
-# The files that a demo leaves: metrics.csv while it runs, then model.npz and summary.json. Knows their form; measures nothing.
+# The files that a demo leaves: metrics.csv while it runs, then model.npz and summary.json.
 
 
 _NAMES = ("metrics.csv", "model.npz", "summary.json")

@@ -14,7 +14,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
-# How far a demo has come, as data. Pure: from the chief's status and an evaluation; knows no clock, process or terminal.
+# How far a demo has come, as data.
 
 
 _RATE_WINDOW_S = 3.0

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
-    parser.add_argument("--wire", metavar="FORMAT", help="how gradients and variables travel, over gRPC then (default: as they are)")
+    parser.add_argument("--wire", metavar="FORMAT", help="train over gRPC with this encoding (default: no encoding)")
     return parser
 
 

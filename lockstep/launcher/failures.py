@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lockstep.launcher.watch import ChiefPoller, StepNeeds
 
 
-# How often, and after which pause, a process that failed is started again. Pure: time is a number; knows no process.
+# How often, and after which pause, a process that failed is started again.
 
 
 # One that lived so long had begun well: what came before does not count any more.
@@ -43,7 +43,7 @@ class RestartLimit:
 
 # The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
 _ROLES_END_TOGETHER_S = 5.0
-# A role that was ended by itself, and that can be brought back, is missed sooner.
+# A role that was stopped while the chief kept running, and that can be brought back, is missed sooner.
 _ALONE_S = 1.5
 _SAY_AFTER_S = 2.0
 # How long a look at the chief may hold up the output of the others.
@@ -181,7 +181,7 @@ class ClusterWatch:
         return True
 
     def _check_roles_ended_together(self, ended_ago_s: float) -> None:
-        """A role that has ended without a failure: all end, or it was ended by itself, and is missed."""
+        """Judges a role that has ended without a failure: either all roles end, or it alone was stopped, and is missed."""
         running = [process.name for process in self._cluster.roles if process.is_running]
         gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
         if not self.has_running_workers or not gone:
@@ -192,7 +192,7 @@ class ClusterWatch:
         if ended_ago_s > _ALONE_S and self._cluster.chief.is_running and all(self._cluster.may_restart(process) for process in gone):
             self._role_ended_at = None
             for process in gone:
-                self._plan_restart(process, f"{process.name} (pid {process.pid}) was ended by itself")
+                self._plan_restart(process, f"{process.name} (pid {process.pid}) was stopped while the chief kept running")
         elif ended_ago_s > _ROLES_END_TOGETHER_S:
             names = ", ".join(process.name for process in gone)
             self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")

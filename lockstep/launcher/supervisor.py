@@ -24,7 +24,7 @@ from typing import IO, Self, TextIO
 
 from lockstep.launcher.guardian import TOKEN_VARIABLE
 
-# What a person sees of several processes at once: each line with the name of its process. Knows lines and colours; no process.
+# What a person sees of several processes at once: each line with the name of its process.
 
 
 # Cyan, green, magenta, yellow, blue and their bright forms: red is left for failures.
@@ -85,7 +85,7 @@ class PrefixedOutput:
         self._stream.flush()
 
 
-# One child process: its output, its log, its end. Knows pipes and process groups; not who else runs.
+# One child process: its output, its log, its end.
 
 
 NUM_LAST_LINES = 20

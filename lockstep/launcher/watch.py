@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ps_protocol.rpc.chief import GrpcChief
 
 
-# How a launcher reaches the chief of its own cluster, whatever the shell says about others. Knows the chief's client; no process.
+# How a launcher reaches the chief of its own cluster, whatever the shell says about others.
 
 
 def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
@@ -34,7 +34,7 @@ def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcCh
     return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
 
 
-# What a step needs of the workers, as the chief has it now: programs may change the policy. Knows the chief's reports; no process.
+# What a step needs of the workers, as the chief has it now: programs may change the policy.
 
 
 _PERIOD_S = 0.1
@@ -165,7 +165,7 @@ class ChiefPoller:
                 self._has_told = True  # once: a chief that refuses has its reasons
 
 
-# Judges whether the workers that are left can make another step. Knows the chief's reports; no clock, process or wire.
+# Judges whether the workers that are left can make another step.
 
 
 # Some may only be at their last lines, or about to join: as long as this nothing is made of it.
@@ -203,7 +203,7 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
     return num_waiting > 0 and status.num_contributions + len(live) - num_waiting < status.replicas_to_aggregate
 
 
-# Ends training when workers have ended with 0 and too few for a step are left. Knows processes and the chief; no tensor.
+# Ends training when workers have ended with 0 and too few for a step are left.
 
 
 # Workers that end together end this close to each other: nothing is said then.

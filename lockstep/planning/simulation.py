@@ -38,7 +38,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import PushId
 
-# A network link that transfers under way share evenly, with a clock that is a number. Knows sizes in seconds; no wire, no thread.
+# A network link that transfers under way share evenly, with a clock that is a number.
 
 
 _LEAST_S = 1e-12

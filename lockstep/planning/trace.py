@@ -10,7 +10,7 @@ from lockstep.planning.simulation import MAX_WORKERS
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind, ParticipantStatus
 
-# A trace: how long each worker computed for each step, as CSV or JSON lines. Reads and writes its text; knows no cluster and no file.
+# A trace: how long each worker computed for each step, as CSV or JSON lines.
 
 
 HEADER = "worker,step,seconds"
@@ -116,7 +116,7 @@ def _number(given: object) -> float:
         return math.nan
 
 
-# Computing times of a running cluster, by what its chief's status says again and again. Knows statuses; no chief, file or clock.
+# Computing times of a running cluster, by what its chief's status says again and again.
 #
 # The chief doesn't know when a worker computes. But it counts each worker's contributions, and says when the open step was opened: the
 # workers that had given theirs began then. So a time runs from there to the status that first counts the contribution, and has reading and

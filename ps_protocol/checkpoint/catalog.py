@@ -14,7 +14,7 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
 from ps_protocol.roles.shard import MAX_STEP
 
-# Which kind of storage a place for checkpoints needs: a path, or a URL. Knows all storages; stores nothing itself.
+# Which kind of storage a place for checkpoints needs: a path, or a URL.
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z].*)?://")
@@ -40,7 +40,7 @@ def open_storage(place: str) -> CheckpointStorage:
     return RemoteStorage(place)
 
 
-# Which checkpoints of a place are whole, which of them is the newest, and which may go. Knows storages and manifests; no shard.
+# Which checkpoints of a place are whole, which of them is the newest, and which may go.
 
 
 # Value, slots and averages of a variable's slice, at the very most.
@@ -223,7 +223,7 @@ def _candidate(storage: CheckpointStorage, stored: StoredCheckpoint) -> _Candida
         age_order = -1, -1
     # Checked even of one that will not be read: a new run's epochs begin above all of these.
     if not (1 <= age_order[0] <= MAX_STEP and 0 <= age_order[1] <= MAX_STEP):
-        raise DataLoss(f"{where}: not a valid manifest: its epoch or step is none")
+        raise DataLoss(f"{where}: not a valid manifest: its epoch or step is invalid")
     return _Candidate(stored=stored, cluster=str(fields.get("cluster", "")), age_order=age_order)
 
 

@@ -15,10 +15,10 @@ from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.shard import CheckpointFile
 
-# Where checkpoints are kept, as a seam: files under a tag, made whole by a manifest. Knows names and bytes; not what is in them.
+# Where checkpoints are kept, as a seam: files under a tag, made whole by a manifest.
 #
 # A place holds one directory for each checkpoint: its files, and MANIFEST.json, which is written last. What has no manifest is incomplete,
-# and no checkpoint. `checkpoint_local` keeps them in a directory, `checkpoint_remote` wherever fsspec reaches. All roles are given
+# and no checkpoint. `LocalStorage` keeps them in a directory, `RemoteStorage` wherever fsspec reaches. All roles are given
 # the same place: each parameter server creates its file, the chief commits.
 
 
@@ -159,7 +159,7 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-# Checkpoints in a directory of a file system: temporary directory, fsync, manifest last, rename. Knows files; not what is in them.
+# Checkpoints in a directory of a file system: temporary directory, fsync, manifest last, rename.
 
 
 INCOMPLETE = ".incomplete"

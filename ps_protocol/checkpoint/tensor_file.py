@@ -17,7 +17,7 @@ from ps_protocol.model.variables import MAX_RANK, Array, DataType
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.shard import CheckpointFile
 
-# The header of a safetensors file: names, types, shapes and places of its tensors. Knows bytes; opens no file, and runs nothing it reads.
+# The header of a safetensors file: names, types, shapes and places of its tensors.
 #
 # A file is the header's length (8 bytes, little-endian), the header (JSON), and the bytes of the tensors, little-endian, in C order, one
 # after the other without a hole. Any safetensors library reads what is written here, and so does NumPy alone:
@@ -208,7 +208,7 @@ def _invalid(where: str, why: str) -> DataLoss:
     return DataLoss(f"{where}: not a valid safetensors file: {why}")
 
 
-# One file of a checkpoint, written and read in one pass, hashed on the way. Knows tensors and a storage; not whose they are.
+# One file of a checkpoint, written and read in one pass, hashed on the way.
 
 
 # Small enough to be hashed while it is still in the processor's cache.

@@ -15,7 +15,7 @@ from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, NonFiniteGradient, 
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 
-# A shard's arena or rows, as they lie in somebody's memory: pieces that together make one run of bytes. Knows offsets and bytes; no names.
+# A shard's arena or rows, as they lie in somebody's memory: pieces that together make one run of bytes.
 #
 # A server has its arena in one piece. A worker has it in one piece but for the variables that are split over shards: their rows lie in the
 # middle of the whole variable, so that the user gets one array and nothing is joined afterwards.
@@ -103,7 +103,7 @@ class SegmentWriter:
             raise TruncatedStream(f"{self.num_written} of {self.nbytes} bytes received; nothing was changed; send it again")
 
 
-# Where each variable of a shard lies in its arena, and the name (hash) of that arrangement. Knows offsets; holds no bytes.
+# Where each variable of a shard lies in its arena, and the name (hash) of that arrangement.
 #
 # A shard's dense variables lie in one run of bytes: by element type, and then by the optimizer that updates them; each slice begins at a
 # multiple of 64 bytes, and the padding between is zero. Values, gradients and slots, on the wire and in memory, have this one arrangement.
@@ -258,7 +258,7 @@ def _hash_of(slices: Sequence[VariableSlice]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
-# Whether the elements of gradients are finite, and the words for those that are not. Pure: arrays and names; knows no step and no wire.
+# Whether the elements of gradients are finite, and the words for those that are not.
 
 
 # Elements that are looked at one by one stay in a core's cache.

@@ -14,7 +14,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OPTIMIZERS, SCHEDULES, OptimizerSpec, Schedule
 from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
 
-# Moving averages of variables, as the servers keep them: which, and by what decay. Knows no array.
+# Moving averages of variables, as the servers keep them: which, and by what decay.
 #
 # Source: tf.compat.v1.train.ExponentialMovingAverage.
 
@@ -47,7 +47,7 @@ class AverageSpec:
         return min(self.decay, (1 + num_updates) / (10 + num_updates)) if self.use_num_updates else self.decay
 
 
-# Limits on the mean gradient of a step, over all shards: what is asked for, and the factors that follow from norms. Knows no array.
+# Limits on the mean gradient of a step, over all shards: what is asked for, and the factors that follow from norms.
 #
 # Sources: tf.clip_by_value, tf.clip_by_norm, tf.clip_by_global_norm. Norms are of the mean that the optimizer would get, so shards first
 # report sums of squares, slice by slice, and then apply with the factors that follow from all of them.
@@ -107,7 +107,7 @@ def _is_update(piece: VariableSlice) -> bool:
     return piece.variable.optimizer is not None and piece.variable.optimizer.is_update_rule
 
 
-# A model as all workers must present it: variables, optimizer, placement policy. Knows no address and no value.
+# A model as all workers must present it: variables, optimizer, placement policy.
 
 
 STRATEGIES = ("greedy_bytes", "round_robin")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.optimizers import OptimizerSpec
 
-# What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean. Knows no formula.
+# What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean.
 
 
 MAX_SLICES = 10_000
@@ -111,7 +111,7 @@ def _check_finite(what: str, value: object) -> None:
         raise InvalidSpec(f"{what} = {value!r}, want a finite number")
 
 
-# Element types and variable specifications, checked. Knows names, shapes and sizes; nothing of where a variable lies.
+# Element types and variable specifications, checked.
 
 
 Array = npt.NDArray[Any]
@@ -280,7 +280,7 @@ def check_shape(shape: tuple[int, ...], *, name: str) -> None:
         raise InvalidSpec(f"variable {name!r}: shape {shape} is too large")
 
 
-# How a variable is cut over parameter servers, as functions of its shape and type. Knows sizes; nothing of where slices lie.
+# How a variable is cut over parameter servers, as functions of its shape and type.
 #
 # Sources: tf.compat.v1.fixed_size_partitioner, variable_axis_size_partitioner, min_max_variable_partitioner.
 

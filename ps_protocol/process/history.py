@@ -23,7 +23,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSetti
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 
-# What a process did and was told, kept for `lockstep audit`: lines of JSON and a file of bytes. Knows files; no role, no cluster.
+# What a process did and was told, kept for `lockstep audit`: lines of JSON and a file of bytes.
 #
 # A process writes `NAME.jsonl`, one object a line, and `NAME.bin`, the arrays that the lines name by offset and length. Each record goes to
 # the system as soon as it is made, bytes before words, so that a process that is killed leaves everything but perhaps the end of its last

@@ -28,7 +28,7 @@ class QuickCondition(_ReentrantLock, threading.Condition):  # type: ignore[misc]
         threading.Condition.__init__(self, self)
 
 
-# How long to pause before trying again: doubling, jittered, bounded. Pure; the randomness comes from the caller.
+# How long to pause before trying again: doubling, jittered, bounded.
 
 
 FIRST_DELAY_S = 0.05
@@ -46,11 +46,11 @@ def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float
         bound = min(2 * bound, max_s)
 
 
-# Repeats an idempotent call for as long as its server cannot be reached. Knows time and the log; no channel, no service.
+# Repeats an idempotent call for as long as its server cannot be reached.
 #
 # The clients of this package make one attempt a call; whoever wants patience wraps the call:
 #
-# retry.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
+# waiting.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
 
 
 log = logging.getLogger("lockstep.silence")
@@ -119,9 +119,9 @@ class _Wait:
         return DeadlineExceeded(f"{error.message} (before that: {self._failure})", facts=error.facts)
 
 
-# Says that a call has had no answer for too long, while it still blocks. Knows time, a thread and the log; nothing of what is called.
+# Says that a call has had no answer for too long, while it still blocks.
 #
-# `retry.py` speaks between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
+# `call` speaks between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
 # the deadline ends it. Nobody shall wait over 2 s without being told what for, so a thread of its own looks at the calls under way.
 # Where that may be mended, as by looking for a server that has moved, it sounds an alarm as well.
 
@@ -189,7 +189,7 @@ def _look(call: _Call, now: float) -> None:
         log.warning("no answer yet from %s, for %.1f s: it may be gone, stopped or cut off; still waiting", call.what, now - call.started_s)
 
 
-# Ends calls that have no deadline of their own, when their time is up. Knows time and a thread; nothing of what is called.
+# Ends calls that have no deadline of their own, when their time is up.
 
 
 class Expiring(Protocol):

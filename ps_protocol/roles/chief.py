@@ -12,7 +12,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.shard import PushId
 
-# What workers and observers say to the chief, and hear from it, as values. Knows words and numbers; no transport, no tensor.
+# What workers and observers say to the chief, and hear from it, as values.
 
 
 DEFAULT_POLICY = PolicySpec()
@@ -235,7 +235,7 @@ class SettingsReply:
     step: int
 
 
-# What a chief reports of its cluster. Pure: words and numbers, no transport, no tensor.
+# What a chief reports of its cluster.
 
 
 class ClusterState(enum.Enum):
@@ -356,7 +356,7 @@ class ClusterStatus:
     data: DataStatus | None = None
 
 
-# The seam to the chief: what workers and observers ask of it, whatever carries it. Knows words and numbers; no transport, no tensor.
+# The seam to the chief: what workers and observers ask of it, whatever carries it.
 
 
 class Chief(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, ProtocolMismatch, WrongCluster, WrongRole
 
-# The address forms "host:port" and "unix:/path", checked. Pure: resolves no name and opens nothing.
+# The address forms "host:port" and "unix:/path", checked.
 
 
 # sizeof(sun_path) - 1: the kernel cuts or refuses anything longer.
@@ -79,7 +79,7 @@ def is_loopback(text: str) -> bool:
     return parse_address(text, is_bind=True).is_loopback
 
 
-# The version of the protocol and the rule for telling whether two versions can work together. Pure; knows no message.
+# The version of the protocol and the rule for telling whether two versions can work together.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:
     return ""
 
 
-# Who answers at an address, and whether that is whom the caller wants. Pure; `handshake_client` and `handshake_servicer` carry it.
+# Who answers at an address, and whether that is whom the caller wants.
 
 
 class Role(enum.Enum):

@@ -12,7 +12,7 @@ from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
 
-# What chief and workers say to a parameter server, and hear from it, as values. Knows steps and bytes; no transport.
+# What chief and workers say to a parameter server, and hear from it, as values.
 
 
 # No call of any role waits longer in one go: who wants to wait on asks again.
@@ -148,7 +148,7 @@ class ApplyRequest:
     """The step to apply and the contributions to average, sorted.
 
     `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
-    `scales`: one factor for the mean of each slice, as `clipping.scales` has it; empty: all 1. `discards`: contributions that will never
+    `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request.
     """
@@ -269,7 +269,7 @@ class ShardStatus:
     life: int = 0
 
 
-# What a chief says to a parameter server about checkpoints, and hears from it, as values. Knows steps and bytes; no file, no transport.
+# What a chief says to a parameter server about checkpoints, and hears from it, as values.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ class RestoreProgress:
     num_bytes: int = 0
 
 
-# The seam to a parameter server: what chief and workers ask of a shard, whatever carries it. Knows steps and bytes; no transport.
+# The seam to a parameter server: what chief and workers ask of a shard, whatever carries it.
 
 
 class Shard(Protocol):
@@ -457,7 +457,7 @@ class Shard(Protocol):
         """Releases the caller's connection; the server goes on."""
 
 
-# A shard that passes every call on to another one: the base of those that do some things differently. Knows the Protocol; no transport.
+# A shard that passes every call on to another one: the base of those that do some things differently.
 
 
 class ForwardingShard:

@@ -21,7 +21,7 @@ from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole, check_allowed, is_open, is_standing
 from ps_protocol.security.tokens import TokenTable, authorization_in
 
-# Calls of those who only look, or operate: only so many at once, so that they keep nobody from training. Knows roles and contexts.
+# Calls of those who only look, or operate: only so many at once, so that they keep nobody from training.
 
 
 # Of each of these roles at one server. A call may hold a thread, and a message of up to 16 MiB.
@@ -56,7 +56,7 @@ class GuestCalls:
             self._num[role] -= 1
 
 
-# Calls that last, and the tokens they began with: a call ends when its token is no longer good. Knows contexts and tokens; no method.
+# Calls that last, and the tokens they began with: a call ends when its token is no longer good.
 
 
 log = logging.getLogger("lockstep.rpc")
@@ -115,7 +115,7 @@ class StandingCalls:
         context.cancel()
 
 
-# Calls that anybody may make, without a token: served without a thread, and only so many at once. Knows grpc's handlers; no method.
+# Calls that anybody may make, without a token: served without a thread, and only so many at once.
 
 
 # Of strangers, all together: what they may have a server remember, up to a message of 16 MiB each. One more ends the oldest, so that they
@@ -150,7 +150,7 @@ class OpenCalls:
 
 
 class _OpenCall:
-    """Serves one call by the method's own handler. Implements the Handler of `standing_peer`."""
+    """Serves one call by the method's own handler. Implements `Handler` of `ps_protocol.rpc.server_stream`."""
 
     def __init__(self, method: Any, peer: Peer, context: grpc.ServicerContext, *, on_close: Callable[[Handler], None]) -> None:
         self._method, self._peer, self._context, self._on_close = method, peer, context, on_close
@@ -172,7 +172,7 @@ class _OpenCall:
         self._on_close(self)
 
 
-# Lets calls in or not, before any method sees them: for every service of a server at once. Knows grpc's handlers; no message.
+# Lets calls in or not, before any method sees them: for every service of a server at once.
 
 
 _NOTE_INTERVAL_S = 10.0

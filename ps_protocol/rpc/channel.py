@@ -13,7 +13,7 @@ from ps_protocol.security.certificates import ServerCertificates, channel_creden
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 
-# The options of every gRPC channel and server, each with its reason, and the opening of channels. Knows no service.
+# The options of every gRPC channel and server, each with its reason, and the opening of channels.
 
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -44,7 +44,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     # Peers of a cluster talk to each other directly; http_proxy in the environment is meant for the web.
     ("grpc.enable_http_proxy", 0),
-    # gRPC's own retry keeps copies of what was sent and gives up on streams of our size; `retry.py` repeats instead.
+    # gRPC's own retry keeps copies of what was sent and gives up on streams of our size; `process.waiting.call` repeats instead.
     ("grpc.enable_retries", 0),
     # The service config would come from DNS TXT records; asking for them only delays the first connection.
     ("grpc.service_config_disable_resolution", 1),
@@ -164,7 +164,7 @@ class Access:
 DEFAULT_ACCESS = Access()
 
 
-# The port of a server, encrypted if the server has a certificate. Knows grpc and certificates; no service.
+# The port of a server, encrypted if the server has a certificate.
 
 
 def add_port(server: grpc.Server, address: Address, *, security: Security) -> int:

@@ -23,7 +23,7 @@ from ps_protocol.rpc.status import rebuild
 from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
 
-# Ctrl-C during a streaming call. Knows Python's default handler of SIGINT and how to cancel; nothing of what is called.
+# Ctrl-C during a streaming call.
 #
 # gRPC's streams wait on locks that are written in Python. A KeyboardInterrupt that Python raises just there can leave such a lock held for
 # ever, and closing the channel would then hang. So, while the main thread is in a stream, Ctrl-C cancels the call, and the exception is
@@ -87,7 +87,7 @@ class CancellingOnInterrupt:
             self._call.cancel()
 
 
-# A channel to one server whose calls end in values or typed errors. Knows how to call, not what: the clients name methods and messages.
+# A channel to one server whose calls end in values or typed errors.
 
 
 Response = TypeVar("Response", bound=Message)
@@ -204,7 +204,7 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-# Whether a server speaks TLS, found out by greeting it once: a lost connection alone does not say. Knows sockets; no gRPC.
+# Whether a server speaks TLS, found out by greeting it once: a lost connection alone does not say.
 
 
 _TIMEOUT_S = 0.5
@@ -244,7 +244,7 @@ def _greeting() -> bytes:
     return outgoing.read()
 
 
-# Asks who is at an address before any work is done there. Knows the handshake; nothing of the other services.
+# Asks who is at an address before any work is done there.
 
 
 _METHOD = "/ps_protocol.v1.HandshakeService/Handshake"

@@ -18,7 +18,7 @@ from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.status import from_ending
 
-# A bidirectional stream that the calling thread works by itself. Knows gRPC's streams and bytes; no message, no deadline.
+# A bidirectional stream that the calling thread works by itself.
 #
 # grpcio's own streams take two threads more, one that feeds them and one that receives for the whole channel, and a message passes through
 # locks written in Python between them: 0.20 ms for 4 KiB and its answer, and 0.15 ms of CPU at the client. A blocking unary call of grpcio
@@ -226,7 +226,7 @@ def _text(details: bytes | str | None) -> str:
     return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
 
 
-# One standing stream to a method of a server: opened when first used, and again after it has broken. Knows how to use it; no message.
+# One standing stream to a method of a server: opened when first used, and again after it has broken.
 
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ import grpc
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.rpc.status import defect, set_status
 
-# Handlers that never wait, and are begun by the thread that takes a server's events. Knows how grpcio is told so; no method.
+# Handlers that never wait, and are begun by the thread that takes a server's events.
 #
 # grpcio otherwise begins every call in a thread of the server's pool, which makes threads as calls come, and keeps them: callers who are
 # not even let in could have it make thousands.
@@ -50,7 +50,7 @@ def never_waiting(serve: Serve) -> Serve:
     return serve
 
 
-# What serves a standing stream and what it sees of the caller: two interfaces. Knows bytes and errors; no way to carry them.
+# What serves a standing stream and what it sees of the caller: two interfaces.
 
 
 class Peer(Protocol):
@@ -97,7 +97,7 @@ class FinishingHandler(Handler, Protocol):
 Begin = Callable[[Peer, grpc.ServicerContext], Handler]
 
 
-# A standing stream by grpcio's public interface: two threads, one reads and one writes. Knows bytes; no message.
+# A standing stream by grpcio's public interface: two threads, one reads and one writes.
 
 
 class ThreadedPeer:
@@ -231,7 +231,7 @@ def _do(work: Callable[[], object] | None) -> bool:
     return work is not None
 
 
-# Standing streams served by events instead of threads: the server's side of what `direct_stream` is for callers. Knows no message.
+# Standing streams served by events instead of threads: the server's side of what `ps_protocol.rpc.client_stream` is for callers.
 #
 # grpcio's threaded server gives each bidirectional stream a thread, and each message takes two of them: one that takes the event, and the
 # stream's own. For answers of a few bytes the way between them is most of the cost: 109 us of CPU for a message and its answer, against 72

@@ -45,7 +45,7 @@ from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message, encode_standing_request
 from ps_protocol.wire.frames import Frame, FrameWriter, encode_stream, parse, write_frames
 
-# Streams from a shard that begin with a step, into memory. Knows messages and frames; no call.
+# Streams from a shard that begin with a step, into memory.
 
 
 Downward = TypeVar("Downward", pb.ReadVariablesResponse, pb.ReadSlotResponse, pb.ReadRowsResponse)
@@ -81,7 +81,7 @@ def receive_into(
     return header.step
 
 
-# Variables read over a standing stream, also before they are there. Knows requests and frames; no shard.
+# Variables read over a standing stream, also before they are there.
 
 
 class VariablesStream:

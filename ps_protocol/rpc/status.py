@@ -26,7 +26,7 @@ from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
 from ps_protocol.v1 import error_pb2
 from ps_protocol.wire.call_errors import fitting, typed_error
 
-# Typed errors and plain words for what gRPC itself reports: nobody answered, or none of ours. Knows no channel and no service.
+# Typed errors and plain words for what gRPC itself reports: nobody answered, or none of ours.
 
 
 # What gRPC's text contains -> what it means, and what to do. The first that occurs counts.

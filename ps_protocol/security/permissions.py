@@ -82,5 +82,10 @@ def check_allowed(method: str, role: CallerRole, *, proof: str = "token") -> Non
 
 def denied(action: str, roles: Iterable[CallerRole], role: CallerRole, *, proof: str = "token") -> PermissionDenied:
     """Returns the error for a caller of another role than the action needs."""
-    wanted = " or ".join(sorted(allowed.value for allowed in roles)) or "that nobody has"
-    return PermissionDenied(f"{action} needs role {wanted}, {proof} has role {role.value}", facts={"role": role.value})
+    wanted = " or ".join(sorted(allowed.value for allowed in roles))
+    words = (
+        f"{action} needs role {wanted}, {proof} has role {role.value}"
+        if wanted
+        else f"no role may call {action}; {proof} has role {role.value}"
+    )
+    return PermissionDenied(words, facts={"role": role.value})

@@ -28,7 +28,7 @@ from ps_protocol.shared_memory.words import (
     segment_bytes,
 )
 
-# Memory without a name that two processes map: made by one, found by the other in /proc. Knows descriptors and pages; no RPC, no step.
+# Memory without a name that two processes map: made by one, found by the other in /proc.
 #
 # A segment is a memfd. It has no name in any file system, so nothing can be left behind: it is gone with the last process that maps it. Its
 # size is sealed, so that nobody can cut it off under another's feet; that of the variables is sealed against writing too. Another process

@@ -82,7 +82,7 @@ class SharedVariables:
         return None
 
 
-# The conversation by which a worker comes to a shard's memory, and the stream that keeps it. Knows messages and segments; no gradient.
+# The conversation by which a worker comes to a shard's memory, and the stream that keeps it.
 
 
 METHOD = "ShareMemory"
@@ -191,7 +191,7 @@ class MemoryLink:
             raise MemoryNotShared(f"{self.target}: its memory cannot be mapped here: {error}", is_same_host=True) from None
 
 
-# A parameter server whose memory this worker shares: the `Shard` in which nothing travels. Knows slots and arenas; calls where it must.
+# A parameter server whose memory this worker shares: the `Shard` in which nothing travels.
 #
 # A push is a few numbers in a slot's header, and a read is the server's own memory. Whatever is out of the ordinary (another epoch, rows, a
 # step that is not open, a server that ends) is asked of the server, which decides and has the words.
@@ -411,4 +411,4 @@ class SharedMemoryShard(ForwardingShard):
     def _note_loss(self) -> None:
         if not self._link.is_open and not self._is_loss_known:
             self._is_loss_known = True
-            log.warning("%s: its memory is not shared any more; gradients and variables travel from now on", self._link.target)
+            log.warning("%s: its memory is no longer shared; gradients and variables go over gRPC from now on", self._link.target)

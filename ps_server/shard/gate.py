@@ -81,12 +81,12 @@ class Gate:
 
     @property
     def is_free(self) -> bool:
-        """Whether whoever takes the turn now would wait for nobody, and nobody for readers; asks without the lock."""
+        """Whether no step, arrival or reader is under way, so a turn would start at once. Does not take the lock."""
         return not (self._is_taken or self._num_arrivals or self._readers)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step and no arrival is under way; asks without the lock."""
+        """Whether no step and no arrival is under way. Does not take the lock."""
         return not (self._is_taken or self._num_arrivals)
 
     def wait_until_idle(self, timeout_s: float) -> None:
@@ -110,11 +110,11 @@ class Gate:
             self._given_up_before = before
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
-        """In a block: waits, without the lock, until something is so that takes a moment, and whose end calls `changed`."""
+        """In a block: releases the lock and waits until `is_so()` is true. Whoever makes it true must call `changed`."""
         self._lock.wait_for(is_so)
 
     def changed(self) -> None:
-        """In a block: lets those look who wait in another."""
+        """In a block: wakes those who wait in another block, so that they look again."""
         self._lock.notify_all()
 
     @property

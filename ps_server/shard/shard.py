@@ -547,7 +547,7 @@ class Shard:
             try:
                 return self._segments.variables(arena_bytes)
             except OSError as error:
-                log.warning("%s: no memory that workers could share: %s; gradients and variables travel", self._name, error)
+                log.warning("%s: cannot create shared memory: %s; workers use gRPC instead", self._name, error)
         return private_variables(arena_bytes)
 
     def _put_model_locked(self, model: ShardModel | None) -> None:

@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.repo.source_tree import dotted, imports, source_files, tree
@@ -19,6 +20,11 @@ FOREIGN_UNDERSCORES = {
     ("ps_protocol/rpc/client_stream.py", "_channel"): "the channel that grpcio hides behind its own, for streams without a thread each",
     ("ps_protocol/rpc/server_stream.py", "_rpc_event"): "the call that grpcio hides behind its context, for streams without a thread each",
 }
+# A name in backquotes: of a file, or of something in it, perhaps dotted, perhaps called.
+NAMED_FILE = re.compile(r"`([\w/]+\.py)`")
+NAMED_THING = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
+# Names of others, and ends of names.
+FOREIGN_NAMES = {"_locked", "feature_names_in_", "hostname", "n_features_in_"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 FILES = [*source_files(), *sorted((ROOT / "benchmarks").rglob("*.py"))]
@@ -89,6 +95,45 @@ def test_no_module_reads_anothers_underscore() -> None:
                 may = node.attr in own or {("", node.attr), (place, node.attr)} & FOREIGN_UNDERSCORES.keys()
                 wrong += [] if may else [f"{_at(path, node.lineno)} reads {ast.unparse(node)}"]
     assert not wrong, "\n".join(wrong)
+
+
+def test_names_in_comments_and_docstrings_exist() -> None:
+    files = {path.name for path in [*FILES, *OTHER_FILES]}
+    known = FOREIGN_NAMES.union(*(_known_names(path) for path in source_files()))
+    wrong = []
+    for path in source_files():
+        for line, text in _prose(path):
+            wrong += [f"{_at(path, line)} names {name}" for name in NAMED_FILE.findall(text) if Path(name).name not in files]
+            wrong += [f"{_at(path, line)} names {name}" for name in NAMED_THING.findall(text) if not known.issuperset(name.split("."))]
+    assert not wrong, "no longer there: " + "\n".join(wrong)
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the comments and docstrings of a file, each with its first line's number."""
+    with tokenize.open(path) as file:
+        yield from ((token.start[0], token.string) for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT)
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text
+
+
+def _known_names(path: Path) -> set[str]:
+    """All that a file may be speaking of: its own name and folders, and every name, argument, attribute and word in quotes in its code."""
+    known = {*path.relative_to(ROOT).with_suffix("").parts}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            known.add(node.name)
+        elif isinstance(node, ast.Name):
+            known.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            known.add(node.attr)
+        elif isinstance(node, ast.arg | ast.keyword):
+            known.add(node.arg or "")
+        elif isinstance(node, ast.alias):
+            known.update(node.name.split("."))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            known.update(re.findall(r"\w+", node.value))
+    return known
 
 
 def _own_names(path: Path) -> set[str]:

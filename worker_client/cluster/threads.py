@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-# Runs calls that may hang, for a bounded time. Knows threads and callables; nothing of what the calls do.
+# Runs calls that may hang, for a bounded time.
 
 
 def run_bounded(calls: Sequence[Callable[[], object]], *, name: str, timeout_s: float) -> bool:
@@ -23,7 +23,7 @@ def run_bounded(calls: Sequence[Callable[[], object]], *, name: str, timeout_s: 
     return not any(thread.is_alive() for thread in threads)
 
 
-# Runs one call for each shard at the same time. Knows threads and callables; nothing of what the calls do.
+# Runs one call for each shard at the same time.
 
 
 Result = TypeVar("Result")

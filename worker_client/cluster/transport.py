@@ -49,8 +49,8 @@ class SharingShard(Shard, Protocol):
 class Transport(Protocol):
     """Opens chiefs and shards, and says how calls to them behave. `timeout_s`: how long a server that does not answer is waited for.
 
-    `is_in_process`: nothing can be cut off or die alone, so no lease need be kept. `wire`: how gradients travel. `access`: what callers
-    prove with who they are. `history`: where contributions are noted, for `lockstep audit`; None: nowhere.
+    `is_in_process`: nothing can be cut off or die alone, so no lease need be kept. `wire`: how gradients travel. `access`: credentials of
+    the caller. `history`: where contributions are noted, for `lockstep audit`; None: nowhere.
     """
 
     is_in_process: bool

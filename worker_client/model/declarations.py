@@ -29,7 +29,7 @@ from ps_protocol.model.variables import (
 )
 from worker_client.model.optimizers import plain_number
 
-# What a program says about its variables: plain ones, tables, state, rows of gradients. Knows values and options; no model, no server.
+# What a program says about its variables: plain ones, tables, state, rows of gradients.
 
 
 # Arrays have no single truth value, so none of these can be compared as a whole.
@@ -183,7 +183,7 @@ def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Pl
     return Placement(placement, split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else split_bytes)
 
 
-# From what a program says about its variables to the model's specification and first values. Knows options; no chief, no server.
+# From what a program says about its variables to the model's specification and first values.
 
 
 Choice = TypeVar("Choice")

@@ -21,7 +21,7 @@ from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import plain_number
 from worker_client.model.wire_format import WireFormat
 
-# A table's gradient as its server wants it: rows by ascending index. Knows indices and arrays; no shard and no step.
+# A table's gradient as its server wants it: rows by ascending index.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +104,7 @@ def _merged(indices: Array, values: Array, variable: VariableSpec) -> RowGradien
     return RowGradient(ordered, rows)
 
 
-# Checks what a user pushes and brings it into the staging memory. Knows names, shapes and element types; no steps and no transport.
+# Checks what a user pushes and brings it into the staging memory.
 
 
 MAX_NAMES_SHOWN = 10
@@ -319,7 +319,7 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-# Refuses gradients that are not finite before anybody is sent them. Knows a worker's memory; no shard, no transport.
+# Refuses gradients that are not finite before anybody is sent them.
 
 
 class FiniteGradients:
@@ -359,7 +359,7 @@ def _elements(memory: ModelMemory) -> Iterator[Array]:
             start += piece.nbytes
 
 
-# What each shard is sent of a contribution: its arena, or none, and its rows of tables. Knows layouts and memory; no transport.
+# What each shard is sent of a contribution: its arena, or none, and its rows of tables.
 #
 # Where a wire format asks for it, the arena is encoded into memory of its own, once: a part that has to be sent again is the same bytes.
 

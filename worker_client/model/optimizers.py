@@ -7,7 +7,7 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 
-# Learning-rate schedules as values that servers understand. Knows names and arguments; the formulas are the servers'.
+# Learning-rate schedules as values that servers understand.
 
 
 def exponential_decay(initial: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
@@ -64,7 +64,7 @@ def _schedule(name: str, **arguments: float) -> Schedule:
     return Schedule(name=name, arguments={key: plain_number(value) for key, value in arguments.items()})
 
 
-# Optimizers as values that servers understand. Knows names and hyper-parameters; the formulas are the servers'.
+# Optimizers as values that servers understand.
 
 
 Rate = float | Schedule

@@ -28,7 +28,7 @@ from worker_client.cluster.waiting import Wait
 from worker_client.session.state import OpenCommits
 from worker_client.shards.shards import CLOSE_WAIT_S, Shards
 
-# A participant's place in its cluster, taken again when chief or epoch have changed. Knows the link and a lock; no model and no step.
+# A participant's place in its cluster, taken again when chief or epoch have changed.
 
 
 log = logging.getLogger("lockstep.worker")
@@ -142,7 +142,7 @@ class Place:
             log.info("a new chief has not heard of all that was counted: %s", error)
 
 
-# Keeps a participant's lease while its own thread computes. Knows a thread and what to do in it; no chief, no model and no step.
+# Keeps a participant's lease while its own thread computes.
 
 
 # A third of the lease, so that one lost heartbeat does not end it.
@@ -196,7 +196,7 @@ class Heartbeat:
                 return
 
 
-# How a participant leaves its cluster: quickly, whatever the state of things. Knows the chief and threads; no model.
+# How a participant leaves its cluster: quickly, whatever the state of things.
 
 
 # With three waits of a quarter, and the end of an interpreter, Ctrl-C brings the prompt back within 2 s.
@@ -241,7 +241,7 @@ def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
         log.debug("deregistration failed worker=%d: %s", participant.index, error)
 
 
-# A participant's place in its cluster, from registration to leaving. Knows the link, the lease and the process; no model and no step.
+# A participant's place in its cluster, from registration to leaving.
 
 
 Result = TypeVar("Result")

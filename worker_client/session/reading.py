@@ -18,7 +18,7 @@ from worker_client.model.optimizers import slot_names
 from worker_client.session.outcomes import MetricReport, metric_reports
 from worker_client.shards.shards import Shards
 
-# Rows of one table from all shards that have some, of one step, in the order asked for. Knows slices and rows; no model, no token.
+# Rows of one table from all shards that have some, of one step, in the order asked for.
 
 
 # Of a whole table, so many rows are asked for at a time: their numbers travel too.
@@ -168,7 +168,7 @@ def _read_part(shard: Shard, part: _Part, values: Array, request: RowsRequest, t
     return step
 
 
-# What can be looked at in a cluster's model: rows, slots, averages, metrics. Knows the model and its shards; no tokens and no pushes.
+# What can be looked at in a cluster's model: rows, slots, averages, metrics.
 
 
 # After so many attempts to read a slot at one step of all shards, a cluster that steps faster than it is read gives what there is.
@@ -296,7 +296,7 @@ class ModelReader:
         return self._variables[name]
 
 
-# The dense variables as a reader has them: on the shards' arenas where those show them, else copied. Knows steps and shards; no tokens.
+# The dense variables as a reader has them: on the shards' arenas where those show them, else copied.
 
 
 # Each shard has two arenas, and all shards are at one step, so mostly two are needed.

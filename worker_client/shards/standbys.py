@@ -24,7 +24,7 @@ from ps_protocol.roles.shard import (
 )
 from worker_client.cluster.threads import Lane, run_bounded
 
-# Where the shards of a cluster with standbys are at present, as the chief says. Knows registrations and time; no shard, no call to one.
+# Where the shards of a cluster with standbys are at present, as the chief says.
 
 
 log = logging.getLogger("lockstep.worker")
@@ -117,7 +117,7 @@ class ShardPlaces:
                     log.debug("the chief was not heard of who holds the shards: %s", error.message)
 
 
-# A shard that several processes hold: what it is given goes to all of them, what is read comes from the first. Knows shards; no transport.
+# A shard that several processes hold: what it is given goes to all of them, what is read comes from the first.
 #
 # Which processes these are, the chief says. Where one fails, the chief is asked again, and the call is made with those that it names then.
 

@@ -14,7 +14,7 @@ import numpy as np
 from worker_client.sync_replicas.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 
-# What a session's hooks are: five moments, and what they are given. Knows no session and none of the ready-made hooks.
+# What a session's hooks are: five moments, and what they are given.
 #
 # Source: tf.compat.v1.train.SessionRunHook.
 
@@ -120,7 +120,7 @@ class SessionRunHook:
         del session
 
 
-# The ready-made hooks that only look and stop: steps, logs, speed, NaN. Knows runs and a clock; writes no file but summaries of speed.
+# The ready-made hooks that only look and stop: steps, logs, speed, NaN.
 #
 # Source: tf.compat.v1.train, basic_session_run_hooks.
 

@@ -17,7 +17,7 @@ from worker_client.model.optimizers import slot_names
 from worker_client.model.policies import async_policy
 from worker_client.sync_replicas.graph import TRAINS, Graph, LossResult, ModelVariable, Run, default_graph, number_of, trainable_variables
 
-# Gradients as handles, and the op that pushes them: one contribution, then leave for the next. Knows runs and variables; no optimizer.
+# Gradients as handles, and the op that pushes them: one contribution, then leave for the next.
 
 
 class Gradient(Protocol):
@@ -221,7 +221,7 @@ def _loss_of(gradients: Sequence[Any]) -> Callable[..., Any] | None:
     return next(iter(losses.values()), None)
 
 
-# The optimizer as tf.compat.v1.train has it: compute, apply, minimize. Knows graphs and gradients; what an update does, servers know.
+# The optimizer as tf.compat.v1.train has it: compute, apply, minimize.
 #
 # A plain optimizer trains asynchronously, as in the original: every worker's gradients are applied by themselves, and `use_locking` says
 # whether updates may race. `SyncReplicasOptimizer` wraps one to train synchronously.
@@ -439,7 +439,7 @@ def _flat(variables: Any) -> Iterable[Any]:
         yield variables
 
 
-# The ten optimizers under their names of tf.compat.v1.train, with its arguments and defaults. Knows no formula: servers do.
+# The ten optimizers under their names of tf.compat.v1.train, with its arguments and defaults.
 
 
 class GradientDescentOptimizer(Optimizer):

@@ -26,7 +26,7 @@ from worker_client.sync_replicas.hooks import (
     SessionRunValues,
 )
 
-# A worker's checkpoint file: variables and averages by name, in the safetensors format. Knows files and arrays; no session.
+# A worker's checkpoint file: variables and averages by name, in the safetensors format.
 #
 # These are values only. Optimizer slots and the step of the servers are not in it.
 
@@ -101,7 +101,7 @@ def _array(entry: Mapping[str, Any], content: memoryview) -> Array:
     return value.reshape(entry["shape"]).copy()
 
 
-# The ready-made hooks that write files: checkpoints and summaries. Knows runs, files and a clock; no cluster.
+# The ready-made hooks that write files: checkpoints and summaries.
 
 
 log = logging.getLogger("lockstep.worker")

@@ -39,7 +39,7 @@ from worker_client.sync_replicas.hooks import (
 )
 from worker_client.sync_replicas.saving import Checkpoint, CheckpointSaverHook, SummarySaverHook, checkpoints, load_checkpoint
 
-# How a monitored session comes to its session: open, set the policy, create or join the model. Knows graphs and checkpoints; no hooks.
+# How a monitored session comes to its session: open, set the policy, create or join the model.
 
 
 log = logging.getLogger("lockstep.worker")
@@ -184,7 +184,7 @@ def _with_value(name: str, declared: Any, value: Array | None) -> Any:
     return replace(declared, value=value) if isinstance(declared, (Variable, Buffer)) else value
 
 
-# A session with hooks that replaces itself when it is lost, as tf.compat.v1.train has it. Knows graphs, hooks and runs; no transport.
+# A session with hooks that replaces itself when it is lost, as tf.compat.v1.train has it.
 #
 # Source: tf.compat.v1.train.MonitoredTrainingSession.
 

@@ -90,7 +90,7 @@ def test_the_status_tells_of_checkpoints_rollbacks_successors_and_data() -> None
         data=DataStatus(name="train", epoch=1, num_done=5, num_leased=2, num_ranges=10),
     )
     text = as_text(status)
-    assert "checkpoints: now and then; latest step-000000030 (step 30, 12 s ago); step-000000040 is being written" in text
+    assert "checkpoints: at intervals; latest step-000000030 (step 30, 12 s ago); step-000000040 is being written" in text
     assert "THE LAST ATTEMPT FAILED: no space left" in text
     assert "rolled back 2 times; the latest: epoch 2: back to step 30, since ps 1 was restarted" in text
     assert "this is chief 3 of the cluster" in text

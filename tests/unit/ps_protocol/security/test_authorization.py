@@ -56,7 +56,7 @@ def test_refusal_names_the_method_the_role_it_needs_and_the_role_given() -> None
 
 def test_method_without_a_row_is_nobodys() -> None:
     for role in CallerRole:
-        with pytest.raises(PermissionDenied, match=r"^Invent needs role that nobody has"):
+        with pytest.raises(PermissionDenied, match=r"^no role may call Invent; token has role "):
             check_allowed(f"{PREFIX}ChiefService/Invent", role)
 
 
