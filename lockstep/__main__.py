@@ -68,7 +68,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         *("lockstep.cli.change", "add_set_arguments", "run_set"),
     ),
     "plan": (
-        "say how many backup workers pay, from measured or assumed computing times",
+        "say how many backup workers pay off, from measured or assumed computing times",
         "lockstep.cli.plan",
         "add_plan_arguments",
         "run_plan",

@@ -31,16 +31,18 @@ _CLOCK_SKEW = datetime.timedelta(minutes=10)
 def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `certs`."""
     parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where to; made if it is not there, must not have such files yet")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="directory to write to; created if missing; must not contain such files yet"
+    )
     parser.add_argument("--cluster", default="lockstep", metavar="NAME", help="name of the cluster (default lockstep)")
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="HOST",
-        help="name or IP address by which servers are called, also *.ps.example; may be repeated (always: localhost, 127.0.0.1, ::1)",
+        help="name, pattern (*.ps.example) or IP address by which servers are reached; may be repeated (always: localhost, 127.0.0.1, ::1)",
     )
-    parser.add_argument("--days", type=int, default=365, metavar="N", help="how long the certificates are good (default 365)")
+    parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
 
 
 def run_certs(arguments: argparse.Namespace) -> int:

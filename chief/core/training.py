@@ -884,12 +884,12 @@ class Training:
         if record.standby or is_over or self._host.is_recovering or event.shard in self._replicas_due:
             return
         if self._settings.config.checkpoints is None:
-            why = "it is there again, and empty; without --checkpoint-dir it stays out until the cluster is started again"
+            why = "it runs again, but without its model; without --checkpoint-dir it stays out until the cluster is started again"
         elif not self._policy.has_common_steps:
             policy = self._policy.spec.text
-            why = f"it is there again, and empty; with the policy {policy} it cannot be brought back between two steps"
+            why = f"it runs again, but without its model; with the policy {policy} it cannot be brought back between two steps"
         else:
-            why = "it is there again, and is brought back after the next step"
+            why = "it runs again, and is brought back after the next step"
             self._replicas_due.add(event.shard)
         self._servers.miss_standby(event.shard, why=why)
 

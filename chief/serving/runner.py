@@ -258,7 +258,7 @@ class Runner:
             self._in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
 
     def _broken_off(self, error: BaseException) -> None:
-        log.critical("a task of the chief broke off; it cannot go on", exc_info=error)
+        log.critical("a task of the chief failed; the chief ends", exc_info=error)
         self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
 
 

@@ -131,7 +131,7 @@ class ChiefServer:
         """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""
         own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
         if not own:
-            log.warning("listening everywhere, and under no name that participants could be told: give --advertise HOST:PORT")
+            log.warning("listening at all addresses, and it is not known which of them others can reach: give --advertise HOST:PORT")
         return await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
 
     def request_stop(self, reason: str) -> None:

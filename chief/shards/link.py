@@ -118,7 +118,7 @@ class BlockingCaller:
         except PsError as error:
             log.debug("the fast way did not apply step=%d cause=%s", request.step, error.message)
         except Exception:
-            log.exception("the fast way broke off step=%d", request.step)
+            log.exception("the fast way failed step=%d", request.step)
         report(is_applied)
 
 
@@ -180,7 +180,7 @@ class GrpcShardCaller:
                 log.debug("the fast way to %s has ended cause=%s", self._connection.target, end)
             except Exception as error:
                 if not self._is_closed:
-                    log.warning("the fast way to %s broke off cause=%r", self._connection.target, error)
+                    log.warning("the fast way to %s failed; ordinary calls are used instead cause=%r", self._connection.target, error)
             self._give_up()
 
     def _await_first(self) -> bool:

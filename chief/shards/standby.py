@@ -421,7 +421,7 @@ class ReplicatedLink:
     def count_on_too(self, one: Replica) -> None:
         """A replica holds what the members hold: it is one of them."""
         self._count_on([*self.members, one])
-        log.info("standby goes along again ps=%d address=%s", self.index, one.address)
+        log.info("standby is up to date again ps=%d address=%s", self.index, one.address)
 
     # -- inside
 
@@ -567,7 +567,7 @@ class ReplicaReturn:
                     await one.link.handshake(timeout_s=CONTROL_TIMEOUT_S)
                     await link.join(one, forgets=True)
                     one.process = status.process_incarnation
-                    log.info("a lost replica is there again, and empty ps=%d address=%s", link.index, one.address)
+                    log.info("a lost replica runs again, without a model ps=%d address=%s", link.index, one.address)
         except PsError as error:
             log.debug("a lost replica does not answer ps=%d address=%s cause=%s", link.index, one.address, error.message)
             return False
@@ -617,6 +617,6 @@ def trusted(links: Sequence[object], statuses: Sequence[ShardStatus]) -> list[Sh
     known, doubted = list(statuses), [link for link in replicated(links).values() if not link.is_proven]
     if doubted and not any(status.step is not None for status in known if status.shard not in {link.index for link in doubted}):
         for link in doubted:
-            log.warning("ps %d: one replica is empty, and the other one may be older; it is not counted on", link.index)
+            log.warning("ps %d: one replica is empty, and the model of the other one may be out of date; it is not used", link.index)
             known[link.index] = link.distrust()
     return known

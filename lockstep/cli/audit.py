@@ -16,8 +16,10 @@ _EXIT_PROBLEMS, _EXIT_USAGE = 1, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the subcommand."""
-    parser.add_argument("directory", metavar="DIR", help="what --history named")
-    parser.add_argument("--books-only", action="store_true", help="leave the values out, which take as long as training them did")
+    parser.add_argument("directory", metavar="DIR", help="directory that was given to --history")
+    parser.add_argument(
+        "--books-only", action="store_true", help="check the records only; computing the values again takes as long as training did"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `policy`."""
     add_arguments(parser)
-    parser.add_argument("policy", nargs="?", choices=_POLICIES, help="the new policy (default: show the one that there is)")
+    parser.add_argument("policy", nargs="?", choices=_POLICIES, help="the new policy (default: show the present one)")
     add_options(parser, options_of(CHANGE), has_variables=False)
     _add_timeout(parser)
 
@@ -31,7 +31,7 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `set`."""
     add_arguments(parser)
     parser.add_argument("changes", nargs="+", metavar="NAME=VALUE", help="learning_rate or another number of the optimizer")
-    parser.add_argument("--variable", default="", metavar="NAME", help="of this variable's own optimizer (default: the model's)")
+    parser.add_argument("--variable", default="", metavar="NAME", help="change this variable's own optimizer (default: the model's)")
     _add_timeout(parser)
 
 

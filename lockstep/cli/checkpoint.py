@@ -31,11 +31,13 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.add_argument("place", nargs="?", default="", metavar="PLACE", help="the same as --checkpoint-dir PLACE")
     listing.set_defaults(action=_list)
-    verify = actions.add_parser("verify", help="read every byte of checkpoints, and compare", description="Verify checkpoints.")
-    verify.add_argument("tag", nargs="?", default="", metavar="TAG", help="which (default: all)")
+    verify = actions.add_parser(
+        "verify", help="read every byte of checkpoints and compare their checksums", description="Verify checkpoints."
+    )
+    verify.add_argument("tag", nargs="?", default="", metavar="TAG", help="which checkpoint (default: all)")
     verify.set_defaults(action=_verify)
     exporting = actions.add_parser("export", help="write whole variables to one file", description="Export a checkpoint's variables.")
-    exporting.add_argument("file", type=Path, metavar="FILE", help="ends in .npz or .safetensors")
+    exporting.add_argument("file", type=Path, metavar="FILE", help="file to write, its name ending in .npz or .safetensors")
     exporting.add_argument("--tag", default="", metavar="TAG", help="which checkpoint (default: the newest)")
     exporting.add_argument("--slots", action="store_true", help="also the optimizers' slots and the moving averages")
     exporting.set_defaults(action=_export)

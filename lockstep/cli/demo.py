@@ -35,15 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=int, metavar="N", help="steps to train (default 400; 800 if the policy makes a step of every contribution)"
     )
     add_options(parser, options_of(DEMO), has_variables=False)
-    parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
-    parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
+    parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"which optimizer to train with (default {DEFAULT})")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="learning rate (default: one that suits the optimizer)")
     parser.add_argument(
         "--wire", metavar="FORMAT", help="train over gRPC with this encoding: bfloat16, float16, int8 or, for example, top_k:0.05"
     )
-    parser.add_argument("--output", type=Path, default=Path("lockstep-demo"), metavar="DIR", help="where files go (default lockstep-demo)")
-    parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     parser.add_argument(
-        "--pace", type=float, default=0.025, metavar="S", help="seconds that a batch takes a worker at least, so that one can watch (0.025)"
+        "--output",
+        type=Path,
+        default=Path("lockstep-demo"),
+        metavar="DIR",
+        help="directory for the files that it writes (default lockstep-demo)",
+    )
+    parser.add_argument("--plain", action="store_true", help="print plain lines, even on a terminal")
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=0.025,
+        metavar="S",
+        help="least seconds that a worker takes for a batch, so that you can watch (default 0.025)",
     )
 
 

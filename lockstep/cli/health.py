@@ -13,7 +13,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
     from ps_protocol.process import options
 
     parser.add_argument(
-        "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="of a parameter server or chief"
+        "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="address of a parameter server or chief"
     )
     parser.add_argument("--ready", action="store_true", help="ask whether it can take traffic, not only whether it is alive")
     options.add_options(parser, options.options_of(options.CALLER, group=options.SECURITY_GROUP))

@@ -27,7 +27,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `finish`."""
     add_arguments(parser)
-    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="for status and logs")
+    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="reason to show in status and logs")
 
 
 def run_status(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`lockstep plan`: how many backup workers pay, from a trace or a distribution; and records traces. Knows terminal, files and chief."""
+"""`lockstep plan`: how many backup workers pay off, from a trace or a distribution; and records traces. Knows terminal, files and chief."""
 
 import argparse
 import json
@@ -85,10 +85,17 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--latency", metavar="KIND", help="constant:SECONDS, lognormal:MEDIAN,SIGMA or exponential:LEAST,MEAN_OF_THE_REST, in seconds"
     )
-    source.add_argument("--record", type=Path, metavar="FILE", help="plan nothing: write a trace of the running cluster of --chief")
+    source.add_argument(
+        "--record", type=Path, metavar="FILE", help="do not plan, but write a trace of the running cluster of --chief to FILE"
+    )
     size = parser.add_argument_group("what is given, and what it costs")
-    size.add_argument("--workers", type=int, metavar="T", help="all workers there are (default: those of the trace)")
-    size.add_argument("--replicas-to-aggregate", type=int, metavar="R", help="instead: contributions of a step, backups come on top")
+    size.add_argument("--workers", type=int, metavar="T", help="number of all workers, backups included (default: those of the trace)")
+    size.add_argument(
+        "--replicas-to-aggregate",
+        type=int,
+        metavar="R",
+        help="instead of --workers: contributions that a step needs; backup workers are added to them",
+    )
     size.add_argument("--stragglers", metavar="P,FACTOR", help="each computation takes FACTOR times as long with the probability P")
     for name, words in (
         ("calls", "for the calls of one contribution, there and back"),
@@ -99,13 +106,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         size.add_argument(f"--{name}", type=float, default=0.0, metavar="S", help=f"seconds {words} (default 0)")
     run = parser.add_argument_group("the simulation")
     run.add_argument("--backup-workers", metavar="B,B,…", help="numbers of backup workers to try (default: some up to a fifth)")
-    run.add_argument("--compare", metavar="POLICIES", default="", help="also simulate ssp:S and async, with commas between")
+    run.add_argument("--compare", metavar="POLICIES", default="", help="other policies to simulate, separated by commas: ssp:S, async")
     run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
-    run.add_argument("--seed", type=int, default=0, metavar="N", help="of the random times (default 0)")
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random times (default 0)")
     run.add_argument("--json", action="store_true", help="print JSON")
     record = parser.add_argument_group("recording")
     add_arguments(parser)
-    record.add_argument("--every", type=float, default=0.02, metavar="S", help="seconds between two looks (default 0.02)")
+    record.add_argument("--every", type=float, default=0.02, metavar="S", help="seconds between two readings of the status (default 0.02)")
     record.add_argument("--for", dest="duration", type=float, metavar="S", help="seconds to record (default: until training ends)")
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on."
     )
     add_options(parser, options_of(UP), has_variables=False)
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where logs go (default: a new directory in lockstep-runs/)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for logs (default: a new one in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
 

@@ -139,7 +139,7 @@ class Place:
                 log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded) as error:
             # What is asked next ends in the same way, and finds out what to do about it.
-            log.info("a new chief has not heard of all that was counted: %s", error)
+            log.info("the new chief does not know everything that was registered with the one before: %s", error)
 
 
 # Keeps a participant's lease while its own thread computes.
