@@ -315,7 +315,7 @@ class Checkpoints:
     def want(self, request: int, call: int | None, *, until: float) -> None:
         """Somebody wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
         if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
-            raise LimitExceeded(f"{_MAX_WAITING} wishes for a checkpoint wait already; wait for one of them")
+            raise LimitExceeded(f"{_MAX_WAITING} requests for a checkpoint are waiting already; try again when one is done")
         wish = self._wishes.setdefault(request, _Wish())
         if not wish.tag and self._save is not None and self._save.draft.step >= self._saver().step:
             wish.tag = self._save.tag

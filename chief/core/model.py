@@ -225,7 +225,7 @@ class ModelCalls:
         member, registry = self._host.worker(event.participant, "initialise the model", now), self._registry
         if not registry.is_ready and self._servers.unreachable_since is not None:
             # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
-            raise Unavailable(f"the first values cannot be counted on yet: {'; '.join(self._servers.explain_unreachable(now))}")
+            raise Unavailable(f"the first values are not safe yet: {'; '.join(self._servers.explain_unreachable(now))}")
         is_news = registry.complete(member.index, member.incarnation, attempt=event.attempt)
         self._members.renew(member, now=now)
         if registry.is_ready:

@@ -173,7 +173,7 @@ class UpdateRule:
         Raises InvalidSpec for another optimizer, or another value of what only counts when the model is created.
         """
         if spec.name != self._spec.name:
-            raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: its slots are others; create the model anew")
+            raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: it has other slots; create a new model")
         for name in sorted(INITIAL_HYPERPARAMETERS & OPTIMIZERS[spec.name].keys()):
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")

@@ -247,7 +247,7 @@ def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemo
         if wish is None:
             return
         if not wish.HasField("num_slots"):
-            raise MalformedMessage("ShareMemoryRequest: want the number of buffers that are wished for, and nothing else")
+            raise MalformedMessage("ShareMemoryRequest: want the number of buffers that the worker asks for, and nothing else")
         num_buffers = wish.num_slots
 
 

@@ -143,7 +143,9 @@ class IdleStreams:
         stream = Stream(context, name, is_long_lived=True)
         with self._lock:
             if self._num_long_lived >= self._max_long_lived or not self._takes_long_lived:
-                raise LimitExceeded(f"{name}: {self._num_long_lived} long-lived streams, {self._max_long_lived} at most; do without one")
+                raise LimitExceeded(
+                    f"{name}: {self._num_long_lived} long-lived streams, {self._max_long_lived} at most; use single calls instead"
+                )
             self._num_long_lived += 1
             self._streams.add(stream)
         return stream

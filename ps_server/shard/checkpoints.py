@@ -399,7 +399,9 @@ class CheckpointPlan:
                 powers.setdefault(key, values)
         missing = [key for key in rule_keys(self._spec.layout) if key not in powers]
         if missing:
-            raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: knows nothing of optimizer {missing[0] or 'of the model'!r}")
+            raise CheckpointMismatch(
+                f"checkpoint {self._checkpoint.tag}: has no state of optimizer {missing[0] or 'of the model'!r}; it is of another model"
+            )
         first = sources[0] if sources else HiddenState(step=self._checkpoint.step)
         return replace(
             first,

@@ -141,7 +141,7 @@ class Sharings:
         """Looks in the buffers, too. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""
         with self._gate:
             if sharing.is_ended:
-                raise Cancelled(f"{self._name}: what was shared with worker {sharing.claim.worker} is not there any more; register again")
+                raise Cancelled(f"{self._name}: sharing memory with worker {sharing.claim.worker} has ended; register again")
             earlier = [other for other in self.open if buffers and other.buffers and self._is_earlier(other, sharing)]
             say_so = self.end_locked(earlier)
             sharing.model.inbox.share(buffers)

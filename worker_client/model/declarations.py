@@ -299,7 +299,7 @@ def _data_type(name: str, dtype: npt.DTypeLike) -> DataType:
     try:
         return data_type_of(np.empty(0, dtype), name=name)
     except TypeError as error:
-        raise InvalidSpec(f"variable {name!r}: dtype = {dtype!r} is no type: {error}; want for example 'float32'") from error
+        raise InvalidSpec(f"variable {name!r}: dtype = {dtype!r} is not a type: {error}; use for example 'float32'") from error
 
 
 def _check_optimizer(what: str, optimizer: object) -> None:

@@ -78,7 +78,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         step = int(header.pop("__metadata__")["global_step"])
         values = {name: _array(entry, memoryview(content)[8 + size :]) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise MalformedMessage(f"{path} is no checkpoint, or a damaged one: {error}; use an earlier one") from error
+        raise MalformedMessage(f"{path} is not a checkpoint, or is damaged: {error}; use an earlier one") from error
     return Checkpoint(values=values, global_step=step)
 
 

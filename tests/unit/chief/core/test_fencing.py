@@ -103,7 +103,7 @@ def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)
     driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
-    with pytest.raises(Unavailable, match=r"first values cannot be counted on yet: ps 1 at host-p:5001 has not answered"):
+    with pytest.raises(Unavailable, match=r"first values are not safe yet: ps 1 at host-p:5001 has not answered"):
         worker.complete(reply.attempt)
     assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
     driver.send(messages.ShardSeen(shard=1, process_incarnation=driver.shards[1].process))
