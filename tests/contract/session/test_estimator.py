@@ -121,7 +121,7 @@ def test_a_sync_replicas_optimizer_trains_with_its_hook_also_without_a_cluster()
 def test_without_scikit_learn_only_the_estimator_is_missing_and_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sklearn").mkdir()
     (tmp_path / "sklearn" / "__init__.py").write_text("raise ImportError('hidden by a test')\n")
-    script = "import worker_client as w; w.SyncReplicasOptimizer; w.DNNClassifier"
+    script = "import worker_client as w, worker_client.sync_replicas as s; s.SyncReplicasOptimizer; w.DNNClassifier"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False)
     assert result.stderr.splitlines()[-1].endswith("DNNClassifier needs scikit-learn 1.6 or newer: pip install 'lockstep-ps[estimator]'")
