@@ -93,7 +93,7 @@ def test_placement_is_agreed_on_in_numbers() -> None:
         ({"v": EmbeddingTable((2, 2), initializer=np.zeros)}, "'v': initializer: got <built-in function zeros>, want what"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3), constraint="positive")}, "'v': constraint: got 'positive', want what non_negative"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3), partitioner=2)}, "'v': its partitioner is 2, want what fixed_size_partitioner"),  # type: ignore[arg-type]
-        ({"v": EmbeddingTable((2, 2), dtype="float33")}, "'v': dtype = 'float33' is no type"),
+        ({"v": EmbeddingTable((2, 2), dtype="float33")}, "'v': dtype = 'float33' is not a type"),
         ({"v": EmbeddingTable((2, 2), sparse_mean=["mean"])}, "'v': sparse_mean = \\['mean'\\], want one of"),  # type: ignore[arg-type]
         ({"v": EmbeddingTable((2, 2), sparse_mean="mean")}, "'v': sparse_mean = 'mean', want one of per_index, per_replica"),
         (

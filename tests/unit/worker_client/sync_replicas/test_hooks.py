@@ -195,7 +195,7 @@ def test_checkpoints_are_written_at_the_start_when_due_and_at_the_end(tmp_path: 
 def test_damaged_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt-00000001.safetensors"
     path.write_bytes(content)
-    with pytest.raises(MalformedMessage, match="no checkpoint, or a damaged one"):
+    with pytest.raises(MalformedMessage, match="not a checkpoint, or is damaged"):
         sync_replicas.load_checkpoint(path)
     assert sync_replicas.latest_checkpoint(tmp_path / "nowhere") is None
 
