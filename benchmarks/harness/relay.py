@@ -50,8 +50,8 @@ class Weather:
 class Relay:
     """Listens for the server at "unix:PATH" or "HOST:PORT", and passes on what comes, used in a `with` block.
 
-    `weather_of` says by the caller's process id under which weather; without it the weather is fair. A server need not serve yet: whoever
-    connects too early is turned away, as the server itself would do.
+    `weather_of` gives the weather for a caller's process id; without it the weather is fair. The server need not serve yet: a
+    connection that comes too early is refused, as the server itself would refuse it.
     """
 
     def __init__(self, server: str, *, weather_of: Callable[[int], Weather] | None = None) -> None:

@@ -139,11 +139,11 @@ class Answers:
             self.tell_of_data(call, value, now=now)
 
     def sure(self, push_id: PushId | None, commit: CommitResult | None) -> CommitResult | None:
-        """Returns what may be said now of what became of a contribution; None: nothing, whoever asks again is told later."""
+        """Returns the outcome of a contribution if it may be reported now, else None: a later request gets it."""
         return commit if self._is_sure(push_id, commit) else None
 
     def revise(self, push_id: PushId, result: CommitResult) -> None:
-        """Has whoever waits to be told of this contribution told something else."""
+        """Replaces the outcome in every answer about this contribution that is still held."""
         for blocked in self._line:
             one, value = blocked.ask, blocked.ask.value
             if one.push_id == push_id and isinstance(value, CommitResult):
@@ -152,7 +152,7 @@ class Answers:
                 blocked.ask = replace(one, value=replace(value, commit=revised(value.commit, result)))
 
     def release(self) -> None:
-        """There will be no other chief: whoever waits is told."""
+        """Sends every held answer, since no other chief will follow."""
         for blocked in self._line:
             self._line.answer(blocked.who, blocked.ask.value)
 
