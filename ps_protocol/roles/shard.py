@@ -245,6 +245,7 @@ class ShardStatus:
     """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds.
 
     `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has told it.
+    `slots`: names of the optimizers' slots, sorted.
     """
 
     shard: int
@@ -267,6 +268,7 @@ class ShardStatus:
     chief_heard_ago_s: float | None = None
     is_alone: bool = False
     life: int = 0
+    slots: tuple[str, ...] = ()
 
 
 # What a chief says to a parameter server about checkpoints, and hears from it, as values.
@@ -438,9 +440,6 @@ class Shard(Protocol):
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported, by name and worker."""
 
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizer's slots, sorted."""
-
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Copies one slot of all dense variables into the caller's memory and returns its step. Raises SlotNotFound.
 
@@ -542,10 +541,6 @@ class ForwardingShard:
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported."""
         return self._forward.read_metrics(epoch=epoch)
-
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizers' slots."""
-        return self._forward.list_slots(epoch=epoch)
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Copies one slot of all variables into the caller's memory; returns its step."""

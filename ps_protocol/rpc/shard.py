@@ -404,14 +404,6 @@ class GrpcShard:
             field="cells",
         )
 
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizer's slots, sorted."""
-        request = pb.ListSlotsRequest(epoch=epoch)
-        answer = self._connection.unary(
-            "ListSlots", request, pb.ListSlotsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the names of slots"
-        )
-        return tuple(answer.names)
-
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Receives one slot of all variables into the caller's memory; returns its step."""
         request = pb.ReadSlotRequest(epoch=epoch, name=name, layout_hash=layout_hash)

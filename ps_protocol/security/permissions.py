@@ -38,7 +38,7 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("ParameterService", _CHIEF, "AdoptShard ConfigureShard PrepareStep ApplyStep CommandShard"),
     **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
     **_rows("ParameterService", _WORKER, "CreateVariables PushGradients StreamPushes ShareMemory"),
-    **_rows("ParameterService", _READERS, "ReadVariables StreamVariables ReadRows ReadMetrics ListSlots ReadSlot"),
+    **_rows("ParameterService", _READERS, "ReadVariables StreamVariables ReadRows ReadMetrics ReadSlot"),
     **_rows("ParameterService", _EVERYBODY, "GetShardStatus"),
     **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
     **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),

@@ -574,18 +574,6 @@ class MetricCell(_message.Message):
     last: float
     def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
 
-class ListSlotsRequest(_message.Message):
-    __slots__ = ("epoch",)
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
-
-class ListSlotsResponse(_message.Message):
-    __slots__ = ("names",)
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class ReadSlotRequest(_message.Message):
     __slots__ = ("epoch", "name", "layout_hash")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -611,7 +599,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "is_alone", "life")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "is_alone", "life", "slots")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +620,7 @@ class GetShardStatusResponse(_message.Message):
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     IS_ALONE_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     epoch: int
@@ -652,7 +641,8 @@ class GetShardStatusResponse(_message.Message):
     chief_heard_ago: _duration_pb2.Duration
     is_alone: bool
     life: int
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ...) -> None: ...
+    slots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

@@ -143,11 +143,6 @@ class ParameterService:
             cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
             return pb.ReadMetricsResponse(cells=codec.encode_each(cells)).SerializeToString()
 
-    def ListSlots(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            names = self._shard.list_slots(epoch=decode_message(pb.ListSlotsRequest, request).epoch)
-            return pb.ListSlotsResponse(names=names).SerializeToString()
-
     def ReadSlot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadSlot") as stream:
             message = decode_message(pb.ReadSlotRequest, request)

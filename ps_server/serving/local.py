@@ -156,10 +156,6 @@ class InProcessShard:
         """Returns what workers have reported."""
         return self._shard.read_metrics(epoch=epoch)
 
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizers' slots, sorted."""
-        return self._shard.list_slots(epoch=epoch)
-
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Copies one slot of all variables into the caller's memory; returns its step."""
         return _copy(self._shard.open_slot(name, epoch=epoch, layout_hash=layout_hash), into)

@@ -364,11 +364,6 @@ class Shard:
         with self._gate.admit(epoch):
             return tuple(self._model_locked().inbox.metrics.cells())
 
-    def list_slots(self, *, epoch: int) -> tuple[str, ...]:
-        """Returns the names of the optimizers' slots, sorted."""
-        with self._gate.admit(epoch):
-            return self._model_locked().slot_names
-
     def status(self) -> ShardStatus:
         """Reports step, memory and counters, zeros for what there is not before the variables stand; also while the shard shuts down."""
         with self._gate:
@@ -395,6 +390,7 @@ class Shard:
                 chief_heard_ago_s=chief.heard_ago_s(time.monotonic()),
                 is_alone=chief.is_alone,
                 life=fences.life,
+                slots=model.slot_names if model else (),
             )
 
     # How pushes and creations end

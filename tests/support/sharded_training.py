@@ -146,7 +146,7 @@ class ShardedTraining:
         memory = aligned_bytes(layout.nbytes)
         assert shard.read_variables(Segments([memory]), epoch=self.epoch, step=None, layout_hash=layout.hash) == self.step
         self._put(layout, memory, "", states)
-        names = list(shard.list_slots(epoch=self.epoch))
+        names = list(shard.status().slots)
         if self.model.averages is not None and layout.slices:
             names.append(AVERAGE_SLOT)
         for name in names if layout.slices else ():

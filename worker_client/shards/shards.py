@@ -324,7 +324,7 @@ class Shards:
 
     def slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers, sorted."""
-        names = self.each("list the slots", lambda _, shard, __: shard.list_slots(epoch=self.epoch))
+        names = self.each("list the slots", lambda _, shard, __: shard.status().slots)
         return sorted({name for shard_names in names for name in shard_names})
 
     def metrics(self) -> Sequence[MetricCell]:

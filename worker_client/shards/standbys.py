@@ -247,10 +247,6 @@ class ReplicatedShard(ForwardingShard):
         """Returns what workers have reported."""
         return self._at_first(lambda shard: shard.read_metrics(epoch=epoch))
 
-    def list_slots(self, *, epoch: int) -> Sequence[str]:
-        """Returns the names of the optimizers' slots."""
-        return self._at_first(lambda shard: shard.list_slots(epoch=epoch))
-
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Copies one slot of all variables; returns its step."""
         return self._at_first(lambda shard: shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s))

@@ -261,7 +261,7 @@ def test_file_that_is_not_what_was_written_is_not_restored(open_training: Open, 
         training.restore("t", step=0, epoch=4)
     # The shard holds nothing then: half a checkpoint is none.
     with pytest.raises(NotInitialized):
-        training.shards[1].list_slots(epoch=4)
+        training.shards[1].read_metrics(epoch=4)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

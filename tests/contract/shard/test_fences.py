@@ -67,7 +67,7 @@ def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) ->
         lambda: trainer.read(epoch=epoch),
         lambda: trainer.push(trainer.header(epoch=epoch)),
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1), epoch=epoch),
-        lambda: shard.list_slots(epoch=epoch),
+        lambda: shard.read_metrics(epoch=epoch),
         lambda: shard.read_slot("momentum", into, epoch=epoch, layout_hash=MIXED.hash),
         lambda: shard.shutdown(epoch=epoch, reason="test"),
     ]
@@ -81,7 +81,7 @@ def test_shard_that_nobody_adopted_refuses_in_words(trainer: Trainer) -> None:
     with pytest.raises(EpochMismatch, match="no chief has adopted it since it started"):
         trainer.read()
     with pytest.raises(EpochMismatch, match="no chief has adopted it"):
-        trainer.shard.list_slots(epoch=0)
+        trainer.shard.read_metrics(epoch=0)
 
 
 def test_later_epoch_drops_what_is_staged(trainer: Trainer) -> None:

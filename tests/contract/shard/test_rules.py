@@ -11,7 +11,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, VariableSpec
 from ps_protocol.roles.shard import Shard, ShardSpec
-from tests.support.shards import EPOCH, Trainer, layout_of, table, variable, views
+from tests.support.shards import Trainer, layout_of, table, variable, views
 
 MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(1.0))
 MEAN, ADD = (OptimizerSpec(name=name, learning_rate=constant(0.0)) for name in ("assign_mean", "add"))
@@ -56,7 +56,7 @@ def test_slot_is_zero_where_a_variable_has_none(shard: Shard) -> None:
     trainer.create(1.0)
     header, _ = trainer.push_rows(dense=trainer.arena(2.0))
     trainer.apply(header.push_id)
-    assert list(shard.list_slots(epoch=EPOCH)) == ["momentum"]
+    assert list(shard.status().slots) == ["momentum"]
     slots = views(RULES, trainer.slot("momentum")[1])
     assert {name: float(values[0]) for name, values in slots.items() if values.any()} == {"m": 2.0}
     with pytest.raises(SlotNotFound, match="no slot 'velocity'; it has momentum"):
@@ -74,7 +74,7 @@ def test_moving_averages_are_kept_and_read_like_a_slot(shard: Shard) -> None:
     # Of 4, 2 and 0.
     np.testing.assert_array_equal(averages["w"], [0.5 * 3.0] * 4)
     np.testing.assert_array_equal(averages["b"], [0.0] * 2)
-    assert list(shard.list_slots(epoch=EPOCH)) == []
+    assert list(shard.status().slots) == []
 
 
 def test_without_averages_there_is_no_such_slot(trainer: Trainer) -> None:

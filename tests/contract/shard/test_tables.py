@@ -177,7 +177,7 @@ def test_slots_of_a_table_are_read_by_rows(shard: Shard) -> None:
         trainer.rows([3], slot="velocity")
     with pytest.raises(StepGone):
         trainer.rows([3], slot="momentum", step=0)
-    assert list(shard.list_slots(epoch=EPOCH)) == ["momentum"]
+    assert list(shard.status().slots) == ["momentum"]
     np.testing.assert_array_equal(views(trainer.layout, trainer.slot("momentum")[1])["w"], np.zeros(5))
 
 

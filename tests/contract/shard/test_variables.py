@@ -101,7 +101,7 @@ def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
         lambda: trainer.read(),
         lambda: trainer.push(trainer.header()),
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1)),
-        lambda: trainer.shard.list_slots(epoch=EPOCH),
+        lambda: trainer.shard.read_metrics(epoch=EPOCH),
         lambda: trainer.slot("momentum"),
     ]
     for call in calls:
@@ -121,7 +121,7 @@ def test_smallest_shards_step_along(shard: Shard, layout: Layout, optimizer: str
     for step in range(3):
         assert trainer.train(step).step == step + 1
     assert trainer.read()[0] == 3
-    for slot in shard.list_slots(epoch=EPOCH):
+    for slot in shard.status().slots:
         assert trainer.slot(slot)[0] == 3
 
 
@@ -181,7 +181,7 @@ def test_reader_with_another_layout_is_refused(trainer: Trainer) -> None:
 def test_slots_have_the_names_of_the_original(shard: Shard, optimizer: str, slots: list[str]) -> None:
     trainer = Trainer(shard, optimizer=optimizer)
     trainer.create()
-    assert list(shard.list_slots(epoch=EPOCH)) == slots
+    assert list(shard.status().slots) == slots
     with pytest.raises(SlotNotFound, match=f"optimizer '{optimizer}' has no slot 'velocity'; it has {', '.join(slots) or 'none'}"):
         trainer.slot("velocity")
 

@@ -266,8 +266,8 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
         pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
         (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
     ),
-    ("ListSlots", lambda shard: shard.list_slots(epoch=1), pb.ListSlotsResponse(names=["m", "v"]).SerializeToString(), ("m", "v")),
     ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0).SerializeToString(), 0),
+    ("GetShardStatus", lambda shard: shard.status().slots, pb.GetShardStatusResponse(slots=["m", "v"]).SerializeToString(), ("m", "v")),
     ("AdoptShard", lambda shard: shard.adopt(epoch=1, chief_incarnation=2).step, pb.AdoptShardResponse().SerializeToString(), None),
     ("ShutdownShard", lambda shard: shard.shutdown(epoch=1, reason="done"), b"", None),
 ]

@@ -43,9 +43,9 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
         ("ApplyStep", codec.encode(APPLY), True),
         ("GetShardStatus", pb.GetShardStatusRequest(), True),
         ("ReadVariables", pb.ReadVariablesRequest(epoch=1), False),
-        ("ListSlots", pb.ListSlotsRequest(epoch=1), False),
+        ("ReadMetrics", pb.ReadMetricsRequest(epoch=1), False),
     ],
-    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "ReadVariables", "ListSlots"],
+    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "ReadVariables", "ReadMetrics"],
 )
 def test_what_only_a_chief_calls_is_a_sign_of_it(
     shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool
