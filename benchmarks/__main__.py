@@ -7,23 +7,23 @@ from pathlib import Path
 
 from benchmarks.report.compare import compare, read_report
 
-# What each answers, and the module in benchmarks/suites that measures it.
+# The module of each in this package, and what it answers.
 SUITES = {
-    "step": "a step's time, CPU and memory for one size and transport",
-    "table": "the same at six sizes over every transport, as a table, JSON and a plot",
-    "profile": "where each millisecond of a step goes",
-    "apply": "an optimizer's apply beside a plain copy of as many bytes",
-    "memory": "a parameter server's memory, and that it does not grow",
-    "checkpoint": "what saving costs the steps of one parameter server",
-    "durability": "a step's time with each --durability",
-    "compression": "what each wire format saves, costs and spoils",
-    "tls": "what tokens and TLS add to a step",
-    "policies": "sync, ssp and async on the same work, one worker slow",
-    "straggler": "late workers, with and without backup workers, beside what `lockstep plan` predicts",
-    "sparse_table": "a few rows of a table of ten million",
-    "scale": "1,000 workers, 10,000 variables, or 64 parameter servers",
-    "peers": "the same work on TensorFlow, gloo and MXNet, by turns",
-    "page": "puts measured figures into docs/explanation/performance.md",
+    "step": ("suites.step.step", "a step's time, CPU and memory for one size and transport"),
+    "table": ("suites.step.table", "the same at six sizes over every transport, as a table, JSON and a plot"),
+    "profile": ("suites.step.profile", "where each millisecond of a step goes"),
+    "apply": ("suites.server.apply", "an optimizer's apply beside a plain copy of as many bytes"),
+    "memory": ("suites.server.memory", "a parameter server's memory, and that it does not grow"),
+    "checkpoint": ("suites.saving.checkpoint", "what saving costs the steps of one parameter server"),
+    "durability": ("suites.saving.durability", "a step's time with each --durability"),
+    "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
+    "tls": ("suites.wire.tls", "what tokens and TLS add to a step"),
+    "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
+    "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
+    "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
+    "scale": ("suites.scale.scale", "1,000 workers, 10,000 variables, or 64 parameter servers"),
+    "peers": ("suites.step.peers", "the same work on TensorFlow, gloo and MXNet, by turns"),
+    "page": ("report.page", "puts measured figures into docs/explanation/performance.md"),
 }
 _USAGE = "usage: python -m benchmarks list | run NAME [arguments] | compare BEFORE.json AFTER.json"
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     match [*(sys.argv[1:] if arguments is None else arguments)]:
         case ["list"]:
-            print("\n".join(f"{name:13} {words}" for name, words in SUITES.items()))
+            print("\n".join(f"{name:13} {words}" for name, (_, words) in SUITES.items()))
             return 0
         case ["run", name, *rest] if name in SUITES:
             return run(name, rest)
@@ -54,7 +54,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from benchmarks.harness.setting import WrongTransport
     from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
-    module = importlib.import_module(f"benchmarks.suites.{name}")
+    module = importlib.import_module(f"benchmarks.{SUITES[name][0]}")
     try:
         return int(module.main(arguments))
     except SystemExit as ended:

@@ -1,1 +1,4 @@
-"""What is measured: one module for each benchmark, with its arguments and its table. Knows the harness; no other suite but `step`."""
+"""What is measured: `step`, `wire` (what travels), `server` (one of them), `saving` (checkpoints), `coordination` (policies), `scale`.
+
+A suite is a module: its arguments, its table, and what one worker does. `benchmarks/__main__.py` lists them.
+"""

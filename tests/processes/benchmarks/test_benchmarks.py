@@ -7,15 +7,15 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
-from benchmarks.suites.checkpoint import main as checkpoint
-from benchmarks.suites.durability import main as durability
-from benchmarks.suites.page import main as page
-from benchmarks.suites.peers import main as peers
-from benchmarks.suites.policies import main as policies
-from benchmarks.suites.profile import main as profile
-from benchmarks.suites.sparse_table import main as sparse_table
-from benchmarks.suites.step import main
-from benchmarks.suites.table import main as table
+from benchmarks.report.page import main as page
+from benchmarks.suites.coordination.policies import main as policies
+from benchmarks.suites.saving.checkpoint import main as checkpoint
+from benchmarks.suites.saving.durability import main as durability
+from benchmarks.suites.server.sparse_table import main as sparse_table
+from benchmarks.suites.step.peers import main as peers
+from benchmarks.suites.step.profile import main as profile
+from benchmarks.suites.step.step import main
+from benchmarks.suites.step.table import main as table
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.suites.scale import main as scale
-from benchmarks.suites.straggler import main as straggler
+from benchmarks.suites.coordination.straggler import main as straggler
+from benchmarks.suites.scale.scale import main as scale
 
 
 @pytest.mark.timeout(120)

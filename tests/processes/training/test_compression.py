@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites.compression import FORMATS, in_words, main
-from benchmarks.suites.compression_training import wire_bytes
+from benchmarks.suites.wire.compression import FORMATS, in_words, main
+from benchmarks.suites.wire.training import wire_bytes
 from worker_client.model.wire_format import wire_format
 
 MIB = 1 << 20

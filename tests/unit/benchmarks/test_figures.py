@@ -12,9 +12,9 @@ from benchmarks.harness.seams import SEAMS, Interval, Recorder, SeamGone, find, 
 from benchmarks.harness.setting import Setting, WrongTransport
 from benchmarks.report.compare import compare, read_report
 from benchmarks.report.figures import RunFigures, summary
+from benchmarks.report.page import fill
 from benchmarks.report.profile_figures import parts_of, process_rows
-from benchmarks.suites import table
-from benchmarks.suites.page import fill
+from benchmarks.suites.step import table
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_two_reports_are_compared_row_by_row_by_what_was_measured(tmp_path: Path
 def test_every_suite_is_listed_and_has_a_main(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SUITES)
-    assert all(callable(importlib.import_module(f"benchmarks.suites.{name}").main) for name in SUITES)
+    assert all(callable(importlib.import_module(f"benchmarks.{module}").main) for module, _ in SUITES.values())
     assert main(["run", "nothing"]) == main(["nonsense"]) == 2

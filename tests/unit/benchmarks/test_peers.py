@@ -13,7 +13,7 @@ from benchmarks.peers.environments import NotInstallable, last_word, prepare
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM, targets_of
 from benchmarks.report.figures import RunFigures, as_row
 from benchmarks.report.plot import CannotPlot, check_plot
-from benchmarks.suites.peers import main, panels
+from benchmarks.suites.step.peers import main, panels
 
 WORK = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=1, num_steps=3)
 

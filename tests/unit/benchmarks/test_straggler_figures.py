@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.report.straggler_figures import Look, StragglerReport, arm_figures, look_at_time, predict, run_of_arm
-from benchmarks.suites.straggler import StragglerWork, delay_s
+from benchmarks.suites.coordination.straggler import StragglerWork, delay_s
 
 
 def work(*, probability: float = 0.2, seed: int = 1) -> StragglerWork:

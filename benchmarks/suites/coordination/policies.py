@@ -163,7 +163,7 @@ def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
     )
     with Cluster(spec) as cluster:
         cluster.local.start_roles(environment=_ONE_THREAD)
-        cluster.start_workers("benchmarks.suites.policies", work, environment=_ONE_THREAD)
+        cluster.start_workers("benchmarks.suites.coordination.policies", work, environment=_ONE_THREAD)
         cluster.processes.await_events("up", options.workers, timeout_s=_TIMEOUT_S)
         cluster.processes.go()
         cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)

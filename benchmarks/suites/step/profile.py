@@ -17,12 +17,12 @@ from benchmarks.harness.setting import WIRES, Setting, workload_of
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import as_row
 from benchmarks.report.profile_figures import parts_of, process_rows
-from benchmarks.suites.profile_role import DIRECTORY_VARIABLE
+from benchmarks.suites.step.profile_role import DIRECTORY_VARIABLE
 
 _TIMEOUT_S = 300.0
 
 
-ROLE = "benchmarks.suites.profile_role"
+ROLE = "benchmarks.suites.step.profile_role"
 
 
 def profile(workload: Workload, setting: Setting) -> dict[str, Any]:

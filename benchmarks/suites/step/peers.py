@@ -19,7 +19,7 @@ from benchmarks.peers.peer_run import run_peer
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
 from benchmarks.report.figures import RunFigures, as_row
 from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
-from benchmarks.suites.table import DIRECTORY, circumstances
+from benchmarks.suites.step.table import DIRECTORY, circumstances
 from lockstep.launcher.supervisor import LaunchFailed
 
 # The other lineups are there to be seen as well: at three sizes.

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.scale_turns import ScaleWork
+from benchmarks.suites.scale.turns import ScaleWork
 from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
@@ -106,7 +106,7 @@ def _start_workers(cluster: Cluster, options: argparse.Namespace) -> None:
             num_rounds=1,
             num_steps=options.steps,
         )
-        command = cluster.processes.worker_command("benchmarks.suites.scale_turns", work)
+        command = cluster.processes.worker_command("benchmarks.suites.scale.turns", work)
         cluster.processes.start(f"worker {worker}", command, environment={"LOCKSTEP_TRANSPORT": options.transport})
 
 

@@ -11,8 +11,8 @@ from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.compression_training import digits_accuracy, wire_bytes
-from benchmarks.suites.step import machine
+from benchmarks.suites.step.step import machine
+from benchmarks.suites.wire.training import digits_accuracy, wire_bytes
 from worker_client.model.wire_format import wire_format
 
 PLAIN = "float32"

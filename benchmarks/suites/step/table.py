@@ -14,7 +14,7 @@ from benchmarks.harness.setting import POLICIES, SIZES, WIRES, Setting, size_tit
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import as_row
 from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
-from benchmarks.suites.step import measure
+from benchmarks.suites.step.step import measure
 from lockstep.launcher.supervisor import LaunchFailed
 
 # What can be asked for by --transports; the plot has a bar for each.

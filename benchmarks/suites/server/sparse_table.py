@@ -134,7 +134,7 @@ def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
     with Cluster(ClusterSpec(num_ps=num_ps, num_workers=num_workers, is_tcp=True)) as cluster:
         cluster.local.start_roles()
         empty_bytes = sum(map(rss_bytes, cluster.servers))
-        cluster.start_workers("benchmarks.suites.sparse_table", work)
+        cluster.start_workers("benchmarks.suites.server.sparse_table", work)
         cluster.processes.await_events("warm", num_workers, timeout_s=_TIMEOUT_S)
         traffic_bytes = -_loopback_bytes()
         cluster.processes.await_events("done", num_workers, timeout_s=_TIMEOUT_S)

@@ -4,12 +4,12 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from benchmarks.suites import scale_servers, scale_variables, scale_workers
+from benchmarks.suites.scale import servers, variables, workers
 
 _WHAT = {
-    "workers": (scale_workers, "workers that block on one chief: how long until the last of them has its token"),
-    "variables": (scale_variables, "the same bytes in many variables and in few: what a variable costs"),
-    "servers": (scale_servers, "many parameter servers: start, step, status, end"),
+    "workers": (workers, "workers that block on one chief: how long until the last of them has its token"),
+    "variables": (variables, "the same bytes in many variables and in few: what a variable costs"),
+    "servers": (servers, "many parameter servers: start, step, status, end"),
 }
 
 

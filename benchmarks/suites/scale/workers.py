@@ -10,7 +10,7 @@ import numpy as np
 
 import worker_client
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes, rss_bytes
-from benchmarks.suites.scale_crowd import Crowd
+from benchmarks.suites.scale.crowd import Crowd
 from lockstep.launcher.spec import ClusterSpec
 from worker_client import Session
 
@@ -95,7 +95,7 @@ def _start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
             via=options.via,
             pause_s=_QUIET_S,
         )
-        cluster.processes.start(f"crowd {number}", cluster.processes.worker_command("benchmarks.suites.scale_crowd", crowd))
+        cluster.processes.start(f"crowd {number}", cluster.processes.worker_command("benchmarks.suites.scale.crowd", crowd))
     return len(bounds) - 1
 
 

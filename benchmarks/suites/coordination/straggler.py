@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfAr
     )
     with Cluster(spec) as cluster:
         cluster.local.start_roles(environment=_ONE_THREAD)
-        cluster.start_workers("benchmarks.suites.straggler", work, environment=_ONE_THREAD)
+        cluster.start_workers("benchmarks.suites.coordination.straggler", work, environment=_ONE_THREAD)
         cluster.processes.await_events("up", options.workers, timeout_s=_TIMEOUT_S)
         cluster.processes.go()
         cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)

@@ -13,7 +13,7 @@ from benchmarks.harness.runs import run_cluster
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import RunFigures, human_bytes
-from benchmarks.suites.step import machine
+from benchmarks.suites.step.step import machine
 from lockstep import certs
 
 _WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}

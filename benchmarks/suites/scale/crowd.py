@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.worker import Station
-from benchmarks.suites.scale_calls import KINDS, Calls
+from benchmarks.suites.scale.calls import KINDS, Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration

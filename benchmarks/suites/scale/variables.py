@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.scale_turns import ScaleWork
+from benchmarks.suites.scale.turns import ScaleWork
 from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 num_steps=options.steps,
                 optimizer=options.optimizer,
             )
-            command = last.processes.worker_command("benchmarks.suites.scale_turns", work)
+            command = last.processes.worker_command("benchmarks.suites.scale.turns", work)
             last.processes.start(f"worker {worker}", command, environment={"LOCKSTEP_TRANSPORT": options.transport})
         last.processes.await_events("warm", options.workers, timeout_s=_TIMEOUT_S)
         before = [_cpu_s(cluster) for cluster in clusters]

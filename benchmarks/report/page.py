@@ -15,7 +15,7 @@ import benchmarks
 from benchmarks.peers.comparison import COLUMNS, missed_targets, rows_of
 from benchmarks.report.figures import as_row
 from benchmarks.report.profile_figures import process_rows
-from benchmarks.suites import table
+from benchmarks.suites.step import table
 
 PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "explanation" / "performance.md"
 _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

@@ -1,0 +1,1 @@
+"""Large clusters: `workers` (with `crowd` and `calls`), `variables` and `servers` (with `turns`)."""
