@@ -449,7 +449,7 @@ class Recovery:
         self._out.note(f"{search.why}; {self._plan}", is_warning=search.has_lost)
         # An earlier chief may be alive: what it tells from now on must be in what is found.
         fence = self._adoption() if search.is_start and not search.has_looked else None
-        self._out.add(FindCheckpoint(only=search.only, fence=fence))
+        self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence))
 
     def _seek_another(self, search: Search, tag: str, why: str) -> None:
         search.exclude(tag, why)
@@ -587,11 +587,14 @@ class Recovery:
         elif (stage.record is None or stage.record.model is None) and not has_applied(adoptions):
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
             self._begin_anew(is_again=True, highest_epoch=stage.search.highest_epoch if stage.search is not None else 0)
-        elif self._config.checkpoints is None or stage.search is not None:
+        elif self._config.checkpoints is None:
             self._host.fail(f"{problem}, and there is no whole checkpoint to go back to; start the whole cluster again")
         else:
+            # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
             self._leave_epoch()
-            self._seek(Search(why=problem, is_start=True, has_lost=True, has_looked=True))
+            search = stage.search or Search(is_start=True, has_lost=True)
+            search.why, search.has_looked = problem, True
+            self._seek(search)
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
         """Takes note of where the shards are. Returns why training cannot go on there, in words; empty: it can."""

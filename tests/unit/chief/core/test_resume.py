@@ -196,6 +196,30 @@ def test_a_chief_and_a_server_lost_together_cost_the_steps_since_the_checkpoint(
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 
+def test_a_checkpoint_that_the_earlier_chief_makes_whole_while_its_servers_are_taken_is_gone_back_to() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    storage = {**driver.storage}
+    driver.storage.clear()  # its manifest is on its way
+    driver.kill(1)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.do(driver.orders.pop(0))
+    assert [type(order) for order in driver.orders] == [ev.AdoptShards], "nothing is found: perhaps nothing is lost"
+    driver.storage.update(storage)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.step, driver.coordinator.state) == (4, ClusterState.TRAINING)
+
+
+def test_with_no_checkpoint_then_either_training_has_failed_in_words() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    driver.storage.clear()
+    driver.kill(1)
+    driver.new_chief()
+    with pytest.raises(TrainingFailed, match=r"ps 1 .* has lost the variables .*and there is no whole checkpoint to go back to;"):
+        driver.register()
+
+
 def test_without_checkpoints_that_is_the_end_in_words() -> None:
     driver, _ = trained(num_steps=5)
     driver.kill(1)
