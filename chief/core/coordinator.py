@@ -545,7 +545,7 @@ class Coordinator:
             self._recovery.repeated(now)
 
     def _see_shard(self, event: ev.ShardSeen, now: float) -> None:
-        if not self._servers.seen(event.shard, process_incarnation=event.process_incarnation):
+        if not self._servers.seen(event.shard, process_incarnation=event.process_incarnation, report=event.report):
             return
         if not self.is_over and self._recovery.has_nothing:
             self._out.add(ev.AdoptShard(shard=event.shard))

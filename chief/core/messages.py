@@ -3,7 +3,7 @@
 `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ps_protocol.errors import PsError
 from ps_protocol.model.data import DataSpec
@@ -25,7 +25,7 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec
 
 # What the coordinator is told of checkpoints, restored shards and training data, and what it wants done about them.
 
@@ -511,10 +511,11 @@ class ShardAdopted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
-    """A shard answered."""
+    """A shard answered, and said this of itself."""
 
     shard: int
     process_incarnation: int
+    report: ShardReport = field(default_factory=ShardReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

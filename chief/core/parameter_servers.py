@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from chief.core.wording import listed, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.chief import ShardLink
+from ps_protocol.roles.shard import ShardReport
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class ShardRecord:
     # Where its standby is that goes along, or why there is none; both empty: it was given none.
     standby: str = ""
     standby_missing: str = ""
+    # What it said of itself when it was looked at last.
+    report: ShardReport | None = None
     # Processes that were there before this one, and will not come back; a late answer may still speak of them.
     gone: set[int] = field(default_factory=set)
 
@@ -83,12 +86,15 @@ class ShardTable:
         for record in self._records:
             record.is_adopted = False
 
-    def seen(self, index: int, *, process_incarnation: int) -> bool:
+    def seen(self, index: int, *, process_incarnation: int, report: ShardReport) -> bool:
         """A shard answered; True if it is not the process that it was: then it is not adopted any more."""
         record = self._records[index]
         record.is_reachable, record.why = True, ""
         known = record.process_incarnation
-        if not known or known == process_incarnation or process_incarnation in record.gone:
+        if process_incarnation in record.gone:
+            return False
+        record.report = report
+        if not known or known == process_incarnation:
             return False
         record.gone.add(known)
         record.process_incarnation = process_incarnation
@@ -135,6 +141,7 @@ class ShardTable:
                 num_slices=len(layouts[record.index].slices) + len(layouts[record.index].tables) if layouts else 0,
                 standby=record.standby,
                 standby_missing=record.standby_missing,
+                report=record.report,
             )
             for record in self._records
         )

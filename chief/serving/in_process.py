@@ -264,7 +264,10 @@ class InProcessChief:
         )
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster."""
+        """Reports the cluster, with what the shards say of themselves now: here that costs nothing."""
+        for index, shard in enumerate(self._shards):
+            found = shard.status()
+            self._report(ev.ShardSeen(shard=index, process_incarnation=found.process_incarnation, report=found.report))
         with self._changed:
             work = self._tick_locked()
             status = self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)

@@ -34,6 +34,8 @@ log = logging.getLogger("lockstep.chief")
 _APPLY_TIMEOUT_S = 60.0
 # A shard that is killed is noticed within a second, and one that hears nothing for longer takes its chief for gone.
 _WATCH_INTERVAL_S = 0.4
+# The status shows what shards report of themselves, which is no older than this.
+_REPORT_INTERVAL_S = 2.0
 # A chief that is alive is heard by its shards several times a second.
 _LIVING_CHIEF_S = 2.5
 _LOOK_AGAIN_S = 0.5
@@ -203,12 +205,17 @@ class ShardWork:
         self._calls.report(ev.RecordKept(epoch=work.epoch, version=work.version, failure=failure))
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
-        """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end."""
+        """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end.
+
+        Who is heard of with every step is asked for its report now and then.
+        """
         calls = self._calls
         silent_since: float | None = None
+        reported_at = -_REPORT_INTERVAL_S
         while True:
             await calls.pace.sleep(_WATCH_INTERVAL_S)
-            if is_paused() or calls.silence_s(index) < _WATCH_INTERVAL_S:
+            is_heard = calls.silence_s(index) < _WATCH_INTERVAL_S and calls.pace.now() - reported_at < _REPORT_INTERVAL_S
+            if is_paused() or is_heard:
                 continue
             try:
                 await self._check(index)
@@ -223,7 +230,7 @@ class ShardWork:
             else:
                 if silent_since is not None:
                     log.info("parameter server answers again ps=%d after_s=%.1f", index, calls.pace.now() - silent_since)
-                silent_since = None
+                silent_since, reported_at = None, calls.pace.now()
 
     async def shut_down(self, index: int, reason: str) -> None:
         """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
@@ -355,7 +362,7 @@ class ShardWork:
         if status.chief_incarnation > own:
             self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.chief_incarnation}) has taken it over")
         else:
-            calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation))
+            calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, report=status.report))
 
     async def _keep_at(self, index: int, work: ev.KeepRecord, record: bytes) -> None:
         link, incarnation = self._calls.links[index], self._authority.chief_incarnation

@@ -16,6 +16,7 @@ from ps_protocol.roles.chief import (
     ParticipantStatus,
     ShardLink,
 )
+from ps_protocol.roles.shard import ShardReport
 
 # What a cluster keeps, and what it was brought back to, in words.
 
@@ -99,7 +100,7 @@ def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str
 
 def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str:
     """Returns tables for a person, and in words what the cluster waits for; with a placement also where each variable lies."""
-    parts = ["\n".join(_headline(status)), _participants(status.participants), _shards(status.shards)]
+    parts = ["\n".join(_headline(status)), _participants(status.participants), _shards(status.shards), _reports(status.shards)]
     parts.append(f"contributions since the start: {status.num_accepted} accepted, {status.num_stale} stale, {status.num_late} late")
     if placement is not None:
         parts.append(_placement(placement))
@@ -193,6 +194,26 @@ def _shards(shards: Sequence[ShardLink]) -> str:
         step = "-" if link.step is None else str(link.step)
         rows.append((str(link.index), state, step, bytes_text(link.arena_bytes), str(link.num_slices), link.address + _standby(link)))
     return table(rows, left=(0, 1, 5))
+
+
+def _reports(shards: Sequence[ShardLink]) -> str:
+    """What each parameter server says of itself, as the chief has heard it last: all of it, whatever it is."""
+    names = [field.name for field in dataclasses.fields(ShardReport)]
+    rows = [("ps", *(_heading(name) for name in names))]
+    rows += [
+        (str(link.index), *(_amount(name, getattr(link.report, name)) for name in names)) for link in shards if link.report is not None
+    ]
+    return table(rows, left=(0,)) if len(rows) > 1 else ""
+
+
+def _heading(name: str) -> str:
+    return name.removeprefix("num_").removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
+def _amount(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return bytes_text(int(value))
+    return duration_text(value) if name.endswith("_s") else str(value)
 
 
 def _standby(link: ShardLink) -> str:

@@ -10,7 +10,7 @@ from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import PushId, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
 
@@ -272,6 +272,7 @@ class ShardLink:
     """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included.
 
     `standby`: where its standby is that goes along; empty: there is none, for the reason in `standby_missing` if it was to have one.
+    `report`: what it said of itself when the chief looked at it last; None: it has not yet.
     """
 
     index: int
@@ -282,6 +283,7 @@ class ShardLink:
     num_slices: int
     standby: str = ""
     standby_missing: str = ""
+    report: ShardReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -241,8 +241,25 @@ class MetricCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReport:
+    """What a shard has counted since its start, and what it needs: the chief's status passes it on as it is, and all of it is shown.
+
+    The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds.
+    """
+
+    allocated_bytes: int = 0
+    num_staged: int = 0
+    num_pushes: int = 0
+    num_stale: int = 0
+    num_duplicates: int = 0
+    num_nonfinite: int = 0
+    num_sharing: int = 0
+    last_apply_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
-    """A shard's step, memory (bytes) and counters since its start. `last_apply_s` is in seconds.
+    """Whose a shard is, which step it has, and its report.
 
     `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has told it.
     `slots`: names of the optimizers' slots, sorted.
@@ -253,17 +270,8 @@ class ShardStatus:
     epoch: int
     chief_incarnation: int
     step: int | None
-    num_slices: int
-    arena_bytes: int
-    allocated_bytes: int
-    num_staged: int
-    num_pushes: int
-    num_stale: int
-    num_duplicates: int
-    num_nonfinite: int
-    last_apply_s: float
+    report: ShardReport
     settings_version: int = 0
-    num_sharing: int = 0
     chief_address: str = ""
     chief_heard_ago_s: float | None = None
     is_alone: bool = False

@@ -416,7 +416,7 @@ class ParticipantStatus(_message.Message):
     def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ...) -> None: ...
 
 class ShardLink(_message.Message):
-    __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing")
+    __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_REACHABLE_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,7 @@ class ShardLink(_message.Message):
     NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     STANDBY_MISSING_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     index: int
     address: str
     is_reachable: bool
@@ -433,7 +434,8 @@ class ShardLink(_message.Message):
     num_slices: int
     standby: str
     standby_missing: str
-    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ..., standby: _Optional[str] = ..., standby_missing: _Optional[str] = ...) -> None: ...
+    report: _parameter_service_pb2.ShardReport
+    def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ..., standby: _Optional[str] = ..., standby_missing: _Optional[str] = ..., report: _Optional[_Union[_parameter_service_pb2.ShardReport, _Mapping]] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("step", "contributors", "num_stale", "num_late", "duration", "apply_duration", "last_worker")

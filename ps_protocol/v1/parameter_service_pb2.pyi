@@ -599,23 +599,14 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "last_apply", "chief_incarnation", "settings_version", "num_sharing", "chief_address", "chief_heard_ago", "is_alone", "life", "slots")
+    __slots__ = ("shard", "process_incarnation", "epoch", "step", "report", "chief_incarnation", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "life", "slots")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    NUM_SLICES_FIELD_NUMBER: _ClassVar[int]
-    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    NUM_STAGED_FIELD_NUMBER: _ClassVar[int]
-    NUM_PUSHES_FIELD_NUMBER: _ClassVar[int]
-    NUM_STALE_FIELD_NUMBER: _ClassVar[int]
-    NUM_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
-    NUM_NONFINITE_FIELD_NUMBER: _ClassVar[int]
-    LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     IS_ALONE_FIELD_NUMBER: _ClassVar[int]
@@ -625,24 +616,35 @@ class GetShardStatusResponse(_message.Message):
     process_incarnation: int
     epoch: int
     step: int
-    num_slices: int
-    arena_bytes: int
+    report: ShardReport
+    chief_incarnation: int
+    settings_version: int
+    chief_address: str
+    chief_heard_ago: _duration_pb2.Duration
+    is_alone: bool
+    life: int
+    slots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShardReport(_message.Message):
+    __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply")
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARING_FIELD_NUMBER: _ClassVar[int]
+    LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
     allocated_bytes: int
     num_staged: int
     num_pushes: int
     num_stale: int
     num_duplicates: int
     num_nonfinite: int
-    last_apply: _duration_pb2.Duration
-    chief_incarnation: int
-    settings_version: int
     num_sharing: int
-    chief_address: str
-    chief_heard_ago: _duration_pb2.Duration
-    is_alone: bool
-    life: int
-    slots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_slices: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., num_sharing: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
+    last_apply: _duration_pb2.Duration
+    def __init__(self, allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., num_sharing: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

@@ -207,6 +207,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.VariablesRequest, message=parameter_service_pb2.ReadVariablesRequest, check=special.check_read_request),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
+    Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),

@@ -39,6 +39,7 @@ from ps_protocol.roles.shard import (
     RowsRequest,
     SaveProgress,
     SaveRequest,
+    ShardReport,
     ShardSettings,
     ShardSpec,
     ShardStatus,
@@ -368,24 +369,24 @@ class Shard:
         """Reports step, memory and counters, zeros for what there is not before the variables stand; also while the shard shuts down."""
         with self._gate:
             model, fences, chief = self._model, self._gate.fences, self._gate.chief
-            layout, inbox = (model.spec.layout, model.inbox) if model else (None, None)
+            inbox = model.inbox if model else None
             return ShardStatus(
                 shard=self.index,
                 process_incarnation=self.process_incarnation,
                 epoch=fences.epoch,
                 chief_incarnation=fences.chief_incarnation,
                 step=model.step if model else None,
-                num_slices=len(layout.slices) + len(layout.tables) if layout else 0,
-                arena_bytes=model.num_bytes if model else 0,
-                allocated_bytes=self.budget.allocated_bytes,
-                num_staged=inbox.num_staged if inbox else 0,
-                num_pushes=inbox.num_pushes if inbox else 0,
-                num_stale=inbox.num_stale if inbox else 0,
-                num_duplicates=inbox.num_duplicates if inbox else 0,
-                num_nonfinite=model.num_nonfinite if model else 0,
-                last_apply_s=self._last_apply_s,
+                report=ShardReport(
+                    allocated_bytes=self.budget.allocated_bytes,
+                    num_staged=inbox.num_staged if inbox else 0,
+                    num_pushes=inbox.num_pushes if inbox else 0,
+                    num_stale=inbox.num_stale if inbox else 0,
+                    num_duplicates=inbox.num_duplicates if inbox else 0,
+                    num_nonfinite=model.num_nonfinite if model else 0,
+                    num_sharing=self._sharings.num_sharing,
+                    last_apply_s=self._last_apply_s,
+                ),
                 settings_version=model.settings_version if model else 0,
-                num_sharing=self._sharings.num_sharing,
                 chief_address=chief.address,
                 chief_heard_ago_s=chief.heard_ago_s(time.monotonic()),
                 is_alone=chief.is_alone,

@@ -1,6 +1,7 @@
 """The documents agree with the repository: links lead somewhere, commands and flags exist. Knows their words; runs no cluster."""
 
 import ast
+import dataclasses
 import functools
 import inspect
 import json
@@ -15,6 +16,7 @@ import pytest
 
 import worker_client
 from ps_protocol.process.options import TABLE
+from ps_protocol.roles.shard import ShardReport
 from tests.support.repository import ROOT
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -183,6 +185,12 @@ def test_reference_shows_every_method_and_property(kind: type) -> None:
     section = _api().partition("An observer: ")[2 if kind is worker_client.Observer else 0]
     missing = [text for text in shown.values() if text not in section]
     assert not missing, f"docs/reference/api.md: {missing}"
+
+
+def test_reference_has_a_row_for_all_that_a_parameter_server_reports() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    fields = [field.name for field in dataclasses.fields(ShardReport)]
+    assert [name for name in re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE) if name in fields] == fields
 
 
 def _signature(function: Callable[..., object]) -> str:

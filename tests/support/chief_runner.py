@@ -31,6 +31,7 @@ from ps_protocol.roles.shard import (
     SaveProgress,
     SaveRequest,
     SaveState,
+    ShardReport,
     ShardSettings,
     ShardStatus,
 )
@@ -80,7 +81,9 @@ class FakeLink:
         await self._answer("status")
         self.num_looks += 1
         fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
-        fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, epoch=self.epoch)
+        fields.update(
+            shard=self.index, process_incarnation=self.process_incarnation, step=self.step, epoch=self.epoch, report=ShardReport()
+        )
         fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
         return ShardStatus(**{**fields, "chief_incarnation": self.chief_incarnation})
 

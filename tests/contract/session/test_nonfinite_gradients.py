@@ -19,6 +19,7 @@ from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushResult, Shard
 from tests.support.clusters import Shape, Start
 from tests.support.shards import Trainer, layout_of, open_shard, table, variable, views
+from tests.support.waiting import wait_until
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, PushOutcome, Session
 
 # Split over the servers, along both axes, and whole; one of them takes plain updates.
@@ -50,6 +51,17 @@ def joined(start: Start, *, reject: bool = True, num_workers: int = 1) -> list[S
     for session in sessions:
         session.create_or_join(model(), optimizer=worker_client.sgd(1.0), timeout_s=20)
     return sessions
+
+
+def test_where_it_is_not_refused_the_status_shows_how_many_there_were(start: Start) -> None:
+    (one,) = joined(start, reject=False)
+    one.push(bad("whole", 1, 4))
+    assert one.wait(timeout_s=20)
+
+    def counts() -> set[int]:
+        return {shard.report.num_nonfinite for shard in one.status().shards if shard.report is not None}
+
+    wait_until(lambda: counts() == {0, 2}, timeout_s=10, what="the chief has asked the servers")
 
 
 def bad(name: str, *positions: int) -> dict[str, Any]:
@@ -148,7 +160,7 @@ def test_a_server_refuses_each_type_and_forgets_it(wired: Shard, name: str) -> N
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match=rf"^'{name}' has 1 non-finite value \(worker 3, step 0\)"):
         trainer.push(trainer.header(3), spoilt(trainer, name, 8, np.nan))
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
     position = [piece.variable.name for piece in MIXED.slices].index(name)
     header = trainer.header(3, absent=(position,))
     assert trainer.push(header, spoilt(trainer, name, 8, np.inf)).result is PushResult.STAGED, "it is left out"

@@ -244,9 +244,9 @@ def test_save_that_failed_is_said_and_can_be_tried_again(open_training: Open, tm
     assert progress.state is SaveState.FAILED and progress.failure is not None and "t.incomplete" in progress.failure.message
     blocking.unlink()
     assert training.save("t").files[0].num_bytes > 0
-    held = training.shards[0].status().allocated_bytes
+    held = training.shards[0].status().report.allocated_bytes
     assert training.save("u").files[0].num_bytes > 0
-    assert training.shards[0].status().allocated_bytes == held
+    assert training.shards[0].status().report.allocated_bytes == held
 
 
 def test_file_that_is_not_what_was_written_is_not_restored(open_training: Open, tmp_path: Path) -> None:

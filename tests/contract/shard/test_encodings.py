@@ -136,7 +136,7 @@ def test_an_arena_of_another_length_is_refused_before_it_comes(wide: Trainer, en
     # Other numbers of the top k are possible, but then its bytes do not fit them.
     with pytest.raises(MalformedMessage):
         wide.push(header, np.resize(one.bytes, one.bytes.nbytes + min(change, 8)))
-    assert wide.shard.status().num_staged == 0
+    assert wide.shard.status().report.num_staged == 0
     plain = wide.header(1)
     wide.push(plain, wide.arena(1.0))
     assert wide.apply(plain.push_id).step == 1
@@ -164,5 +164,5 @@ def test_top_k_that_make_no_sense_are_refused(wide: Trainer, count: int, positio
     header = replace(wide.header(), encoding=FloatEncoding.TOP_K, encoded_bytes=len(encoded))
     with pytest.raises(error, match="top k"):
         wide.push(header, np.frombuffer(encoded, np.uint8).copy())
-    assert wide.shard.status().num_staged == 0
+    assert wide.shard.status().report.num_staged == 0
     assert wide.train(0).step == 1

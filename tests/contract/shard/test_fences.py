@@ -89,7 +89,7 @@ def test_later_epoch_drops_what_is_staged(trainer: Trainer) -> None:
     header = trainer.header()
     trainer.push(header)
     trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
     with pytest.raises(ContributionMissing):
         trainer.apply(header.push_id, epoch=EPOCH + 1)
 
@@ -109,10 +109,10 @@ def test_contribution_of_another_life_is_refused(trainer: Trainer) -> None:
     mine = trainer.header()
     with pytest.raises(EpochMismatch, match="the cluster has begun anew since you joined it"):
         trainer.push(dataclasses.replace(mine, life=7))
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
     trainer.push(dataclasses.replace(mine, life=2**63 + 5))
     trainer.push(trainer.header(worker=1))  # of one that knows no life
-    assert trainer.shard.status().num_staged == 2
+    assert trainer.shard.status().report.num_staged == 2
 
 
 def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:

@@ -71,7 +71,7 @@ def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: Shard) -> None:
     request = trainer.request(one.push_id, other.push_id)
     sums = shard.prepare_step(request)
     assert list(sums) == [4 * 9.0, 2 * 4.0, 2 * 9.0 + 2 * 16.0]
-    assert (trainer.read()[0], shard.status().num_staged) == (0, 2)
+    assert (trainer.read()[0], shard.status().report.num_staged) == (0, 2)
     assert list(shard.prepare_step(request)) == list(sums)
 
 
@@ -104,7 +104,7 @@ def test_stale_contributions_stay_until_they_are_applied(small: Trainer) -> None
     small.apply(second.push_id, step=1)
     small.apply(late.push_id, step=2)
     step, memory = small.read()
-    assert (step, small.shard.status().num_staged) == (3, 0)
+    assert (step, small.shard.status().report.num_staged) == (3, 0)
     np.testing.assert_array_equal(views(small.layout, memory)["w"], [-6.0] * 4)
 
 
@@ -113,7 +113,7 @@ def test_discarded_contributions_are_dropped(small: Trainer) -> None:
     headers = [small.push_rows(worker, dense=small.arena(2.0))[0] for worker in (0, 1, 2, 2)]
     gone = PushId(worker=2, incarnation=1, sequence=0)
     small.shard.apply_step(small.request(headers[0].push_id, discards=(headers[1].push_id, gone)))
-    assert small.shard.status().num_staged == 0
+    assert small.shard.status().report.num_staged == 0
     with pytest.raises(ContributionMissing):
         small.apply(headers[1].push_id, step=1)
 
@@ -125,7 +125,7 @@ def test_return_to_strict_steps_drops_those_gone_by(small: Trainer) -> None:
     small.apply(first.push_id, step=0)
     present, _ = small.push_rows(2, step=1, dense=small.arena(4.0))
     small.configure(2, step=1)
-    assert small.shard.status().num_staged == 1
+    assert small.shard.status().report.num_staged == 1
     assert small.push_rows(3, step=0, dense=small.arena(1.0))[1].result is PushResult.STALE
     small.apply(present.push_id, step=1)
     np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
@@ -147,7 +147,7 @@ def test_contribution_is_applied_on_arrival_once(small: Trainer) -> None:
     assert reply.result is PushResult.APPLIED
     assert small.push(header, small.arena(2.0)).result is PushResult.DUPLICATE
     step, memory = small.read()
-    assert (step, small.shard.status().num_staged) == (1, 0)
+    assert (step, small.shard.status().report.num_staged) == (1, 0)
     values = views(small.layout, memory)
     np.testing.assert_array_equal([values["w"][0], values["b"][0]], [-1.0, 0.0])
     np.testing.assert_array_equal(small.rows([1, 0])[1][:, 0], [-2.0, 0.0])

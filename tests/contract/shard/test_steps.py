@@ -21,7 +21,7 @@ def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:
         trainer.push(header, trainer.arena(value))
     assert trainer.apply(headers[0].push_id, headers[1].push_id).step == 1
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 0.5 * 3.0))
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
 
 
 def test_result_does_not_depend_on_the_order_of_arrival(socket_dir: Path) -> None:
@@ -94,6 +94,6 @@ def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
     header = trainer.header()
     assert trainer.push(header, gradients).result is PushResult.STAGED
     trainer.apply(header.push_id)
-    assert trainer.shard.status().num_nonfinite == 4
+    assert trainer.shard.status().report.num_nonfinite == 4
     trainer.train(1)
-    assert trainer.shard.status().num_nonfinite == 0
+    assert trainer.shard.status().report.num_nonfinite == 0

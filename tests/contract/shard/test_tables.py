@@ -187,7 +187,7 @@ def test_row_that_does_not_exist_is_refused_and_changes_nothing(tables: Trainer,
         tables.push_rows(rows={0: (indices, 1.0)})
     with pytest.raises(IndexOutOfRange):
         tables.rows(indices)
-    assert tables.shard.status().num_staged == 0
+    assert tables.shard.status().report.num_staged == 0
     tables.train_rows(0, [9], 2.0)
     np.testing.assert_array_equal(tables.rows([9, 0])[1][:, 0], [0.0, 1.0])
 
@@ -204,19 +204,19 @@ def test_header_that_does_not_fit_the_layout_is_refused(tables: Trainer) -> None
     with pytest.raises(InvalidSpec, match="table 1: the shard has 1"):
         request = RowsRequest(epoch=EPOCH, layout_hash=TABLE.hash, table=1, step=None)
         tables.shard.read_rows(request, np.zeros(1, "<i8"), Segments([np.zeros(12, np.uint8)]))
-    assert tables.shard.status().num_staged == 0
+    assert tables.shard.status().report.num_staged == 0
 
 
 def test_memory_of_staged_rows_is_counted_and_comes_back(tables: Trainer) -> None:
-    before = tables.shard.status().allocated_bytes
+    before = tables.shard.status().report.allocated_bytes
     header, _ = tables.push_rows(rows={0: (range(10), 1.0)})
-    assert tables.shard.status().allocated_bytes >= before + 10 * (8 + 12)
+    assert tables.shard.status().report.allocated_bytes >= before + 10 * (8 + 12)
     tables.apply(header.push_id)
     # The journal of the rows that were touched stays until the next step.
-    assert tables.shard.status().allocated_bytes == before + 10 * (8 + 12)
+    assert tables.shard.status().report.allocated_bytes == before + 10 * (8 + 12)
     other, _ = tables.push_rows(step=1, rows={0: ([], 1.0)})
     tables.apply(other.push_id, step=1)
-    assert tables.shard.status().allocated_bytes == before
+    assert tables.shard.status().report.allocated_bytes == before
 
 
 def test_server_makes_first_values_by_itself(shard: Shard) -> None:

@@ -91,7 +91,7 @@ def test_values_of_another_length_create_nothing(trainer: Trainer, num_bytes: in
         trainer.shard.create_variables(trainer.spec(), Segments([aligned_bytes(MIXED.nbytes + num_bytes)]))
     with pytest.raises(NotInitialized, match="ps 0: the variables have no values yet; waiting for a worker to initialise the model"):
         trainer.read()
-    assert trainer.shard.status().allocated_bytes == 0
+    assert trainer.shard.status().report.allocated_bytes == 0
     assert trainer.create()
 
 
@@ -137,7 +137,7 @@ def test_padding_that_a_client_fills_stays_zero(trainer: Trainer) -> None:
     trainer.push(header, dirty)
     trainer.apply(header.push_id)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
-    assert trainer.shard.status().num_nonfinite == 0
+    assert trainer.shard.status().report.num_nonfinite == 0
 
 
 # Reading
@@ -202,15 +202,15 @@ def test_slot_is_read_with_its_step(shard: Shard) -> None:
 
 def test_status_counts(trainer: Trainer) -> None:
     fresh = trainer.shard.status()
-    assert (fresh.shard, fresh.epoch, fresh.chief_incarnation, fresh.step, fresh.allocated_bytes) == (0, 0, 0, None, 0)
+    assert (fresh.shard, fresh.epoch, fresh.chief_incarnation, fresh.step, fresh.report.allocated_bytes) == (0, 0, 0, None, 0)
     trainer.create()
     trainer.train(0)
     trainer.push(trainer.header(step=1))
     status = trainer.shard.status()
-    assert (status.epoch, status.chief_incarnation, status.step, status.num_slices) == (EPOCH, CHIEF, 1, 5)
-    assert (status.arena_bytes, status.allocated_bytes) == (MIXED.nbytes, 3 * MIXED.nbytes)
-    assert (status.num_staged, status.num_pushes) == (1, 2)
-    assert status.last_apply_s > 0
+    assert (status.epoch, status.chief_incarnation, status.step) == (EPOCH, CHIEF, 1)
+    assert status.report.allocated_bytes == 3 * MIXED.nbytes
+    assert (status.report.num_staged, status.report.num_pushes) == (1, 2)
+    assert status.report.last_apply_s > 0
     assert status.process_incarnation == fresh.process_incarnation != 0
 
 
@@ -222,5 +222,5 @@ def test_steps_take_no_more_memory(trainer: Trainer) -> None:
         for header in headers:
             trainer.push(header)
         trainer.apply(*(header.push_id for header in headers), step=step)
-        allocated.append(trainer.shard.status().allocated_bytes)
+        allocated.append(trainer.shard.status().report.allocated_bytes)
     assert set(allocated) == {5 * MIXED.nbytes}

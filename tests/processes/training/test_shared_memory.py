@@ -74,12 +74,12 @@ def test_killed_worker_leaves_nothing_and_the_other_goes_on(launch: Launch, sock
     cluster = launch(replicas_to_aggregate=1)
     cluster.all_do("train_randomly", times=2)
     before = status(socket_dir / "only")
-    assert before.num_sharing == 2 and len(mapping(before.process_incarnation)) == 3
+    assert before.report.num_sharing == 2 and len(mapping(before.process_incarnation)) == 3
     cluster.workers[1].kill()
-    wait_until(lambda: status(socket_dir / "only").num_sharing == 1, timeout_s=10, what="the server has noticed")
+    wait_until(lambda: status(socket_dir / "only").report.num_sharing == 1, timeout_s=10, what="the server has noticed")
     cluster.workers[0].do("train_randomly", times=3)
     after = status(socket_dir / "only")
-    assert after.allocated_bytes == before.allocated_bytes - (4 << 20)
+    assert after.report.allocated_bytes == before.report.allocated_bytes - (4 << 20)
     assert len(mapping(before.process_incarnation)) == 2
 
 

@@ -88,7 +88,8 @@ def cut_off(scene: Scene) -> Outcome:
 
     def is_as_before() -> bool:
         now = server.trainer.shard.status()
-        return (now.allocated_bytes, now.num_staged, now.step) == (before.allocated_bytes, before.num_staged, before.step)
+        held, held_before = now.report, before.report
+        return (held.allocated_bytes, held.num_staged, now.step) == (held_before.allocated_bytes, held_before.num_staged, before.step)
 
     wait_until(is_as_before, timeout_s=10, what="what was cut off is forgotten")
     return Outcome(CANCELLED, "", "", ())
@@ -112,12 +113,12 @@ def draining(server: Server) -> Outcome:
 
 def nonfinite(scene: Scene) -> Outcome:
     server = scene.shard
-    before = server.trainer.shard.status().num_nonfinite
+    before = server.trainer.shard.status().report.num_nonfinite
     header = server.trainer.header(step=server.step)
     content = server.trainer.arena(float("nan")).tobytes()
     ended = server.raw.call("PushGradients", *push_stream(header, frame(0, content)))
     server.trainer.apply(header.push_id, step=server.step)
-    assert server.trainer.shard.status().num_nonfinite > before
+    assert server.trainer.shard.status().report.num_nonfinite > before
     return ended
 
 
@@ -126,7 +127,7 @@ def nonfinite_refused(server: Server) -> Outcome:
     trainer.create()
     trainer.configure(1, rejects_nonfinite=True)
     ended = server.raw.call("PushGradients", *push_stream(trainer.header(worker=2), frame(0, trainer.arena(float("nan")).tobytes())))
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
     return ended
 
 

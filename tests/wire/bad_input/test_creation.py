@@ -32,7 +32,7 @@ def test_push_before_initialisation_is_told_what_is_missing(fresh: Server) -> No
 )
 def test_creation_that_is_not_whole_creates_nothing(fresh: Server, frames: tuple[tensor_pb2.ArenaFrame, ...], reason: str) -> None:
     assert fresh.create(fresh.encoded_spec(), *frames).reason == reason
-    assert fresh.trainer.shard.status().allocated_bytes == 0
+    assert fresh.trainer.shard.status().report.allocated_bytes == 0
     assert fresh.trainer.create()
 
 

@@ -80,7 +80,7 @@ def test_bad_encoded_gradients_get_a_reason_and_harm_nobody(trainer: Trainer, ca
     assert (outcome.code, outcome.reason) != (grpc.StatusCode.OK, "")
     assert outcome.reason == reason and text in outcome.text
     status = trainer.shard.status()
-    assert status.num_staged == 0 and status.step is not None
+    assert status.report.num_staged == 0 and status.step is not None
     assert trainer.train(status.step).step == status.step + 1
 
 
@@ -96,7 +96,7 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
             push(trainer, encoding, encoded_bytes, content)
         for count in range(1, 20):  # each of another length, and each right
             push(trainer, TOP_K, 8 + 8 * count + 128, top_k(count, [5] * count))
-        return trainer.shard.status().allocated_bytes
+        return trainer.shard.status().report.allocated_bytes
 
     first = push_all()
     assert max(push_all(), push_all()) <= first

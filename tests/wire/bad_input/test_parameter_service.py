@@ -208,13 +208,13 @@ def test_bad_input_is_answered_and_harms_nobody(
     server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
 ) -> None:
     server.apply_one()
-    allocated, num_staged = server.trainer.shard.status().allocated_bytes, server.trainer.shard.status().num_staged
+    allocated, num_staged = server.trainer.shard.status().report.allocated_bytes, server.trainer.shard.status().report.num_staged
     ended = call(server)
     assert (ended.code, ended.reason) == (code, reason), ended.text
     assert text in ended.text
     status = server.trainer.shard.status()
-    assert status.allocated_bytes == allocated
-    assert status.num_staged == num_staged + (case in ("one byte at a time", "empty frames"))
+    assert status.report.allocated_bytes == allocated
+    assert status.report.num_staged == num_staged + (case in ("one byte at a time", "empty frames"))
     server.apply_one()
 
 

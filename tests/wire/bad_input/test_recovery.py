@@ -76,13 +76,13 @@ def test_wrong_request_is_refused_and_changes_nothing(
     server: tuple[RawShard, Trainer], tmp_path: Path, method: str, request_: Message, reason: str, text: str
 ) -> None:
     raw, trainer = server
-    before = trainer.shard.status().allocated_bytes
+    before = trainer.shard.status().report.allocated_bytes
     found = raw.call(method, request_.SerializeToString())
     assert (found.reason, text in found.text) == (reason, True), found
     assert trainer.train(0).step == 1
     assert not list(tmp_path.iterdir())
     # The contribution of that step had a buffer, which is kept.
-    assert trainer.shard.status().allocated_bytes - before <= trainer.layout.nbytes
+    assert trainer.shard.status().report.allocated_bytes - before <= trainer.layout.nbytes
 
 
 @pytest.mark.parametrize("method", ["KeepRecord", "SaveShard", "RestoreShard"])

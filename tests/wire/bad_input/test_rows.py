@@ -172,7 +172,7 @@ def test_bad_rows_are_answered_and_harm_nobody(
     assert (ended.code, ended.reason) == (code, reason), ended.text
     assert text in ended.text
     after = server.shard.status()
-    assert (after.allocated_bytes, after.num_staged) == (before.allocated_bytes, before.num_staged)
+    assert (after.report.allocated_bytes, after.report.num_staged) == (before.report.allocated_bytes, before.report.num_staged)
     assert np.array_equal(server.rows(), rows)
     server.apply_one(3)
 

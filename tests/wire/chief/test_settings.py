@@ -89,7 +89,7 @@ def test_contribution_that_is_too_stale_is_dropped_on_every_shard(chief: GrpcChi
         fast.local_step = 1
         fast.wait(fast.push())
         assert values(slow) == 0.0
-        assert [shard.status().num_staged for shard in slow.shards] == [0, 0]
+        assert [shard.status().report.num_staged for shard in slow.shards] == [0, 0]
 
 
 def test_without_a_lock_shards_apply_and_the_chief_counts(chief: GrpcChief) -> None:

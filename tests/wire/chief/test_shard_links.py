@@ -79,10 +79,10 @@ def test_shard_that_accepts_what_is_stale_holds_it_until_it_is_discarded(trainer
     ask(trainer, lambda link: link.configure(settings(accepts_stale=True), timeout_s=10))
     first, second, third = (pushed(trainer, 1.0, worker=worker) for worker in range(3))
     ask(trainer, lambda link: link.apply_step(request(first), timeout_s=10))
-    assert trainer.shard.status().num_staged == 2
+    assert trainer.shard.status().report.num_staged == 2
     stale = PushId(worker=third.worker, incarnation=third.incarnation, sequence=0)
     ask(trainer, lambda link: link.apply_step(request(second, step=1, discards=(stale,)), timeout_s=10))
-    assert trainer.shard.status().num_staged == 0
+    assert trainer.shard.status().report.num_staged == 0
     assert LAYOUT.view(trainer.read(2)[1], 0).tolist() == [-1.0, -1.0]
 
 

@@ -70,6 +70,16 @@ SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, 
 WORKER = chief.Participant(epoch=1, kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
 COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
 RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
+REPORT = shard.ShardReport(
+    allocated_bytes=1 << 40,
+    num_staged=9,
+    num_pushes=10,
+    num_stale=11,
+    num_duplicates=12,
+    num_nonfinite=13,
+    num_sharing=14,
+    last_apply_s=0.5,
+)
 STATUS = chief.ClusterStatus(
     cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy="sync",
     replicas_to_aggregate=4, total_num_replicas=5, num_contributions=6, waiting_for="worker 1", step_age_s=1.25,
@@ -79,7 +89,7 @@ STATUS = chief.ClusterStatus(
             num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost",
         ),
     ),
-    shards=(chief.ShardLink(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3),
+    shards=(chief.ShardLink(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
             chief.ShardLink(index=2, address="h:2", is_reachable=False, step=None, arena_bytes=0, num_slices=0)),
     ledger=(
         chief.LedgerEntry(step=1, contributors=(ID,), num_stale=2, num_late=3, duration_s=0.25, apply_duration_s=0.125, last_worker=4),
@@ -152,15 +162,7 @@ VALUES: list[Any] = [
         epoch=3,
         chief_incarnation=4,
         step=5,
-        num_slices=6,
-        arena_bytes=1 << 40,
-        allocated_bytes=8,
-        num_staged=9,
-        num_pushes=10,
-        num_stale=11,
-        num_duplicates=12,
-        num_nonfinite=13,
-        last_apply_s=0.5,
+        report=REPORT,
         settings_version=14,
     ),
     chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=0, host="h", pid=1, request_id=(1 << 64) - 1, takeover=True),

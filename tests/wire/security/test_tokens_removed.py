@@ -171,11 +171,11 @@ def test_worker_that_does_not_hear_that_its_shared_memory_is_taken_away_loses_no
 
         train(3)
         with contextlib.closing(GrpcShard(addresses["of the chief"], access=tokens.of("observer"))) as shard:
-            assert shard.status().num_sharing == 1
+            assert shard.status().report.num_sharing == 1
             tokens.lines["worker"] = [credentials.new_token()]
             credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")
             tokens.write()
-            wait_until(lambda: shard.status().num_sharing == 0, timeout_s=20, what="the server shares no more")
+            wait_until(lambda: shard.status().report.num_sharing == 0, timeout_s=20, what="the server shares no more")
         train(10)
         assert session.global_step == 13
         np.testing.assert_array_equal(session.read()["w"], np.full(4, 13, np.float32))

@@ -58,11 +58,11 @@ def test_push_sent_twice_counts_once(server: Server) -> None:
 def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server) -> None:
     server.apply_one()
     before = server.trainer.read()[1]
-    num_staged = server.trainer.shard.status().num_staged
+    num_staged = server.trainer.shard.status().report.num_staged
     header = server.trainer.header(step=server.step)
     content = server.trainer.arena(1.0).tobytes()
     cut_push_off(server, push_stream(header, frame(0, content[:HALF])))
-    assert server.trainer.shard.status().num_staged == num_staged
+    assert server.trainer.shard.status().report.num_staged == num_staged
     assert server.trainer.push(header, server.trainer.arena(1.0)).result is PushResult.STAGED
     server.trainer.apply(header.push_id, step=server.step)
     assert_moved(server, before, by=-0.5)
@@ -83,10 +83,10 @@ def test_apply_repeated_has_its_effect_once(server: Server) -> None:
 
 def test_streams_that_are_cancelled_leave_nothing_behind(server: Server) -> None:
     server.apply_one()
-    allocated, num_threads = server.trainer.shard.status().allocated_bytes, threading.active_count()
+    allocated, num_threads = server.trainer.shard.status().report.allocated_bytes, threading.active_count()
     for _ in range(20):
         cut_push_off(server, push_stream(server.trainer.header(worker=5, step=server.step), frame(0, bytes(HALF))))
-    assert server.trainer.shard.status().allocated_bytes <= allocated + MIXED.nbytes
+    assert server.trainer.shard.status().report.allocated_bytes <= allocated + MIXED.nbytes
     # Threads of the server's pool stay; those of calls do not.
     wait_until(lambda: threading.active_count() <= num_threads + 3, what="the threads of the cancelled calls have ended")
     # Each would count towards the worker's limit, were it still open.

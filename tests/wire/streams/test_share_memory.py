@@ -72,7 +72,7 @@ def num_mapped() -> int:
 
 
 def allocated(trainer: Trainer) -> int:
-    return trainer.shard.status().allocated_bytes
+    return trainer.shard.status().report.allocated_bytes
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_wrong_claim_is_refused_and_takes_no_memory(server: ParameterServer, tra
         assert raw.call("ShareMemory", *messages).reason == reason
     wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
     wait_until(lambda: num_mapped() == mapped, timeout_s=5, what="the segments are gone")
-    assert trainer.shard.status().num_sharing == 0
+    assert trainer.shard.status().report.num_sharing == 0
     assert trainer.train(0).step == 1
 
 
@@ -107,9 +107,9 @@ def test_slots_are_counted_and_given_back(server: ParameterServer, trainer: Trai
     before = allocated(trainer)
     with sharing(server, num_slots=2):
         assert allocated(trainer) == before + 2 * MIXED.nbytes
-        assert trainer.shard.status().num_sharing == 1
+        assert trainer.shard.status().report.num_sharing == 1
     wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
-    assert trainer.shard.status().num_sharing == 0
+    assert trainer.shard.status().report.num_sharing == 0
 
 
 def test_wish_for_slots_without_end_is_cut_to_what_the_shard_holds(server: ParameterServer, trainer: Trainer) -> None:
@@ -175,7 +175,7 @@ def test_padding_that_a_worker_fills_poisons_nothing(server: ParameterServer, tr
         header = trainer.header()
         shard.push_gradients(header, Segments([memory]))
         trainer.apply(header.push_id)
-    assert trainer.shard.status().num_nonfinite == 0
+    assert trainer.shard.status().report.num_nonfinite == 0
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
@@ -212,8 +212,8 @@ def test_contribution_counts_even_if_its_worker_goes(server: ParameterServer, tr
     with sharing(server) as shard:
         header = trainer.header()
         shard.push_gradients(header, Segments([trainer.arena(1.0)]))
-    wait_until(lambda: trainer.shard.status().num_sharing == 0, timeout_s=5, what="the worker has gone")
-    assert trainer.shard.status().num_staged == 1
+    wait_until(lambda: trainer.shard.status().report.num_sharing == 0, timeout_s=5, what="the worker has gone")
+    assert trainer.shard.status().report.num_staged == 1
     trainer.apply(header.push_id)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
     assert allocated(trainer) == before
@@ -248,7 +248,7 @@ def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> No
         trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=9)
         wait_until(lambda: not shard.is_shared, timeout_s=5, what="the worker has heard")
         assert shard.gradient_memory() is None
-    assert (allocated(trainer), trainer.shard.status().num_staged) == (before, 0)
+    assert (allocated(trainer), trainer.shard.status().report.num_staged) == (before, 0)
 
 
 def test_closed_shard_raises(server: ParameterServer, trainer: Trainer) -> None:

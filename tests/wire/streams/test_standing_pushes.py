@@ -95,9 +95,9 @@ def test_bad_contribution_is_answered_in_the_stream_and_the_next_counts(
     assert [answer.error.reason for answer in answers] == [reason, ""]
     assert text in answers[0].error.message
     assert answers[1].push_id == good.push_id and answers[1].reply.result == pb.PUSH_RESULT_STAGED
-    assert server.trainer.shard.status().num_staged == before.num_staged + 1
+    assert server.trainer.shard.status().report.num_staged == before.report.num_staged + 1
     server.apply(good)
-    assert server.trainer.shard.status().allocated_bytes == before.allocated_bytes
+    assert server.trainer.shard.status().report.allocated_bytes == before.report.allocated_bytes
 
 
 def test_header_again_in_the_middle_begins_again(server: Server) -> None:
@@ -111,7 +111,7 @@ def test_header_again_in_the_middle_begins_again(server: Server) -> None:
 def test_contribution_that_the_stream_ends_in_has_no_effect(server: Server) -> None:
     answers = _answers(server.raw.call("StreamPushes", _message(server.header(), frame(0, bytes(HALF)))))
     assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM"]
-    assert server.trainer.shard.status().num_staged == 0
+    assert server.trainer.shard.status().report.num_staged == 0
 
 
 def test_what_is_not_wanted_is_answered_before_it_is_sent_and_its_frames_are_dropped(server: Server) -> None:

@@ -68,13 +68,13 @@ def test_bad_request_is_answered_in_the_stream_and_the_next_is_served(
     trained: tuple[RawShard, Trainer], case: str, bad: Callable[[], bytes], reason: str, text: str
 ) -> None:
     raw, trainer = trained
-    before = trainer.shard.status().allocated_bytes
+    before = trainer.shard.status().report.allocated_bytes
     failed, *good = _messages(raw.call("StreamVariables", bad(), _request(step=3)))
     assert (failed.header.error.reason, failed.HasField("frame")) == (reason, False)
     assert text in failed.header.error.message
     assert (good[0].header.step, good[0].header.num_bytes) == (3, MIXED.nbytes)
     assert b"".join(message.frame.data for message in good) == bytes(trainer.read(3)[1])
-    assert trainer.shard.status().allocated_bytes == before
+    assert trainer.shard.status().report.allocated_bytes == before
 
 
 @pytest.mark.parametrize("fields", [{"step": 3}, {}], ids=["that step", "the newest"])

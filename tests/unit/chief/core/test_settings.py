@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
-from chief.core.messages import CallCancelled, FinishTraining, ShardFailed
+from chief.core.messages import CallCancelled, FinishTraining, ShardFailed, ShardSeen
 from ps_protocol.errors import InvalidSpec, NotInitialized, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import ClusterState, HyperparameterChange, ModelReply, ModelState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.shard import ShardReport
 from tests.support.chief_driver import MODEL, Driver, Worker
 
 # Policy and optimizers change while the cluster lives: when that holds, what is told to shards, and that nothing counted is lost.
@@ -354,6 +355,18 @@ def test_status_counts_tables_among_what_a_server_holds() -> None:
     driver.train(0, model=ModelSpec(variables=(dense, table), optimizer=MOMENTUM, placement=placement))
     shards = driver.coordinator.status(driver.now).shards
     assert [(shard.arena_bytes, shard.num_slices) for shard in shards] == [(64, 1), (800, 1)]  # dense ones lie in whole cache lines
+
+
+def test_status_passes_on_what_a_server_reports_but_not_what_its_predecessor_does() -> None:
+    driver = Driver(num_shards=2)
+    driver.train(0)
+    report = ShardReport(num_pushes=7)
+    driver.send(ShardSeen(shard=1, process_incarnation=7, report=report))
+    silent, told = driver.coordinator.status(driver.now).shards
+    assert silent.report is None and told.report is report
+    driver.send(ShardSeen(shard=1, process_incarnation=8, report=ShardReport()))
+    driver.send(ShardSeen(shard=1, process_incarnation=7, report=report))
+    assert driver.coordinator.status(driver.now).shards[1].report == ShardReport()
 
 
 def test_status_names_no_number_that_has_no_effect() -> None:

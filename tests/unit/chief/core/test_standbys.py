@@ -11,7 +11,7 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
-from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.roles.shard import ShardReport, ShardStatus
 from tests.support.chief_driver import Worker
 from tests.support.recovery_driver import RecoveryDriver
 
@@ -191,19 +191,15 @@ class _Link:
 
 
 def status(*, epoch: int = 1, at: int | None = None, is_alone: bool = False, heard: float | None = None, chief: int = 1) -> ShardStatus:
-    numbers: dict[str, Any] = dict.fromkeys(
-        ("num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite"), 0
-    )
     return ShardStatus(
         shard=0,
         process_incarnation=5,
         epoch=epoch,
         chief_incarnation=chief,
         step=at,
-        last_apply_s=0.0,
+        report=ShardReport(),
         chief_heard_ago_s=heard,
         is_alone=is_alone,
-        **numbers,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.cli.text import as_json, as_text, bytes_text, duration_text, printable
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import PushId, ShardReport
 from tests.support.cluster_status import cluster_status, shard_link, worker_status
 
 FAILED = worker_status(
@@ -55,6 +55,16 @@ def test_the_text_has_a_line_for_every_worker_and_parameter_server() -> None:
     assert ["1", "left", "3.0", "s", "ago", "41", "1", "0", "there", "pid", "202"] in lines
     assert ["0", "reachable", "41", "18.5", "KiB", "4", "unix:/tmp/ps0.sock"] in lines
     assert ["40", "26", "ms", "0.8", "ms", "0", "1", "1", "0", "1"] in lines
+
+
+def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
+    report = ShardReport(allocated_bytes=18_944, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008)
+    shards = (shard_link(0), shard_link(1, report=report))
+    lines = [line.split("  ") for line in as_text(dataclasses.replace(STATUS, shards=shards)).splitlines()]
+    cells = [[cell.strip() for cell in line if cell] for line in lines]
+    assert ["ps", "allocated", "staged", "pushes", "stale", "duplicates", "nonfinite", "sharing", "last apply"] in cells
+    assert ["1", "18.5 KiB", "0", "7", "0", "0", "3", "0", "0.8 ms"] in cells
+    assert "allocated" not in as_text(STATUS), "nobody has been looked at yet"
 
 
 def test_a_failure_that_a_worker_reports_cannot_move_the_terminals_cursor() -> None:

@@ -127,10 +127,10 @@ def test_copy_that_there_is_no_memory_for_harms_nobody(tmp_path: Path, later: La
     training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=directory)
     training.create()
     training.train(1)
-    before = shard.status().allocated_bytes
+    before = shard.status().report.allocated_bytes
     with pytest.raises(LimitExceeded, match=r"the copy for checkpoint t needs 12\.0 KiB.*--max-memory-bytes"):
         shard.save(_request(training))
-    assert shard.status().allocated_bytes == before
+    assert shard.status().report.allocated_bytes == before
     training.train(1)
 
 
@@ -186,7 +186,7 @@ def test_memory_is_the_same_after_any_number_of_restorations(training: ShardedTr
         training.shards[0].restore(request)
         later.do_all()
         training.train(2)
-        counts.append(training.shards[0].status().allocated_bytes)
+        counts.append(training.shards[0].status().report.allocated_bytes)
     assert len(set(counts)) == 1
 
 

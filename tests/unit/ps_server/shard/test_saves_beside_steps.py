@@ -68,10 +68,10 @@ def _save(training: ShardedTraining, tag: str) -> PsError | None:
 def test_memory_of_a_copy_is_kept_once_for_the_next(storage: WatchedStorage) -> None:
     training = _training(storage)
     shard = training.shards[0]
-    before = shard.status().allocated_bytes
+    before = shard.status().report.allocated_bytes
     for tag in ("one", "two", "three"):
         assert _save(training, tag) is None
-        assert shard.status().allocated_bytes == before + _COPY_BYTES
+        assert shard.status().report.allocated_bytes == before + _COPY_BYTES
 
 
 def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
@@ -114,12 +114,12 @@ def test_disk_that_fails_at_any_write_harms_no_step_and_no_older_checkpoint(
             raise OSError(number, "no")
 
     storage.on_write = fail
-    held = training.shards[0].status().allocated_bytes
+    held = training.shards[0].status().report.allocated_bytes
     for tag in ("a", "b", "c"):
         training.train(1)
         writes.clear()
         assert isinstance(_save(training, tag), kind)
-    assert training.shards[0].status().allocated_bytes <= held + _COPY_BYTES
+    assert training.shards[0].status().report.allocated_bytes <= held + _COPY_BYTES
     assert [(stored.tag, bool(stored.files)) for stored in storage.stored() if stored.files] == [("old", True)]
     # And as soon as there is room again, the same save succeeds.
     storage.on_write = lambda size: None

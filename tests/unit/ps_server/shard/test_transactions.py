@@ -77,9 +77,9 @@ def test_push_left_before_it_is_finished_has_no_effect(created: _Fixture) -> Non
     with created.store.open_push(header) as push:
         push.write(0, created.bytes)
     status = created.store.status()
-    assert (status.num_staged, status.num_pushes) == (0, 0)
+    assert (status.report.num_staged, status.report.num_pushes) == (0, 0)
     assert created.push(header).result is PushResult.STAGED
-    assert created.store.status().allocated_bytes == status.allocated_bytes
+    assert created.store.status().report.allocated_bytes == status.report.allocated_bytes
 
 
 def test_push_that_fails_half_way_has_no_effect(created: _Fixture) -> None:
@@ -100,7 +100,7 @@ def test_push_under_way_when_its_step_is_applied_is_stale(created: _Fixture) -> 
         assert push.is_answered
         assert not push.write(HALF, created.bytes[HALF:])
         assert push.finish() == PushReply(result=PushResult.STALE, step=1)
-    assert created.store.status().num_staged == 0
+    assert created.store.status().report.num_staged == 0
 
 
 def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
@@ -111,7 +111,7 @@ def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
             assert created.push(header).result is PushResult.STAGED
             assert not first.write(HALF, created.bytes[HALF:])
             first.finish()
-    assert created.store.status().num_staged == 1
+    assert created.store.status().report.num_staged == 1
 
 
 def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
@@ -144,7 +144,7 @@ def test_creation_left_before_it_is_finished_frees_its_memory(fixture: _Fixture)
         words = rf"{HALF} bytes of {MIXED.nbytes} bytes for 5 variables received in attempt 1; waiting for the rest"
         with pytest.raises(NotInitialized, match=words):
             fixture.push(fixture.header())
-    assert fixture.store.status().allocated_bytes == 0
+    assert fixture.store.status().report.allocated_bytes == 0
     assert fixture.create()
 
 
@@ -155,7 +155,7 @@ def test_creation_that_comes_again_displaces_the_first(fixture: _Fixture) -> Non
             assert fixture.create()
             assert not first.write(HALF, fixture.bytes[HALF:])
             first.finish()
-    assert fixture.store.status().allocated_bytes == 2 * MIXED.nbytes
+    assert fixture.store.status().report.allocated_bytes == 2 * MIXED.nbytes
 
 
 def test_earlier_attempt_does_not_displace_a_later_one(fixture: _Fixture) -> None:
@@ -172,7 +172,7 @@ def test_creation_under_way_ends_with_its_epoch(fixture: _Fixture) -> None:
             creation.write(0, fixture.bytes)
             fixture.store.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
             creation.finish()
-    assert fixture.store.status().allocated_bytes == 0
+    assert fixture.store.status().report.allocated_bytes == 0
 
 
 # Readings
@@ -255,7 +255,7 @@ def test_everything_but_slots_goes_on_during_an_apply(created: _Fixture, held: _
         held.let_go()
         assert applied.result(10).step == 1
     # It was whole before the step was, but did not belong to it.
-    assert created.store.status().num_staged == 0
+    assert created.store.status().report.num_staged == 0
     assert created.push(late) == PushReply(result=PushResult.DUPLICATE, step=1)
 
 

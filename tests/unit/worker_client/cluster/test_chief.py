@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
-from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.roles.shard import ShardReport, ShardStatus
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import ChiefLink
 
@@ -29,11 +29,15 @@ class FakeChief:
 
 
 def status(address: str, incarnation: int) -> ShardStatus:
-    numbers: dict[str, Any] = dict.fromkeys(
-        ("shard", "process_incarnation", "epoch", "num_slices", "arena_bytes", "allocated_bytes", "num_staged", "num_pushes"), 0
+    return ShardStatus(
+        shard=0,
+        process_incarnation=0,
+        epoch=0,
+        step=None,
+        report=ShardReport(),
+        chief_incarnation=incarnation,
+        chief_address=address,
     )
-    counters: dict[str, Any] = dict.fromkeys(("num_stale", "num_duplicates", "num_nonfinite"), 0)
-    return ShardStatus(**numbers, **counters, step=None, last_apply_s=0.0, chief_incarnation=incarnation, chief_address=address)
 
 
 class Town:

@@ -94,7 +94,7 @@ class Scene:
         return self.trainer.push(self.trainer.header(worker, step=0), self.trainer.arena(1.0)).result
 
     def num_staged(self, address: str) -> int:
-        return self.replicas[address].status().num_staged
+        return self.replicas[address].status().report.num_staged
 
     def _ask(self, version: int) -> Registration:
         self.num_asked += 1
