@@ -241,6 +241,7 @@ def test_specification_and_initial_values_travel_together() -> None:
     assert received == [spec, values.tobytes()]
 
 
+REPORT = pb.ShardReport(num_pushes=1)
 CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
     (
         "ApplyStep",
@@ -266,8 +267,13 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
         pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
         (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
     ),
-    ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0).SerializeToString(), 0),
-    ("GetShardStatus", lambda shard: shard.status().slots, pb.GetShardStatusResponse(slots=["m", "v"]).SerializeToString(), ("m", "v")),
+    ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0, report=REPORT).SerializeToString(), 0),
+    (
+        "GetShardStatus",
+        lambda shard: shard.status().slots,
+        pb.GetShardStatusResponse(slots=["m", "v"], report=REPORT).SerializeToString(),
+        ("m", "v"),
+    ),
     ("AdoptShard", lambda shard: shard.adopt(epoch=1, chief_incarnation=2).step, pb.AdoptShardResponse().SerializeToString(), None),
     ("ShutdownShard", lambda shard: shard.shutdown(epoch=1, reason="done"), b"", None),
 ]
