@@ -104,7 +104,7 @@ bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encodin
 	@$(BIN)/python -m benchmarks run compression $(ARGS)
 
 bench-scale: $(DEV)  ## 1,000 workers on one chief, 10,000 variables against 10, 64 parameter servers
-	@for what in workers variables servers; do $(BIN)/python -m benchmarks run scale $$what $(ARGS) || exit 1; done
+	@for what in workers variables servers; do $(BIN)/python -m benchmarks run scale_$$what $(ARGS) || exit 1; done
 
 bench-straggler: $(BENCH)  ## late workers: R = T against backup workers, and what `lockstep plan` predicts; 4 minutes
 	@$(BIN)/python -m benchmarks run straggler $(ARGS)

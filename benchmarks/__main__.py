@@ -1,5 +1,6 @@
 """`python -m benchmarks list | run NAME … | compare BEFORE.json AFTER.json`. Knows the suites by name, and how any of them fails."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ SUITES = {
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
-    "scale": ("suites.scale.scale", "1,000 workers, 10,000 variables, or 64 parameter servers"),
+    "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
+    "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),
+    "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),
     "peers": ("suites.step.peers", "the same work on TensorFlow, gloo and MXNet, by turns"),
     "page": ("report.page", "puts measured figures into docs/explanation/performance.md"),
 }
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     match [*(sys.argv[1:] if arguments is None else arguments)]:
         case ["list"]:
-            print("\n".join(f"{name:13} {words}" for name, (_, words) in SUITES.items()))
+            print("\n".join(f"{name:16} {words}" for name, (_, words) in SUITES.items()))
             return 0
         case ["run", name, *rest] if name in SUITES:
             return run(name, rest)
@@ -51,12 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Runs a suite, and says in one line why it could not be run."""
     # Imported here, so that `list` answers at once.
+    from benchmarks.harness.arguments import WrongArguments
     from benchmarks.harness.setting import WrongTransport
+    from benchmarks.report.plot import CannotPlot
     from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
     module = importlib.import_module(f"benchmarks.{SUITES[name][0]}")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks run {name}", description=module.DESCRIPTION)
+    module.add_arguments(parser)
     try:
-        return int(module.main(arguments))
+        options = parser.parse_args(arguments)
+        try:
+            return int(module.run(options))
+        except (WrongArguments, CannotPlot) as error:
+            parser.error(str(error))
     except SystemExit as ended:
         return int(ended.code or 0)
     except (LaunchFailed, Interrupted, WrongTransport) as error:

@@ -11,8 +11,18 @@ def peak_rss_bytes(pid: int | str = "self") -> int:
     return _kib_of(pid, "status", "VmHWM:") * 1024
 
 
+def rss_bytes(pid: int | str = "self") -> int:
+    """Returns its resident memory now; pages that it shares count in full."""
+    return _kib_of(pid, "status", "VmRSS:") * 1024
+
+
+def shared_bytes(pid: int | str = "self") -> int:
+    """Returns how much of its resident memory is shared memory."""
+    return _kib_of(pid, "status", "RssShmem:") * 1024
+
+
 def pss_bytes(pid: int | str = "self") -> int:
-    """Returns its resident memory now, each shared page divided by the number of processes that have it; 0 where nobody says."""
+    """Returns its resident memory now, each shared page divided by the number of processes that have it; 0 if unknown."""
     return _kib_of(pid, "smaps_rollup", "Pss:") * 1024
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.harness.arguments import WrongArguments
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
 from ps_protocol.errors import InvalidSpec
@@ -11,9 +12,6 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.options import DURABILITIES
 from worker_client import async_policy, sync_policy
 from worker_client.model.wire_format import wire_format
-
-# How a workload is run: transport, sockets, wire, policy, and what the worker must then see of it. Knows words; starts nothing.
-
 
 # As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
 TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "grpc": "grpc", "local": "local"}
@@ -44,16 +42,16 @@ class Setting:
         try:
             wire_format(self.wire)
         except InvalidSpec as error:
-            raise ValueError(error.message) from None
+            raise WrongArguments(error.message) from None
         for name, known in (("transport", TRANSPORTS), ("policy", POLICIES)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
+                raise WrongArguments(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
         if self.durability not in ("", *DURABILITIES):
-            raise ValueError(f"durability: got {self.durability!r}, want one of {', '.join(DURABILITIES)}")
+            raise WrongArguments(f"durability: got {self.durability!r}, want one of {', '.join(DURABILITIES)}")
         if self.is_local and self.durability:
-            raise ValueError("transport local: there are no checkpoints; give no durability")
+            raise WrongArguments("transport local: there are no checkpoints; give no durability")
         if self.is_local and (self.wire != "float32" or self.chief_in_ps or self.is_unix):
-            raise ValueError("transport local: nothing travels there and there is one process; give no sockets, wire or place of the chief")
+            raise WrongArguments("transport local: there is one process and nothing travels; give no sockets, wire or place of the chief")
 
     @property
     def is_local(self) -> bool:
@@ -94,24 +92,21 @@ class Setting:
         return {**words, "chief_in_ps": self.chief_in_ps}
 
 
-# Sizes of models as benchmarks take and name them, and how many steps are enough for each. Knows words and numbers.
-
-
 SIZES = ("4KiB/4", "1MiB/8", "4MB/1000", "16MiB/16", "64MiB/16", "256MiB/16")
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def workload_of(size: str, *, num_steps: int, num_ps: int = 1, num_workers: int = 2) -> Workload:
-    """Returns the workload of a size such as "4KiB/4": bytes and variables. Raises ValueError for what is no size."""
+    """Returns the workload of a size such as "4KiB/4": bytes and variables. Raises WrongArguments for what is no size."""
     total_bytes, num_variables = parse_size(size)
     return Workload(total_bytes=total_bytes, num_variables=num_variables, num_workers=num_workers, num_ps=num_ps, num_steps=num_steps)
 
 
 def parse_size(size: str) -> tuple[int, int]:
-    """Returns bytes and variables. Raises ValueError."""
+    """Returns bytes and variables. Raises WrongArguments."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)/(\d+)", size)
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
+        raise WrongArguments(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
     return int(match[1]) * _UNITS[match[2]], int(match[3])
 
 

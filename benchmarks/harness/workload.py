@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import WrongArguments
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
 from benchmarks.harness.worker import Station
 from ps_protocol.model.optimizers import OptimizerSpec
@@ -24,6 +25,8 @@ OPTIMIZERS: dict[str, Callable[[], OptimizerSpec]] = {
     "adagrad": lambda: adagrad(0.1),
     "adam": lambda: adam(0.001),
 }
+# How many arrays of a variable's size each keeps beside it.
+NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +43,11 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("num_variables", "num_workers", "num_ps", "num_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, want >= 1")
+                raise WrongArguments(f"{name}: got {getattr(self, name)}, want >= 1")
         if self.num_elements < 1:
-            raise ValueError(f"{self.total_bytes} bytes do not give each of {self.num_variables} variables one float32; want more bytes")
+            raise WrongArguments(
+                f"{self.total_bytes} bytes are less than a float32 for each of {self.num_variables} variables; want more bytes"
+            )
 
     @property
     def num_elements(self) -> int:

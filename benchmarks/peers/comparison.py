@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.harness.workload import Workload
 from benchmarks.peers.targets import Target, targets_of
-from benchmarks.report.figures import RunFigures, human_bytes
+from benchmarks.report.figures import RunFigures, by_role, human_bytes
 
 PEER_COLUMNS = ("tensorflow", "gloo", "gloo-flat", "mxnet")
 COLUMNS = (
@@ -15,8 +15,6 @@ COLUMNS = (
     *("CPU ms/step: all", "… each", "peak MiB: each", "memory of all, MiB"),
 )
 NOTHING = "–"
-# A server's role comes before its workers.
-_ROLE_ORDER = ("ps", "server", "scheduler", "worker", "chief")
 _MIB = 1 << 20
 
 
@@ -163,18 +161,9 @@ def missed_targets(records: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]
 
 def cpu_ms(runs: Sequence[RunFigures]) -> dict[str, float]:
     """CPU milliseconds a step of one process of each role: the median of the runs."""
-    return {role: statistics.median(run.cpu_s_per_step[role] for run in runs) * 1e3 for role in _roles(runs[0].cpu_s_per_step)}
+    return {role: statistics.median(run.cpu_s_per_step[role] for run in runs) * 1e3 for role in runs[0].cpu_s_per_step}
 
 
 def peak_mib(runs: Sequence[RunFigures]) -> dict[str, float]:
     """The most memory that a process of each role had resident, in any of the runs."""
-    return {role: max(run.peak_rss_bytes[role] for run in runs) / _MIB for role in _roles(runs[0].peak_rss_bytes)}
-
-
-def by_role(values: Mapping[str, float], form: str) -> str:
-    """For example "ps 1.2, worker 0.3"."""
-    return ", ".join(f"{role} {form.format(value)}" for role, value in values.items())
-
-
-def _roles(known: Mapping[str, object]) -> list[str]:
-    return sorted(known, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER))
+    return {role: max(run.peak_rss_bytes[role] for run in runs) / _MIB for role in runs[0].peak_rss_bytes}

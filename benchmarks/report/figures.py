@@ -1,6 +1,6 @@
 """The figures of a benchmark, and how they are summed up and shown. Knows numbers; not how they came about."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,6 +63,26 @@ def human_bytes(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.4g} {units[0]}"
+
+
+# Servers before their workers.
+_ROLE_ORDER = ("ps", "server", "scheduler", "worker", "chief", "process")
+
+
+def by_role(values: Mapping[str, float], form: str) -> str:
+    """For example "ps 1.2, worker 0.3", servers first."""
+    known = sorted(values, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER))
+    return ", ".join(f"{role} {form.format(values[role])}" for role in known)
+
+
+def head_rows(columns: Sequence[str]) -> str:
+    """Returns the first two lines of a table in Markdown."""
+    return f"{as_row(columns)}\n{as_row(['---'] * len(columns))}"
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns a whole table in Markdown."""
+    return [head_rows(columns), *map(as_row, rows)]
 
 
 def as_row(cells: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks
+from benchmarks.harness.arguments import WrongArguments
 from benchmarks.peers.comparison import COLUMNS, missed_targets, rows_of
-from benchmarks.report.figures import as_row
+from benchmarks.report.figures import as_row, table_lines
 from benchmarks.report.profile_figures import process_rows
 from benchmarks.suites.step import table
 
@@ -21,14 +22,19 @@ PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "explanation" / "performa
 _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Fills the page from reports in JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks run page", description="Puts measured figures into a page of the docs.")
+DESCRIPTION = "Puts measured figures into a page of the docs."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("reports", nargs="*", type=Path, help="what `run table --json` and `run peers --json` wrote")
     parser.add_argument("--profile-before", type=Path, metavar="FILE", help="what `run profile --json` printed, of an older checkout")
     parser.add_argument("--profile-after", type=Path, metavar="FILE", help="the same, of this one")
     parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/explanation/performance.md")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fills the page from reports in JSON; returns the exit code."""
     try:
         blocks = _blocks([_read(path) for path in options.reports])
         for name in ("profile-before", "profile-after"):
@@ -36,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blocks |= {name: profile_block(_read(path))} if path else {}
         text = options.page.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
-        parser.error(str(error))
+        raise WrongArguments(str(error)) from None
     options.page.write_text(fill(text, blocks), encoding="utf-8")
     absent = [name for name in blocks if f"<!-- figures: {name} -->" not in text]
     print(f"filled {', '.join(sorted(set(blocks) - set(absent))) or 'nothing'}" + (f"; no place for {', '.join(absent)}" if absent else ""))
@@ -66,7 +72,7 @@ def peers_block(report: Mapping[str, Any]) -> str:
     for policy, num_ps in dict.fromkeys((record["policy"], record["num_ps"]) for record in report["rows"]):
         records = [record for record in report["rows"] if (record["policy"], record["num_ps"]) == (policy, num_ps)]
         heading = f"**{policy}, {num_ps} server{'s' if num_ps > 1 else ''}**"
-        lines += ["", heading, "", *_table(COLUMNS, [row for record in records for row in rows_of(record)])]
+        lines += ["", heading, "", *table_lines(COLUMNS, [row for record in records for row in rows_of(record)])]
     return "\n".join(lines)
 
 
@@ -80,12 +86,12 @@ def targets_block(report: Mapping[str, Any]) -> str:
     ]
     num_judged, missed = missed_targets(report["rows"])
     heading = f"{num_judged - len(missed)} of {num_judged} met."
-    return "\n".join([heading, "", *_table(["size / variables", "system", "beside", "at most", "measured", "met"], rows)])
+    return "\n".join([heading, "", *table_lines(["size / variables", "system", "beside", "at most", "measured", "met"], rows)])
 
 
 def table_block(report: Mapping[str, Any]) -> str:
     """Returns the table of Lockstep alone."""
-    return "\n".join([_circumstances(report), "", *_table(table.COLUMNS, [table.cells(row) for row in report["rows"]])])
+    return "\n".join([_circumstances(report), "", *table_lines(table.COLUMNS, [table.cells(row) for row in report["rows"]])])
 
 
 def profile_block(report: Mapping[str, Any]) -> str:
@@ -103,10 +109,6 @@ def _met(target: Mapping[str, Any]) -> str:
 
 def _circumstances(report: Mapping[str, Any]) -> str:
     return f"{report['date']}, {report['cpus']} CPUs, load average {report['load']} before the first run, {report['repeat']} runs a row."
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [as_row(columns), as_row(["---"] * len(columns)), *(as_row(row) for row in rows)]
 
 
 def _read(path: Path) -> dict[str, Any]:

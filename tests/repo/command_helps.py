@@ -14,7 +14,6 @@ COMMANDS = {
     **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
     **{name: ["benchmarks", "run", name] for name in SUITES},
-    **{f"scale {name}": ["benchmarks", "run", "scale", name] for name in ("workers", "variables", "servers")},
 }
 
 

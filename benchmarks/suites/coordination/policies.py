@@ -1,27 +1,24 @@
 """The same work under each coordination policy, one worker slow. Knows the settings, the table, and what one worker does."""
 
 import argparse
-import dataclasses
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-import worker_client
-from benchmarks.harness.processes import Cluster
+from benchmarks.harness.arguments import add_json, at_least_one
 from benchmarks.harness.worker import Station
-from lockstep.demo.digits import Examples, evaluate, initial_values, load_digits, loss_and_gradients, split
+from benchmarks.report.figures import as_row, head_rows
+from benchmarks.suites.coordination.learning import BATCH_SIZE, keep_pace, learn, run_workers
+from lockstep.demo.digits import Examples, evaluate, loss_and_gradients
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.options import MAX_STEPS
 from worker_client import Session, async_policy, ssp_policy, sync_policy
-
-SEED = 7
-BATCH_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,30 +49,25 @@ class WorkReport:
 def work(orders: dict[str, Any], station: Station) -> None:
     """Trains as one worker process until the cluster is finished."""
     work = PolicyWork(**orders)
-    train, test = split(load_digits())
-    with worker_client.connect() as session:
-        session.create_or_join(initial_values(seed=SEED), optimizer=worker_client.sgd(work.learning_rate))
-        station.await_go()
-        report = _train(session, train.part(session.worker_index, num_parts=work.num_workers), test, work)
-        station.say("done", report=dataclasses.asdict(report))
+    learn(station, partial(_train, work), learning_rate=work.learning_rate, num_workers=work.num_workers)
 
 
-def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -> WorkReport:
+def _train(work: PolicyWork, session: Session, part: Examples, test: Examples) -> WorkReport:
     pace_s = work.pace_s * (work.slowdown if session.worker_index == work.slow_worker else 1.0)
-    begin, waiting_s, staleness, num_batches = time.perf_counter(), 0.0, [], 0
+    begin, waiting_s, staleness, num_batches = time.monotonic(), 0.0, [], 0
     while not session.is_finished:
-        batch_begin = time.perf_counter()
+        batch_begin = time.monotonic()
         batch = part.batch(BATCH_SIZE, worker=session.worker_index, step=num_batches)
         gradients = session.gradient_buffers()
         loss_and_gradients(session.views(), batch.images, batch.labels, into=gradients)
-        threading.Event().wait(max(0.0, pace_s - (time.perf_counter() - batch_begin)))
-        push_begin = time.perf_counter()
+        keep_pace(batch_begin, pace_s=pace_s)
+        push_begin = time.monotonic()
         result = session.step(gradients)
-        waiting_s += time.perf_counter() - push_begin
+        waiting_s += time.monotonic() - push_begin
         num_batches += 1
         if result.is_accepted:
             staleness.append(result.staleness)
-    seconds, found = time.perf_counter() - begin, evaluate(session.views(), test.images, test.labels)
+    seconds, found = time.monotonic() - begin, evaluate(session.views(), test.images, test.labels)
     return WorkReport(
         seconds=seconds,
         waiting_s=waiting_s,
@@ -88,8 +80,6 @@ def _train(session: Session, part: Examples, test: Examples, work: PolicyWork) -
     )
 
 
-_TIMEOUT_S = 600.0
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _COLUMNS = (
     *("policy", "test accuracy", "seconds", "steps", "accepted", "dropped", "of the slow worker", "mean staleness", "max staleness"),
     "fast workers wait",
@@ -97,7 +87,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Arm:
     """A row of the table: a policy, and with sync how many of the slowest workers a step does not wait for."""
 
     name: str
@@ -109,19 +99,24 @@ class Setting:
         return num_workers - self.num_backups if self.policy == sync_policy() else 1
 
 
-SETTINGS = (
-    Setting(name="sync", policy=sync_policy()),
-    Setting(name="sync, 1 backup worker", policy=sync_policy(), num_backups=1),
-    Setting(name="ssp(2)", policy=ssp_policy(2)),
-    Setting(name="async", policy=async_policy()),
-    Setting(name="async, drops beyond staleness 4", policy=async_policy(max_staleness=4)),
-    Setting(name="async, unlocked", policy=async_policy(use_locking=False)),
+ARMS = (
+    Arm(name="sync", policy=sync_policy()),
+    Arm(name="sync, 1 backup worker", policy=sync_policy(), num_backups=1),
+    Arm(name="ssp(2)", policy=ssp_policy(2)),
+    Arm(name="async", policy=async_policy()),
+    Arm(name="async, drops beyond staleness 4", policy=async_policy(max_staleness=4)),
+    Arm(name="async, unlocked", policy=async_policy(use_locking=False)),
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = (
+    "Learns the digits under each policy with real processes, the last worker slowed down."
+    " Every policy has the same examples for each worker, the same first weights, and applies as many contributions."
+)
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs every policy and prints the table; returns 0 if all came as far as sync in test accuracy, within the margin, else 1."""
-    options = _parser().parse_args(arguments)
     rows = list(_rows(options))
     accuracies = [row["test_accuracy"] for _, row in rows]
     spread = max(accuracies) - min(accuracies)
@@ -132,26 +127,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
     """Yields each policy's figures, printed."""
-    settings = [setting for setting in SETTINGS if not options.only or setting.name in options.only]
+    arms = [arm for arm in ARMS if not options.only or arm.name in options.only]
     if not options.json:
-        _print_row(_COLUMNS)
-        _print_row(["---"] * len(_COLUMNS))
-    for setting in settings:
-        runs = [_figures(_run(setting, options)) for _ in range(max(1, options.repeat))]
+        print(head_rows(_COLUMNS), flush=True)
+    for arm in arms:
+        runs = [_figures(_run(arm, options)) for _ in range(options.repeat)]
         row = _median(runs)
-        print(json.dumps({"policy": setting.name, **row}) if options.json else _row(setting.name, row), flush=True)
-        yield setting.name, row
+        print(json.dumps({"policy": arm.name, **row}) if options.json else _row(arm.name, row), flush=True)
+        yield arm.name, row
 
 
-def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
-    """Trains with processes for all roles; every setting applies as many contributions. Raises LaunchFailed in the words of what failed."""
-    share = setting.contributions_a_step(options.workers)
+def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
+    """Trains with processes for all roles; every arm applies as many contributions. Raises LaunchFailed in the words of what failed."""
+    share = arm.contributions_a_step(options.workers)
     spec = ClusterSpec(
         num_ps=options.ps,
         num_workers=options.workers,
-        num_backups=setting.num_backups,
+        num_backups=arm.num_backups,
         passed_on={MAX_STEPS: max(1, options.contributions // share)},
-        policy=setting.policy,
+        policy=arm.policy,
     )
     work = PolicyWork(
         num_workers=options.workers,
@@ -161,13 +155,7 @@ def _run(setting: Setting, options: argparse.Namespace) -> list[WorkReport]:
         slow_worker=options.workers - 1,
         slowdown=options.slowdown,
     )
-    with Cluster(spec) as cluster:
-        cluster.local.start_roles(environment=_ONE_THREAD)
-        cluster.start_workers("benchmarks.suites.coordination.policies", work, environment=_ONE_THREAD)
-        cluster.processes.await_events("up", options.workers, timeout_s=_TIMEOUT_S)
-        cluster.processes.go()
-        cluster.processes.await_events("done", options.workers, timeout_s=_TIMEOUT_S)
-    return [WorkReport(**event["report"]) for event in cluster.processes.by_process("done")]
+    return [WorkReport(**report) for report in run_workers(spec, "benchmarks.suites.coordination.policies", work)]
 
 
 def _figures(reports: list[WorkReport]) -> dict[str, float]:
@@ -193,27 +181,18 @@ def _median(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _row(name: str, row: dict[str, float]) -> str:
     forms = {"test_accuracy": "{:.4f}", "seconds": "{:.1f}", "mean_staleness": "{:.2f}", "fast_workers_wait": "{:.0%}"}
-    return "| " + " | ".join([name, *(forms.get(key, "{:.0f}").format(value) for key, value in row.items())]) + " |"
+    return as_row([name, *(forms.get(key, "{:.0f}").format(value) for key, value in row.items())])
 
 
-def _print_row(cells: Sequence[str]) -> None:
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run policies",
-        description="Learns the digits under each policy with real processes, the last worker slowed down."
-        " Every policy has the same examples for each worker, the same first weights, and applies as many contributions.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--workers", type=int, default=4, help="workers (default 4)")
     parser.add_argument("--ps", type=int, default=2, help="parameter servers (default 2)")
     parser.add_argument("--contributions", type=int, default=1200, help="batches of 32 that are applied (default 1200)")
     parser.add_argument("--pace", type=float, default=0.02, metavar="S", help="seconds that a batch takes (default 0.02)")
     parser.add_argument("--slowdown", type=float, default=5.0, metavar="X", help="the last worker takes so many times as long (default 5)")
     parser.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="of one contribution, with SGD (default 0.1)")
-    parser.add_argument("--repeat", type=int, default=1, help="whole runs of each policy; medians are shown")
+    parser.add_argument("--repeat", type=at_least_one, default=1, help="whole runs of each policy; medians are shown")
     parser.add_argument("--margin", type=float, default=0.01, metavar="X", help="test accuracies may differ by so much (default 0.01)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this policy, by its name in the table; may be repeated")
-    parser.add_argument("--json", action="store_true", help="one JSON object a policy")
-    return parser
+    add_json(parser)

@@ -1,40 +1,30 @@
 """What saving costs the steps of one parameter server. Knows the server's core; no process, no wire."""
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.one_server import OneServer, PlainCopy
 from benchmarks.report.figures import human_bytes
-from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, constant
-from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.config import default_apply_threads
-from ps_server.shard.shard import Shard
-from ps_server.threads import ApplyThreads
 
-_NUM_CONTRIBUTIONS = 2
 _NUM_VARIABLES = 16
 _NUM_QUIET = 15
-_LONGEST_S = 60.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures applies, alone and while a checkpoint is written, by turns, and how long steps wait for the copy."
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.bytes < 64 * _NUM_VARIABLES or options.saves < 2 or options.threads < 1:
-        parser.error("want at least 1024 bytes, two saves and one thread")
+    if options.bytes < 64 * _NUM_VARIABLES or options.saves < 2:
+        raise WrongArguments("want at least 1024 bytes and two saves")
     report = measure(options.bytes, optimizer=options.optimizer, num_saves=options.saves, num_threads=options.threads, where=options.dir)
-    print(json.dumps(report) if options.json else in_words(report))
+    show(report, in_words, options)
     return 0
 
 
@@ -46,14 +36,15 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
     figure of its own. `where` None: a temporary directory.
     """
     with tempfile.TemporaryDirectory(dir=where) as directory:
-        server = _Server(nbytes, optimizer=optimizer, num_threads=num_threads, directory=Path(directory))
+        saved = Path(directory) / "checkpoints"
+        server = OneServer(nbytes, num_variables=_NUM_VARIABLES, optimizer=optimizer, num_threads=num_threads, directory=saved)
         try:
             first_stall_s, _ = server.begin_save()
             server.await_save()
             quiet: list[float] = []
             beside: list[float] = []
             stalls, copies, longest, alone, written = [], [], [], [], []
-            copy = _PlainCopy(server.saved_bytes)
+            copy = PlainCopy(server.saved_bytes)
             for _ in range(num_saves):
                 quiet += [server.step() for _ in range(_NUM_QUIET)]
                 copies.append(copy.seconds())
@@ -70,7 +61,7 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
                 server.await_save()
                 alone.append(time.perf_counter() - started)
         finally:
-            server.threads.stop()
+            server.stop()
     apply_s, beside_s = statistics.median(quiet), statistics.median(beside)
     return {
         "bytes": nbytes,
@@ -89,80 +80,6 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
         "write_ms": _ms(statistics.median(written)),
         "write_alone_ms": _ms(statistics.median(alone)),
     }
-
-
-class _PlainCopy:
-    """What a save's copy is held against: as many bytes, in one thread, into memory that is there."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-
-    def seconds(self) -> float:
-        """Returns how long one takes."""
-        started = time.perf_counter()
-        np.copyto(self._target, self._source)
-        return time.perf_counter() - started
-
-
-class _Server:
-    """The core of a parameter server with a model of float32 variables, and what a chief and workers would ask of it."""
-
-    def __init__(self, nbytes: int, *, optimizer: str, num_threads: int, directory: Path) -> None:
-        variables = [
-            VariableSpec(name=f"v{index:02}", data_type=DataType.FLOAT32, shape=(nbytes // 4 // _NUM_VARIABLES,))
-            for index in range(_NUM_VARIABLES)
-        ]
-        self._layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
-        self.threads = ApplyThreads(num_threads)
-        self._store = Shard(index=0, process_incarnation=1, apply_threads=self.threads, storage=LocalStorage(directory / "checkpoints"))
-        self._store.adopt(epoch=1, chief_incarnation=1)
-        chosen = OptimizerSpec(name=optimizer, learning_rate=constant(0.001))
-        with self._store.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:
-            creation.write(0, bytes(self._layout.nbytes))
-            creation.finish()
-        self._gradient = bytes(self._layout.nbytes)
-        self._step = 0
-        self._request: SaveRequest | None = None
-        self.saved_bytes = 0
-
-    def step(self) -> float:
-        """Stages contributions and applies them; returns how long the apply took."""
-        push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=self._step + 1) for worker in range(_NUM_CONTRIBUTIONS))
-        for push_id in push_ids:
-            with self._store.open_push(PushHeader(epoch=1, push_id=push_id, step=self._step, layout_hash=self._layout.hash)) as push:
-                push.write(0, self._gradient)
-                push.finish()
-        request = ApplyRequest(epoch=1, chief_incarnation=1, step=self._step, contributors=push_ids)
-        started = time.perf_counter()
-        self._store.apply_step(request)
-        self._step += 1
-        return time.perf_counter() - started
-
-    def begin_save(self) -> tuple[float, float]:
-        """Has the step copied; returns how long steps had to wait for that, and since when the file is written."""
-        self._request = SaveRequest(epoch=1, chief_incarnation=1, step=self._step, tag=f"step-{self._step:09}", num_shards=1)
-        started = time.perf_counter()
-        self._store.save(self._request)
-        copied = time.perf_counter()
-        return copied - started, copied
-
-    def is_saved(self) -> bool:
-        """Whether the file is there."""
-        assert self._request is not None
-        return self._look(self._store.save(self._request, max_wait_s=1e-6))
-
-    def await_save(self) -> None:
-        """Returns when the file is there."""
-        assert self._request is not None
-        while not self._look(self._store.save(self._request, max_wait_s=_LONGEST_S)):
-            pass
-
-    def _look(self, progress: SaveProgress) -> bool:
-        if progress.failure is not None:
-            raise progress.failure
-        if progress.file is not None:
-            self.saved_bytes = progress.file.num_bytes
-        return progress.state is SaveState.DONE
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -185,15 +102,11 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run checkpoint",
-        description="Measures applies, alone and while a checkpoint is written, by turns, and how long steps wait for the copy.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
     parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="(default adam)")
-    parser.add_argument("--threads", type=int, default=default_apply_threads(), help="of an apply (default: as many as processors)")
+    parser.add_argument("--threads", type=at_least_one, default=default_apply_threads(), help="of an apply (default: one a processor)")
     parser.add_argument("--saves", type=int, default=5, help="how many are made (default 5)")
     parser.add_argument("--dir", type=Path, default=None, help="where the checkpoints are put (default: the temporary directory)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    add_json(parser)

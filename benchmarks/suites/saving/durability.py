@@ -1,22 +1,19 @@
 """What each durability costs a step of a cluster. Knows settings and a table; `step` measures."""
 
 import argparse
-import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.one_server import PlainCopy
 from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import Setting, size_title, steps_for, workload_of
-from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload
-from benchmarks.report.figures import as_row
+from benchmarks.harness.workload import NUM_SLOTS, NUM_WARMUP_STEPS, OPTIMIZERS, Workload
+from benchmarks.report.figures import as_row, head_rows
 
 SIZES = ("4KiB/4", "1MiB/8", "64MiB/16")
-_NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 # Up to so many bytes, so many steps between two checkpoints: each is written before the next is due.
 _BETWEEN = ((1 << 16, 200), (1 << 21, 200), (1 << 24, 60))
 _FEWEST_BETWEEN = 40
@@ -28,21 +25,22 @@ _NUM_AFTER = 3
 COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, beyond", "without one", "a copy", "step, ms")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = (
+    "Measures a step without checkpoints, with one now and then, and with one of every step, by turns, with 2 workers and a"
+    " parameter server: medians, all steps together beside those without checkpoints, how much longer than the median the longest step"
+    " at a save is (beside the same steps without a save, and a copy of as many bytes). Three minutes."
+)
+
+
+def run(options: argparse.Namespace) -> int:
     """Prints the table as Markdown, row by row; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        workloads = [workload_of(size, num_steps=1) for size in options.sizes]
-        if options.saves < 1 or options.repeat < 1 or (options.between is not None and options.between <= NUM_WARMUP_STEPS):
-            raise ValueError(f"want at least one save, one turn, and more than {NUM_WARMUP_STEPS} steps between saves")
-    except ValueError as error:
-        parser.error(str(error))
+    workloads = [workload_of(size, num_steps=1) for size in options.sizes]
+    if options.between is not None and options.between <= NUM_WARMUP_STEPS:
+        raise WrongArguments(f"--between: got {options.between}, want more than {NUM_WARMUP_STEPS} steps between saves")
     if not options.json:
-        print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
+        print(head_rows(COLUMNS), flush=True)
     for bare in workloads:
-        report = measure(bare, options)
-        print(json.dumps(report) if options.json else as_row(cells(report)), flush=True)
+        show(measure(bare, options), lambda report: as_row(cells(report)), options)
     return 0
 
 
@@ -63,7 +61,8 @@ def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
         for durability, (workload, checkpoint_steps) in kept.items():
             setting = Setting(transport=options.transport, durability=durability, checkpoint_steps=checkpoint_steps)
             steps[durability].append(run_once(workload, setting=setting).step_s)
-        copies += _copies(bare.total_bytes * (1 + _NUM_SLOTS[options.optimizer]))
+        copy = PlainCopy(bare.total_bytes * (1 + NUM_SLOTS[options.optimizer]))
+        copies += [copy.seconds() for _ in range(5)]
     return {
         **asdict(many),
         "transport": options.transport,
@@ -89,17 +88,6 @@ def _excess(runs: Sequence[Sequence[float]], at: Sequence[int]) -> float:
     return statistics.median(max(step_s[first : first + _NUM_AFTER]) - statistics.median(step_s) for step_s in runs for first in at)
 
 
-def _copies(nbytes: int) -> list[float]:
-    """Seconds of a few copies."""
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    found = []
-    for _ in range(5):
-        started = time.perf_counter()
-        np.copyto(target, source)
-        found.append(time.perf_counter() - started)
-    return found
-
-
 def _middle(runs: Sequence[Sequence[float]], of_run: Callable[[Sequence[float]], float]) -> float:
     return statistics.median(of_run(step_s) for step_s in runs)
 
@@ -108,18 +96,12 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 6)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run durability",
-        description="Measures a step without checkpoints, with one now and then, and with one of every step, by turns, with 2 workers and a"
-        " parameter server: medians, all steps together beside those without checkpoints, how much longer than the median the longest step"
-        " at a save is (beside the same steps without a save, and a copy of as many bytes). Three minutes.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam", help="(default adam)")
     parser.add_argument("--transport", choices=("auto", "shm", "grpc"), default="auto", help="(default: what the SDK chooses)")
-    parser.add_argument("--saves", type=int, default=4, help="checkpoints of a run that is saved now and then (default 4)")
+    parser.add_argument("--saves", type=at_least_one, default=4, help="checkpoints of a run that is saved now and then (default 4)")
     parser.add_argument("--between", type=int, help="steps between two of them, more than 3; 200 to 40 by size")
-    parser.add_argument("--repeat", type=int, default=2, help="turns (default 2)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a size, each on one line")
-    return parser
+    parser.add_argument("--repeat", type=at_least_one, default=2, help="turns (default 2)")
+    add_json(parser)

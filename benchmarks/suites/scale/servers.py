@@ -1,4 +1,4 @@
-"""`scale servers`: very many parameter servers. Knows the cluster and the figures."""
+"""Very many parameter servers. Knows the cluster and the figures."""
 
 import argparse
 import time
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.scale.turns import ScaleWork
@@ -13,9 +14,11 @@ from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
 
+DESCRIPTION = "Measures a cluster of many parameter servers: start, step, status, end."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `servers`."""
+    """Adds the arguments."""
     parser.add_argument("--ps", type=int, default=64, help="parameter servers (default 64)")
     parser.add_argument("--bytes", type=int, default=4 << 20, help="of float32 in all (default 4 MiB)")
     parser.add_argument("--variables", type=int, default=256, help="that these are in (default 256)")
@@ -24,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=("auto", "shared_memory", "grpc"), default="auto", help="(default: what the SDK chooses)")
     parser.add_argument("--look", type=float, default=3.0, metavar="S", help="seconds to look at processes that do nothing (default 3)")
     parser.add_argument("--tcp", action="store_true", help="TCP instead of Unix sockets")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the figures; returns the exit code."""
+    show(measure(options), in_words, options)
+    return 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

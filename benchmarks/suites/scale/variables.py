@@ -1,4 +1,4 @@
-"""`scale variables`: the same bytes in many variables and in few. Knows both clusters and the figures.
+"""The same bytes in many variables and in few. Knows both clusters and the figures.
 
 Both clusters stand at the same time, and the same two workers take steps in the one and the other by turns: then a busy moment of the
 machine falls on both, and their ratio is worth more than either time.
@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
-from benchmarks.report.figures import human_bytes
+from benchmarks.report.figures import as_row, head_rows, human_bytes
 from benchmarks.suites.scale.turns import ScaleWork
 from lockstep.launcher.spec import ClusterSpec
 
 _TIMEOUT_S = 300.0
 
+DESCRIPTION = "Measures the same bytes in many variables and in few: what a variable costs."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `variables`."""
+    """Adds the arguments."""
     parser.add_argument("--bytes", type=int, default=40_000_000, help="of float32 in all (default 40000000)")
     parser.add_argument("--variables", type=int, default=10_000, help="many (default 10000)")
     parser.add_argument("--few", type=int, default=10, help="few (default 10)")
@@ -30,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "momentum", "adagrad", "adam"))
     parser.add_argument("--transport", choices=("auto", "shared_memory", "grpc"), default="auto", help="(default: what the SDK chooses)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the figures; returns the exit code."""
+    show(measure(options), in_words, options)
+    return 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,15 +94,14 @@ def in_words(report: dict[str, Any]) -> str:
     lines = [
         f"{human_bytes(report['bytes'])}, {report['workers']} workers, {report['ps']} ps, {report['optimizer']},"
         f" {', '.join(sorted(set(report['transport'])))}",
-        "| " + " | ".join([*columns, "ps peak", "chief peak"]) + " |",
-        "| " + " | ".join(["---"] * (len(columns) + 2)) + " |",
+        head_rows([*columns, "ps peak", "chief peak"]),
     ]
     for row in report["rows"]:
         cells = [str(row["variables"]), *(f"{row[name]:.2f} ms" for name in ("median_ms", "p90_ms", "read_ms"))]
         cells += [f"{row['cpu_ms_a_step'][role]:.2f} ms" for role in ("worker", "ps", "chief")]
         cells += [f"{row[name]:.2f} s" for name in ("join_s", "status_s", "placement_s")]
         cells += [f"{row['peak_rss_bytes'][role] / (1 << 20):.0f} MiB" for role in ("ps", "chief")]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(as_row(cells))
     lines.append(
         f"many / few: {report['ratio']:.3f} (of turns: median {np.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f});"
         f" a worker has {report['peak_rss_worker_bytes'] / (1 << 20):.0f} MiB at most, for both"

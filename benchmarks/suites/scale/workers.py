@@ -1,4 +1,4 @@
-"""`scale workers`: very many workers that wait for one chief. Knows the crowd's processes and the figures."""
+"""Very many workers that wait for one chief. Knows the crowd's processes and the figures."""
 
 import argparse
 import itertools
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import worker_client
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes, rss_bytes
 from benchmarks.suites.scale.crowd import Crowd
 from lockstep.launcher.spec import ClusterSpec
@@ -18,15 +19,24 @@ _TIMEOUT_S = 180.0
 # Between the moment when all block and the commit: what brought them there is then over.
 _QUIET_S = 0.5
 
+DESCRIPTION = "Measures many workers that block on one chief: how long until the last of them has its token."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `workers`."""
+    """Adds the arguments."""
     parser.add_argument("--workers", type=int, default=1000, help="registered workers (default 1000)")
     parser.add_argument("--processes", type=int, default=4, help="processes that these workers are in (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="steps to measure (default 10)")
     parser.add_argument("--via", choices=("unary", "converse"), default="converse", help="how they call the chief (default converse)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     parser.add_argument("--look", type=float, default=5.0, metavar="S", help="seconds to look at heartbeats alone (default 5)")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the figures; returns the exit code."""
+    show(measure(options), in_words, options)
+    return 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

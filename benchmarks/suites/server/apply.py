@@ -1,45 +1,44 @@
 """Each optimizer's apply against a copy of as many bytes. Knows the server's core; no process, no wire."""
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.one_server import NUM_CONTRIBUTIONS, OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, VariableSpec
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 from ps_server.config import default_apply_threads
 from ps_server.numbers.apply import FusedApply, StepMemory, share
 from ps_server.optimizers.rule import UpdateRule
-from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
-_NUM_CONTRIBUTIONS = 2
 _COPY_PART_BYTES = 1 << 20
 _SMALL_BYTES = 4096
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns."
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.bytes < 64 or options.rounds < 1 or any(num_threads < 1 for num_threads in options.threads):
-        parser.error("want at least 64 bytes, one round and one thread")
+    if options.bytes < 64:
+        raise WrongArguments(f"--bytes: got {options.bytes}, want 64 or more")
     report = {
         "bytes": options.bytes,
-        "contributions": _NUM_CONTRIBUTIONS,
+        "contributions": NUM_CONTRIBUTIONS,
         "rounds": options.rounds,
         "rows": [row for num_threads in options.threads for row in _rows(options, num_threads)],
         "small_step_us": {name: small_step_us(name, num_steps=options.small_steps) for name in ("sgd", "adam") if options.small_steps},
     }
-    print(json.dumps(report) if options.json else in_words(report))
+    show(report, in_words, options)
     return 0
 
 
@@ -83,7 +82,7 @@ def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], 
     rule = UpdateRule(OptimizerSpec(name=name, learning_rate=constant(0.001)))
     fused = FusedApply(layout, [rule], stripes=threads)
     generator = np.random.default_rng(0)
-    value, out, *gradients = (_random(nbytes, generator) for _ in range(2 + _NUM_CONTRIBUTIONS))
+    value, out, *gradients = (_random(nbytes, generator) for _ in range(2 + NUM_CONTRIBUTIONS))
     slots = {slot: aligned_bytes(nbytes) for slot in rule.slots}
     for slot, initial in rule.slots.items():
         layout.arena(slots[slot], layout.arenas[0]).fill(initial)
@@ -93,7 +92,7 @@ def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], 
         rule.begin(0)
         fused.run(memory)
 
-    return act, nbytes * (_NUM_CONTRIBUTIONS + 2 + 2 * len(slots))
+    return act, nbytes * (NUM_CONTRIBUTIONS + 2 + 2 * len(slots))
 
 
 def _copy(nbytes: int, threads: ApplyThreads) -> Callable[[], object]:
@@ -117,31 +116,11 @@ def _random(nbytes: int, generator: np.random.Generator) -> Array:
 
 
 def small_step_us(name: str, *, num_steps: int) -> float:
-    """Returns the microseconds that the store takes to apply a step of 4 KiB in 4 variables, with contributions of two workers."""
-    variables = [VariableSpec(name=f"v{index}", data_type=DataType.FLOAT32, shape=(_SMALL_BYTES // 16,)) for index in range(4)]
-    layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
-    threads = ApplyThreads(default_apply_threads())
-    store = Shard(index=0, process_incarnation=1, apply_threads=threads)
-    store.adopt(epoch=1, chief_incarnation=1)
-    spec = ShardSpec(epoch=1, shard=0, layout=layout, optimizer=OptimizerSpec(name=name, learning_rate=constant(0.001)))
-    with store.open_creation(spec) as creation:
-        creation.write(0, bytes(layout.nbytes))
-        creation.finish()
-    seconds = [_small_step_s(store, layout, step) for step in range(num_steps)]
-    threads.stop()
+    """Returns the microseconds that a parameter server's core takes to apply a step of 4 KiB in 4 variables."""
+    server = OneServer(_SMALL_BYTES, num_variables=4, optimizer=name, num_threads=default_apply_threads())
+    seconds = [server.step() for _ in range(num_steps)]
+    server.stop()
     return round(statistics.median(seconds[num_steps // 10 :]) * 1e6, 1)
-
-
-def _small_step_s(store: Shard, layout: Layout, step: int) -> float:
-    push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(_NUM_CONTRIBUTIONS))
-    for push_id in push_ids:
-        with store.open_push(PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout.hash)) as push:
-            push.write(0, bytes(layout.nbytes))
-            push.finish()
-    request = ApplyRequest(epoch=1, chief_incarnation=1, step=step, contributors=push_ids)
-    started = time.perf_counter()
-    store.apply_step(request)
-    return time.perf_counter() - started
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -159,18 +138,14 @@ def in_words(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run apply",
-        description="Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     default_threads = sorted({1, default_apply_threads()})
     parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
-    parser.add_argument("--threads", type=int, nargs="+", default=default_threads, help=f"how many threads (default {default_threads})")
+    parser.add_argument("--threads", type=at_least_one, nargs="+", default=default_threads, help=f"default: {default_threads}")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, metavar="NAME", help="which (default: all)")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is measured (default 9)")
+    parser.add_argument("--rounds", type=at_least_one, default=9, help="how often each is measured (default 9)")
     parser.add_argument(
         "--small-steps", type=int, default=2000, help="steps of 4 KiB that are measured in the store; 0: none (default 2000)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    add_json(parser)

@@ -12,14 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import process_memory
+from benchmarks.harness.arguments import add_json
 from benchmarks.harness.processes import Cluster
 from benchmarks.harness.runs import WORKER
-from benchmarks.harness.workload import Workload
+from benchmarks.harness.workload import NUM_SLOTS, Workload
 from benchmarks.report.figures import human_bytes
 from lockstep.launcher.spec import ClusterSpec
 
 TRANSPORTS = ("grpc", "shared_memory")
-_NUM_SLOTS = {"sgd": 0, "adam": 2}
 _NUM_WORKERS = 2
 _OVERHEAD_BYTES = 64 << 20
 _GROWTH_LIMIT_BYTES = 1 << 20
@@ -28,17 +29,18 @@ _LONG = {"bytes": 1 << 20, "variables": 8, "steps": 2000, "every": 100}
 _TIMEOUT_S = 600.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures the memory of a parameter server, and its growth."
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark and prints its figures; returns 1 if a bound was passed."""
-    options = _parser().parse_args(arguments)
     rows = []
     for transport in options.transports:
         if "large" in options.only:
             rows.append(_large({**_LARGE, "bytes": options.bytes, "optimizer": options.optimizer}, transport=transport))
         if "long" in options.only:
-            rows.append(
-                _long({**_LONG, "steps": options.steps, "every": max(1, options.steps // 20), "optimizer": "sgd"}, transport=transport)
-            )
+            work = {**_LONG, "steps": options.steps, "every": max(1, options.steps // 20), "optimizer": "sgd"}
+            rows.append(_long(work, transport=transport))
         if not options.json:
             print("\n".join(_in_words(row) for row in rows[-len(options.only) :]), flush=True)
     if options.json:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _large(work: dict[str, Any], *, transport: str) -> dict[str, Any]:
     samples = _run(work, transport=transport)
-    bound = work["bytes"] * (2 + _NUM_SLOTS[work["optimizer"]] + _NUM_WORKERS) + _OVERHEAD_BYTES
+    bound = work["bytes"] * (2 + NUM_SLOTS[work["optimizer"]] + _NUM_WORKERS) + _OVERHEAD_BYTES
     peak = max(sample["ps"]["peak_bytes"] for sample in samples)
     last = {role: {**figures} for role, figures in samples[-1].items() if isinstance(figures, dict)}
     return {
@@ -123,20 +125,14 @@ def look(pid: int) -> dict[str, int]:
     The peak counts every page that it has mapped once, whoever else has it mapped.
     """
     directory = Path(f"/proc/{pid}")
-    status, rollup = _kib(directory / "status"), _kib(directory / "smaps_rollup")
     return {
-        "peak_bytes": status["VmHWM"] << 10,
-        "rss_bytes": status["VmRSS"] << 10,
-        "shared_bytes": status["RssShmem"] << 10,
-        "pss_bytes": rollup["Pss"] << 10,
+        "peak_bytes": process_memory.peak_rss_bytes(pid),
+        "rss_bytes": process_memory.rss_bytes(pid),
+        "shared_bytes": process_memory.shared_bytes(pid),
+        "pss_bytes": process_memory.pss_bytes(pid),
         "num_descriptors": len(list((directory / "fd").iterdir())),
         "num_threads": len(list((directory / "task").iterdir())),
     }
-
-
-def _kib(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    return {fields[0].rstrip(":"): int(fields[1]) for fields in lines if fields[-1] == "kB"}
 
 
 def _in_words(row: dict[str, Any]) -> str:
@@ -150,11 +146,11 @@ def _in_words(row: dict[str, Any]) -> str:
             f" {_mib(ps['rss_bytes'])} ({_mib(ps['shared_bytes'])} shared), {shares}"
         )
     growth = ", ".join(f"{role} {nbytes / 2**20:+.2f} MiB" for role, nbytes in row["growth_bytes"].items())
-    course = " ".join(f"{nbytes / 2**20:.1f}" for nbytes in row["rss_bytes"])
+    sizes = " ".join(f"{nbytes / 2**20:.1f}" for nbytes in row["rss_bytes"])
     first, middle, last = row["descriptors"]
     return (
         f"{size}: growth over the second half of {row['steps']} steps, {verdict} the bound: {growth}\n"
-        f"  the server's MiB: {course}; its descriptors: {first}, {middle}, {last}"
+        f"  the server's MiB: {sizes}; its descriptors: {first}, {middle}, {last}"
     )
 
 
@@ -162,16 +158,13 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.0f} MiB"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run memory", description="Measures the memory of a parameter server, and its growth."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="how the workers reach it (default: both)")
     parser.add_argument(
         "--only", nargs="+", choices=("large", "long"), default=("large", "long"), help="which measurements (default: both)"
     )
     parser.add_argument("--bytes", type=int, default=_LARGE["bytes"], help="variables of the large one (default 256 MiB)")
-    parser.add_argument("--optimizer", choices=sorted(_NUM_SLOTS), default="sgd", help="of the large one (default sgd)")
+    parser.add_argument("--optimizer", choices=sorted(NUM_SLOTS), default="sgd", help="of the large one (default sgd)")
     parser.add_argument("--steps", type=int, default=_LONG["steps"], help="of the long one (default 2000)")
-    parser.add_argument("--json", action="store_true", help="one JSON array on one line")
-    return parser
+    add_json(parser)

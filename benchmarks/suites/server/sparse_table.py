@@ -4,13 +4,15 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 
+from benchmarks.harness.arguments import add_json
+from benchmarks.harness.process_memory import pss_bytes
 from benchmarks.harness.processes import Cluster, peak_rss_bytes, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
@@ -113,9 +115,11 @@ class TableFigures:
         return self.work.num_rows * 4 * self.work.row_length * OPTIMIZERS[self.work.optimizer][1]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures training on a large table: in every step each worker reads some random rows and pushes their gradients."
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark for each optimizer and prints its figures; returns the exit code."""
-    options = _parser().parse_args(arguments)
     for optimizer in options.optimizer or ["adam", "adagrad"]:
         work = TableWork(
             num_rows=options.rows,
@@ -189,16 +193,11 @@ def _loopback_bytes() -> int:
 
 
 def _proportional_bytes(process: Process) -> int:
-    """Resident memory, of which that shared with other processes counts in parts; where the system does not know, all of it."""
-    full = psutil.Process(process.pid).memory_full_info()
-    return int(getattr(full, "pss", full.rss))
+    return pss_bytes(process.pid) or rss_bytes(process)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run sparse_table",
-        description="Measures training on a large table: in every step each worker reads some random rows and pushes their gradients.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table (default 10 million)")
     parser.add_argument("--row-length", type=int, default=16, help="float32 numbers in a row (default 16)")
     parser.add_argument("--rows-per-push", type=int, default=1000, help="rows that a worker draws for a push (default 1000)")
@@ -208,5 +207,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimizer", action="append", choices=sorted(OPTIMIZERS), help="may be repeated (default: adam, lazy, and adagrad)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line for each optimizer")
-    return parser
+    add_json(parser)

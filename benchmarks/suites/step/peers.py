@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import json
-import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.arguments import add_files, at_least_one, check_files
 from benchmarks.harness.runs import run_cluster
 from benchmarks.harness.setting import SIZES, Setting, size_title, steps_for, workload_of
 from benchmarks.harness.workload import Workload
@@ -17,9 +17,9 @@ from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFail
 from benchmarks.peers.environments import NotInstallable, prepare
 from benchmarks.peers.peer_run import run_peer
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
-from benchmarks.report.figures import RunFigures, as_row
-from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
-from benchmarks.suites.step.table import DIRECTORY, circumstances
+from benchmarks.report.figures import RunFigures, as_row, head_rows
+from benchmarks.report.machine import machine
+from benchmarks.report.plot import plot_panels
 from lockstep.launcher.supervisor import LaunchFailed
 
 # The other lineups are there to be seen as well: at three sizes.
@@ -42,21 +42,20 @@ _OWN_STEPS_WITH_MANY_VARIABLES = 100
 _TIMEOUT_S = 600.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = (
+    "Runs the same work on other systems and on Lockstep by turns: 2 workers, plain SGD."
+    " Installs each of them into .venv-peers at the first use, a few GB together."
+)
+
+
+def run(options: argparse.Namespace) -> int:
     """Compares and prints the table; returns the exit code: 0 also where a peer is missing or a target is missed, which its rows say."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        works = _works(options)
-        if options.plot:
-            check_plot(options.plot)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-    except (ValueError, CannotPlot, OSError) as error:
-        parser.error(str(error))
+    works = _works(options)
+    check_files(options)
     environments = {name: _environment(PEERS[name]) for name in options.peers}
-    report: dict[str, Any] = {"kind": "peers", **circumstances(), "python": platform.python_version(), "repeat": options.repeat, "rows": []}
+    report: dict[str, Any] = {"kind": "peers", **machine(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']} before the first run, repeat {options.repeat}\n")
-    print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
+    print(head_rows(COLUMNS), flush=True)
     for comparison in _comparisons(options, works, environments):
         record = comparison.record()
         report["rows"].append(record)
@@ -153,7 +152,7 @@ def _note(text: str) -> None:
 
 
 def _works(options: argparse.Namespace) -> list[tuple[str, Workload, str]]:
-    """Sizes, workloads and policies, in the order of the table. Raises ValueError for what is no size."""
+    """Sizes, workloads and policies, in the order of the table. Raises WrongArguments for what is no size."""
     works = []
     for lineup in options.lineups:
         policy, num_ps = LINEUPS[lineup]
@@ -164,27 +163,14 @@ def _works(options: argparse.Namespace) -> list[tuple[str, Workload, str]]:
     return works
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run peers",
-        description="Runs the same work on other systems and on Lockstep by turns: 2 workers, plain SGD."
-        " Installs each of them into .venv-peers at the first use, a few GB together.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     sizes = f"default: {' '.join(SIZES)}, and for async and 2ps {' '.join(FEWER_SIZES)}"
     parser.add_argument("--sizes", nargs="+", metavar="BYTES/VARIABLES", help=sizes)
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS), help="default: all of them")
     parser.add_argument("--lineups", nargs="+", choices=list(LINEUPS), default=list(LINEUPS), help="default: all of them")
     parser.add_argument("--own", nargs="+", choices=list(OWN), metavar="NAME", help=f"only these, at every size: {', '.join(OWN)}")
-    parser.add_argument("--repeat", type=_at_least_one, default=3, help="runs of each system for each row, by turns (default 3)")
-    parser.add_argument("--steps", type=_at_least_one, help="steps to measure in each run, after 3 that are not; 200 to 8 by size")
+    parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of each system for each row, by turns (default 3)")
+    parser.add_argument("--steps", type=at_least_one, help="steps to measure in each run, after 3 that are not; 200 to 8 by size")
     parser.add_argument("--unix", action="store_true", help="Lockstep over Unix sockets instead of TCP; the peers know only TCP")
-    parser.add_argument("--json", type=Path, default=DIRECTORY / "peers.json", metavar="FILE", help="where the figures are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws the medians; needs the extra `bench`")
-    return parser
-
-
-def _at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, want 1 or more")
-    return value
+    add_files(parser, "peers.json")

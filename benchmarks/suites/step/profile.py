@@ -6,10 +6,10 @@ Servers and worker run with clocks around their seams (`harness.seams`), which c
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.arguments import add_json
 from benchmarks.harness.processes import Cluster, cpu_times_s
 from benchmarks.harness.runs import cluster_spec, start_workers
 from benchmarks.harness.seams import read_intervals
@@ -53,15 +53,16 @@ def profile(workload: Workload, setting: Setting) -> dict[str, Any]:
     return {**setting.record(), "title": setting.title, "step_ms": step_ms, "cpu_ms": cpu_ms, "parts": parts}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = (
+    "Shows where each millisecond of a synchronous step goes: CPU of each process, and the parts of a step in their order,"
+    " as seen by worker 0 and by the parameter server. 2 workers, SGD."
+)
+
+
+def run(options: argparse.Namespace) -> int:
     """Prints two tables for each path, or JSON; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        workload = workload_of(options.size, num_steps=options.steps, num_ps=options.ps)
-        settings = [Setting(transport=name, wire=options.wire if name == "grpc" else "float32") for name in options.transports]
-    except ValueError as error:
-        parser.error(str(error))
+    workload = workload_of(options.size, num_steps=options.steps, num_ps=options.ps)
+    settings = [Setting(transport=name, wire=options.wire if name == "grpc" else "float32") for name in options.transports]
     report: dict[str, Any] = {"kind": "profile", "size": options.size, "paths": []}
     for setting in settings:
         found = profile(workload, setting)
@@ -79,16 +80,11 @@ def _print(size: str, found: dict[str, Any]) -> None:
         print(as_row(row) if row[0] else "")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run profile",
-        description="Shows where each millisecond of a synchronous step goes: CPU of each process, and the parts of a step in their order,"
-        " as seen by worker 0 and by the parameter server. 2 workers, SGD.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--size", default="64MiB/16", metavar="BYTES/VARIABLES", help="default: 64MiB/16")
     parser.add_argument("--transports", nargs="+", choices=("shm", "grpc"), default=["shm", "grpc"], help="default: both")
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
     parser.add_argument("--steps", type=int, default=30, help="steps to look at, after 3 that are not (default 30)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    add_json(parser)

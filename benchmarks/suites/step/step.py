@@ -2,45 +2,39 @@
 
 import argparse
 import dataclasses
-import json
-import os
-import platform
-from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting
 from benchmarks.harness.workload import OPTIMIZERS, Workload
 from benchmarks.report.figures import human_bytes, summary
+from benchmarks.report.machine import machine
 from ps_protocol.process.options import DURABILITIES
 
+DESCRIPTION = "Measures one step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte."
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        setting = Setting(
-            transport=options.transport,
-            is_unix=options.unix,
-            wire=options.wire,
-            policy=options.policy,
-            chief_in_ps=options.chief_in_ps,
-            durability=options.durability,
-            checkpoint_steps=options.checkpoint_steps,
-        )
-        workload = Workload(
-            total_bytes=options.bytes,
-            num_variables=options.variables,
-            num_workers=options.workers,
-            num_ps=options.ps,
-            num_steps=options.steps,
-            optimizer=options.optimizer,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    report = measure(workload, setting=setting, repeat=max(1, options.repeat))
-    print(json.dumps(report) if options.json else in_words(report))
+    setting = Setting(
+        transport=options.transport,
+        is_unix=options.unix,
+        wire=options.wire,
+        policy=options.policy,
+        chief_in_ps=options.chief_in_ps,
+        durability=options.durability,
+        checkpoint_steps=options.checkpoint_steps,
+    )
+    workload = Workload(
+        total_bytes=options.bytes,
+        num_variables=options.variables,
+        num_workers=options.workers,
+        num_ps=options.ps,
+        num_steps=options.steps,
+        optimizer=options.optimizer,
+    )
+    show(measure(workload, setting=setting, repeat=max(1, options.repeat)), in_words, options)
     return 0
 
 
@@ -72,22 +66,8 @@ def in_words(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, object]:
-    """What the figures were made on, as far as this process can tell."""
-    from importlib.metadata import version
-
-    return {
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        **{package: version(package) for package in ("grpcio", "protobuf", "numpy")},
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run step",
-        description="Measures one step: every worker reads every byte, and pushes a gradient (0.001 * value) of every byte.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
     parser.add_argument("--variables", type=int, default=8, help="variables that they are split over evenly (default 8)")
     parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
@@ -109,5 +89,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint-steps", type=int, default=None, help="… of every so many steps (default: one a minute)")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    add_json(parser)

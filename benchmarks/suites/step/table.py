@@ -1,19 +1,18 @@
 """The usual sizes over every transport, as a table, a plot and JSON. Knows which; `step` measures."""
 
 import argparse
-import datetime
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.arguments import add_files, check_files
 from benchmarks.harness.setting import POLICIES, SIZES, WIRES, Setting, size_title, steps_for, workload_of
 from benchmarks.harness.workload import Workload
-from benchmarks.report.figures import as_row
-from benchmarks.report.plot import CannotPlot, check_plot, plot_panels
+from benchmarks.report.figures import as_row, by_role, head_rows
+from benchmarks.report.machine import machine
+from benchmarks.report.plot import plot_panels
 from benchmarks.suites.step.step import measure
 from lockstep.launcher.supervisor import LaunchFailed
 
@@ -32,24 +31,21 @@ COLUMNS = (
 _STEPS = ((1 << 16, 300), (1 << 21, 150), (1 << 23, 60), (1 << 25, 40), (1 << 26, 20))
 _FEWEST_STEPS = 8
 _MIB = 1 << 20
-_ROLE_ORDER = ("ps", "worker", "chief", "process")
-DIRECTORY = Path("lockstep-runs")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = (
+    "Measures a step at the usual sizes over every transport, with 1 and 2 parameter servers, sync and async, with SGD."
+    " All of it takes ten minutes; less with fewer --sizes, --transports, --ps or --policies."
+)
+
+
+def run(options: argparse.Namespace) -> int:
     """Prints the table as Markdown, row by row; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        cases = _cases(options)
-        if options.plot:
-            check_plot(options.plot)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-    except (ValueError, CannotPlot, OSError) as error:
-        parser.error(str(error))
-    report: dict[str, Any] = {"kind": "table", **circumstances(), "repeat": options.repeat, "rows": []}
+    cases = _cases(options)
+    check_files(options)
+    report: dict[str, Any] = {"kind": "table", **machine(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']}, {len(cases)} rows, repeat {options.repeat}\n")
-    print(f"{as_row(COLUMNS)}\n{as_row(['---'] * len(COLUMNS))}", flush=True)
+    print(head_rows(COLUMNS), flush=True)
     for row in _measured(cases, repeat=options.repeat):
         report["rows"].append(row)
         print(as_row(cells(row)), flush=True)
@@ -87,24 +83,12 @@ def size_title_of(row: dict[str, Any]) -> str:
     return size_title(Workload(**{name: row[name] for name in sizes}))
 
 
-def by_role(values: dict[str, float], form: str) -> str:
-    """For example "ps 1.2, worker 0.3", servers first."""
-    known = sorted(values, key=lambda role: _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER))
-    return ", ".join(f"{role} {form.format(values[role])}" for role in known)
-
-
-def circumstances() -> dict[str, object]:
-    """When and on how busy a machine."""
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {"date": date, "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-
-
 def _panel(row: dict[str, Any]) -> str:
     return f"{row['num_ps']} parameter server{'s' if row['num_ps'] > 1 else ''}, {row['policy']}"
 
 
 def _cases(options: argparse.Namespace) -> list[tuple[str, Workload, Setting]]:
-    """Every combination, in the order of the table. Raises ValueError for what is no size."""
+    """Every combination, in the order of the table. Raises WrongArguments for what is no size."""
     cases = []
     for num_ps in options.ps:
         for policy in options.policies:
@@ -129,31 +113,17 @@ def _measured(cases: Sequence[tuple[str, Workload, Setting]], *, repeat: int) ->
 
 def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[str, Any]:
     """Measures in a process of its own what would run in this one, whose memory would be that of all rows. Raises LaunchFailed."""
-    flags = {"bytes": "total_bytes", "variables": "num_variables", "workers": "num_workers", "ps": "num_ps", "steps": "num_steps"}
-    sizes = [f"--{flag}={getattr(workload, name)}" for flag, name in flags.items()]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "run",
-        "step",
-        *sizes,
-        "--transport=local",
-        f"--policy={setting.policy}",
-        f"--repeat={repeat}",
-    ]
-    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    sizes = {"bytes": workload.total_bytes, "variables": workload.num_variables, "workers": workload.num_workers, "ps": workload.num_ps}
+    flags = {**sizes, "steps": workload.num_steps, "transport": "local", "policy": setting.policy, "repeat": repeat}
+    command = [sys.executable, "-m", "benchmarks", "run", "step", "--json", *(f"--{name}={value}" for name, value in flags.items())]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise LaunchFailed(f"{' '.join(command[1:])} ended with exit code {done.returncode}; its words are above")
     return dict(json.loads(done.stdout))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run table",
-        description="Measures a step at the usual sizes over every transport, with 1 and 2 parameter servers, sync and async, with SGD."
-        " All of it takes ten minutes; less with fewer --sizes, --transports, --ps or --policies.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
     parser.add_argument("--transports", nargs="+", choices=list(TRANSPORTS), default=list(TRANSPORTS), help="default: all of them")
     parser.add_argument("--ps", nargs="+", type=int, default=[1, 2], help="numbers of parameter servers (default 1 2)")
@@ -163,6 +133,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=1, help="whole runs of each row; the median one is shown (default 1)")
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
     parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
-    parser.add_argument("--json", type=Path, default=DIRECTORY / "bench.json", metavar="FILE", help="where the figures are kept")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws the medians; needs the extra `bench`")
-    return parser
+    add_files(parser, "bench.json")

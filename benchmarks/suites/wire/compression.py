@@ -1,17 +1,17 @@
 """What each wire format saves, costs and spoils. Knows the arguments and the tables it prints."""
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
-from benchmarks.report.figures import human_bytes
-from benchmarks.suites.step.step import machine
+from benchmarks.report.figures import human_bytes, table_lines
+from benchmarks.report.machine import machine
 from benchmarks.suites.wire.training import digits_accuracy, wire_bytes
 from worker_client.model.wire_format import wire_format
 
@@ -27,9 +27,11 @@ _TIMED = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures each wire format over gRPC: bytes and time of a step, and what the digits model learns in so many steps."
+
+
+def run(options: argparse.Namespace) -> int:
     """Measures and prints; returns the exit code."""
-    options = _parser().parse_args(arguments)
     formats = options.wire or list(FORMATS)
     say = (lambda text: print(text, file=sys.stderr)) if not options.quiet else (lambda _: None)
     report: dict[str, Any] = {"machine": machine()}
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "time" in options.what:
         timed = [wire for wire in formats if wire in _TIMED or options.wire]
         report["time"] = {size: _times(timed, size, options, say) for size in options.sizes}
-    print(json.dumps(report) if options.json else in_words(report))
+    show(report, in_words, options)
     return 0
 
 
@@ -48,19 +50,21 @@ def in_words(report: dict[str, Any]) -> str:
     """Returns the report as Markdown."""
     lines: list[str] = []
     if "bytes" in report:
-        lines += ["| wire | pushed a step | read a step |", "| --- | --- | --- |"]
-        for wire, one in report["bytes"].items():
-            shares = (f"{human_bytes(round(one[way]))} ({one[way] / one['model']:.3f})" for way in ("up", "down"))
-            lines.append(f"| {wire} | {' | '.join(shares)} |")
+        shares = (
+            [wire, *(f"{human_bytes(round(one[way]))} ({one[way] / one['model']:.3f})" for way in ("up", "down"))]
+            for wire, one in report["bytes"].items()
+        )
+        lines += table_lines(["wire", "pushed a step", "read a step"], shares)
     for size, formats in report.get("time", {}).items():
-        title = f"| wire, {human_bytes(int(size))} | median ms | to {PLAIN} | CPU ms a step, all | to {PLAIN} |"
-        lines += ["", title, "| --- | --- | --- | --- | --- |"]
-        for wire, one in formats.items():
-            lines.append(f"| {wire} | {one['median_ms']:.1f} | {one['ratio']:.2f} | {one['cpu_ms']:.1f} | {one['cpu_ratio']:.2f} |")
+        columns = [f"wire, {human_bytes(int(size))}", "median ms", f"to {PLAIN}", "CPU ms a step, all", f"to {PLAIN}"]
+        times = (
+            [wire, f"{one['median_ms']:.1f}", f"{one['ratio']:.2f}", f"{one['cpu_ms']:.1f}", f"{one['cpu_ratio']:.2f}"]
+            for wire, one in formats.items()
+        )
+        lines += ["", *table_lines(columns, times)]
     if "accuracy" in report:
-        lines += ["", "| wire | test accuracy, mean | worst | best |", "| --- | --- | --- | --- |"]
-        for wire, found in report["accuracy"].items():
-            lines.append(f"| {wire} | {statistics.mean(found):.4f} | {min(found):.4f} | {max(found):.4f} |")
+        rows = ((wire, *(f"{of(found):.4f}" for of in (statistics.mean, min, max))) for wire, found in report["accuracy"].items())
+        lines += ["", *table_lines(["wire", "test accuracy, mean", "worst", "best"], rows)]
     return "\n".join(lines)
 
 
@@ -98,11 +102,8 @@ def _row(found: Sequence[tuple[float, float]], plain: Sequence[tuple[float, floa
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks run compression",
-        description="Measures each wire format over gRPC: bytes and time of a step, and what the digits model learns in so many steps.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--wire", action="append", metavar="FORMAT", help="only this one; may be repeated (default: all)")
     parser.add_argument("--what", nargs="+", choices=("bytes", "time", "accuracy"), default=["bytes", "time", "accuracy"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[16 << 20, 64 << 20], help="bytes of the model (default 16 and 64 MiB)")
@@ -111,5 +112,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train-steps", type=int, default=300, help="steps of the digits model (default 300)")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each format (default 5)")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    add_json(parser)

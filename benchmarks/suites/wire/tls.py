@@ -2,29 +2,30 @@
 
 import argparse
 import functools
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.arguments import add_json, at_least_one, show
 from benchmarks.harness.runs import run_cluster
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
-from benchmarks.report.figures import RunFigures, human_bytes
-from benchmarks.suites.step.step import machine
+from benchmarks.report.figures import RunFigures, human_bytes, table_lines
+from benchmarks.report.machine import machine
 from lockstep import certs
 
 _WORDS = {"open": "neither", "tokens": "tokens", "tls": "TLS and tokens", "mtls": "TLS, tokens and callers' certificates"}
 _KINDS = tuple(_WORDS)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+DESCRIPTION = "Measures what tokens and TLS add to a step."
+
+
+def run(options: argparse.Namespace) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    report = measure(options.bytes, num_steps=options.steps, num_workers=options.workers, repeat=max(1, options.repeat))
-    print(json.dumps(report) if options.json else in_words(report))
+    show(measure(options.bytes, num_steps=options.steps, num_workers=options.workers, repeat=options.repeat), in_words, options)
     return 0
 
 
@@ -55,16 +56,16 @@ def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: i
 
 def in_words(report: dict[str, Any]) -> str:
     """Returns the report for a reader, as a table in Markdown."""
-    lines = [
-        f"{report['num_workers']} workers, 1 ps, gRPC over TCP on one host; medians of {report['repeat']} runs by turns",
-        "",
-        "| model | between the processes | step | × | CPU of all a step | × |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in report["rows"]:
-        figures = f"{row['step_ms']:.2f} ms | {row['step_ratio']:.2f} | {row['cpu_ms']:.2f} ms | {row['cpu_ratio']:.2f}"
-        lines.append(f"| {human_bytes(row['bytes'])} | {_WORDS[row['kind']]} | {figures} |")
-    return "\n".join(lines)
+    title = f"{report['num_workers']} workers, 1 ps, gRPC over TCP on one host; medians of {report['repeat']} runs by turns"
+    columns = ("model", "between the processes", "step", "×", "CPU of all a step", "×")
+    rows = (
+        [
+            *(human_bytes(row["bytes"]), _WORDS[row["kind"]]),
+            *(f"{row['step_ms']:.2f} ms", f"{row['step_ratio']:.2f}", f"{row['cpu_ms']:.2f} ms", f"{row['cpu_ratio']:.2f}"),
+        ]
+        for row in report["rows"]
+    )
+    return "\n".join([title, "", *table_lines(columns, rows)])
 
 
 def _row(size: int, kind: str, runs: Sequence[RunFigures], *, open_runs: Sequence[RunFigures]) -> dict[str, Any]:
@@ -97,11 +98,10 @@ def _security(kind: str, directory: Path) -> Mapping[str, str]:
     return variables | ({"LOCKSTEP_VERIFY_CLIENTS": "1"} if kind == "mtls" else {})
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks run tls", description="Measures what tokens and TLS add to a step.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
     parser.add_argument("--bytes", type=int, nargs="+", default=[1 << 20, 64 << 20], help="sizes of the model (default 1 and 64 MiB)")
     parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
     parser.add_argument("--steps", type=int, default=100, help="steps to measure; a fifth of them from 16 MiB on (default 100)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each kind (default 3)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on one line")
-    return parser
+    parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of each kind (default 3)")
+    add_json(parser)

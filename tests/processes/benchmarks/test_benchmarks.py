@@ -7,15 +7,6 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
-from benchmarks.report.page import main as page
-from benchmarks.suites.coordination.policies import main as policies
-from benchmarks.suites.saving.checkpoint import main as checkpoint
-from benchmarks.suites.saving.durability import main as durability
-from benchmarks.suites.server.sparse_table import main as sparse_table
-from benchmarks.suites.step.peers import main as peers
-from benchmarks.suites.step.profile import main as profile
-from benchmarks.suites.step.step import main
-from benchmarks.suites.step.table import main as table
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -39,7 +30,7 @@ ROLES = {"chief", "ps", "worker"}
 def test_benchmark_measures_every_role_and_says_what_carried_it(
     asked: list[str], used: list[str], roles: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SMALL, *asked, "--json"]) == 0
+    assert benchmarks(["run", "step", *SMALL, *asked, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["transport_used"] == used
     assert report["num_accepted"] == 10
@@ -53,7 +44,7 @@ def test_benchmark_measures_every_role_and_says_what_carried_it(
 
 def test_each_durability_is_measured_on_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--sizes", "4KiB/4", "--saves", "1", "--between", "5", "--repeat", "1"]
-    assert durability([*few, "--json"]) == 0
+    assert benchmarks(["run", "durability", *few, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert min(report[f"{name}_ms"] for name in ("none", "interval", "step", "copy")) > 0
     assert report["steps_between"] == 5 and "excess_ms" in report
@@ -62,10 +53,10 @@ def test_each_durability_is_measured_on_the_same_work(capsys: pytest.CaptureFixt
 
 def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--bytes", str(1 << 16), "--saves", "2", "--threads", "2"]
-    assert checkpoint([*arguments, "--json"]) == 0
+    assert benchmarks(["run", "checkpoint", *arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["saved_bytes"] > 3 << 16 and report["apply_ms"] > 0 and report["write_ms"] > 0
-    assert checkpoint(arguments) == 0
+    assert benchmarks(["run", "checkpoint", *arguments]) == 0
     assert "while writing" in capsys.readouterr().out
     assert benchmarks(["run", "checkpoint", "--bytes", "3"]) == 2
 
@@ -79,7 +70,7 @@ def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture
 def test_policies_are_measured_on_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--only", "sync, 1 backup worker", "--only", "async"]
     arguments = ["--contributions", "12", "--pace", "0.001", "--slowdown", "2", "--workers", "3", "--ps", "1", "--margin", "1", "--json"]
-    assert policies([*arguments, *only]) == 0
+    assert benchmarks(["run", "policies", *arguments, *only]) == 0
     sync, free = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (sync["policy"], free["policy"]) == ("sync, 1 backup worker", "async")
     assert sync["accepted"] == free["accepted"] == 12
@@ -91,7 +82,7 @@ def test_policies_are_measured_on_the_same_work(capsys: pytest.CaptureFixture[st
 @pytest.mark.timeout(120)
 def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rows", "20000", "--rows-per-push", "50", "--steps", "4", "--optimizer", "adam", "--json"]
-    assert sparse_table(arguments) == 0
+    assert benchmarks(["run", "sparse_table", *arguments]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["work"]["num_rows"] == 20000
     assert figures["rows_per_s"] > 0 and figures["create_s"] > 0
@@ -104,7 +95,7 @@ def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixt
 def test_own_half_of_the_comparison_runs_beside_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "peers.json"
     arguments = ["--sizes", "4KiB/4", "--peers", "--lineups", "sync", "--steps", "3", "--repeat", "1", "--own", SHM, GRPC, BFLOAT16]
-    assert peers([*arguments, "--json", str(kept)]) == 0
+    assert benchmarks(["run", "peers", *arguments, "--json", str(kept)]) == 0
     systems = json.loads(kept.read_text(encoding="utf-8"))["rows"][0]["systems"]
     assert {name: system["transports"] for name, system in systems.items()} == {
         SHM: ["shared_memory"],
@@ -119,17 +110,17 @@ def test_own_half_of_the_comparison_runs_beside_a_peer(tmp_path: Path, capsys: p
 def test_a_table_and_its_page_are_made_of_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, text = tmp_path / "bench.json", tmp_path / "page.md"
     few = ["--sizes", "4KiB/4", "--transports", "shm", "local", "--ps", "1", "--policies", "sync", "--steps", "3"]
-    assert table([*few, "--json", str(kept)]) == 0
+    assert benchmarks(["run", "table", *few, "--json", str(kept)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 4 KiB")]
     text.write_text("<!-- figures: table -->\n<!-- end of figures -->\n", encoding="utf-8")
-    assert page([str(kept), "--page", str(text)]) == 0
+    assert benchmarks(["run", "page", str(kept), "--page", str(text)]) == 0
     assert len(rows) == 2 and all(row in text.read_text(encoding="utf-8") for row in rows)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile(["--size", "4KiB/4", "--transports", transport, "--steps", "5", "--json"]) == 0
+    assert benchmarks(["run", "profile", "--size", "4KiB/4", "--transports", transport, "--steps", "5", "--json"]) == 0
     (path,) = json.loads(capsys.readouterr().out)["paths"]
     parts = {(part["who"], part["part"]) for part in path["parts"]}
     assert {("worker 0", "push"), ("worker 0", "commit and token"), ("worker 0", "compute"), ("ps", "apply")} <= parts

@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.suites.coordination.straggler import main as straggler
-from benchmarks.suites.scale.scale import main as scale
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("via", ["unary", "converse"])
 def test_every_worker_of_a_crowd_gets_its_token(via: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        scale(["workers", "--workers", "20", "--processes", "2", "--rounds", "2", "--via", via, "--look", "0.2", "--unix", "--json"]) == 0
-    )
+    arguments = ["--workers", "20", "--processes", "2", "--rounds", "2", "--look", "0.2", "--unix", "--json"]
+    assert benchmarks(["run", "scale_workers", *arguments, "--via", via]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["workers"], figures["processes"], figures["via"]) == (20, 2, via)
     assert len(figures["release_ms"]) == 2
@@ -28,7 +25,7 @@ def test_every_worker_of_a_crowd_gets_its_token(via: str, capsys: pytest.Capture
 @pytest.mark.timeout(120)
 def test_many_variables_are_compared_with_few_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--bytes", "80000", "--variables", "200", "--few", "2", "--rounds", "2", "--steps", "3", "--unix", "--json"]
-    assert scale(["variables", *arguments]) == 0
+    assert benchmarks(["run", "scale_variables", *arguments]) == 0
     figures = json.loads(capsys.readouterr().out)
     few, many = figures["rows"]
     assert (few["variables"], many["variables"]) == (2, 200)
@@ -41,7 +38,7 @@ def test_many_variables_are_compared_with_few_turn_by_turn(capsys: pytest.Captur
 @pytest.mark.timeout(120)
 def test_life_of_a_cluster_of_several_servers_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--ps", "3", "--bytes", "4096", "--variables", "8", "--workers", "1", "--steps", "5", "--look", "0.2", "--json"]
-    assert scale(["servers", *arguments]) == 0
+    assert benchmarks(["run", "scale_servers", *arguments]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert 0 < figures["first_ps_s"] <= figures["last_ps_s"] <= figures["start_s"]
     assert figures["cpu_ms_a_step"].keys() == {"worker", "all ps", "chief"}
@@ -52,7 +49,7 @@ def test_life_of_a_cluster_of_several_servers_is_timed(capsys: pytest.CaptureFix
 def test_stragglers_are_dropped_by_backups_alone_and_compared_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.csv"
     arguments = ["--workers", "3", "--backups", "1", "--steps", "12", "--pace", "0.002", "--delay", "0.03", "--probability", "0.3"]
-    assert straggler([*arguments, "--repeat", "1", "--trace", str(trace), "--json"]) == 0
+    assert benchmarks(["run", "straggler", *arguments, "--repeat", "1", "--trace", str(trace), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     none, one = figures["arms"]
     assert (none["num_required"], one["num_required"]) == (3, 2)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites.wire.compression import FORMATS, in_words, main
+from benchmarks.__main__ import main as benchmarks
+from benchmarks.suites.wire.compression import FORMATS, in_words
 from benchmarks.suites.wire.training import wire_bytes
 from worker_client.model.wire_format import wire_format
 
@@ -50,7 +51,7 @@ def test_a_format_saves_the_bytes_that_it_promises(wire: str, up: float, down: f
 def test_the_benchmark_prints_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     wires = ["--wire", "float32", "--wire", "top_k:0.5+no_feedback"]
     arguments = ["--what", "bytes", "accuracy", "--sizes", "65536", "--train-steps", "3", "--seeds", "1", "--quiet"]
-    assert main([*wires, *arguments]) == 0
+    assert benchmarks(["run", "compression", *wires, *arguments]) == 0
     out = capsys.readouterr().out
     assert "| float32 | 64" in out and "| top_k:0.5+no_feedback |" in out
     assert {wire_format(wire).gradients for wire in FORMATS} >= {"bfloat16", "float16", "int8"}

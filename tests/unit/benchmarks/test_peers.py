@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main as benchmarks
 from benchmarks.harness.workload import Workload
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
@@ -13,7 +14,7 @@ from benchmarks.peers.environments import NotInstallable, last_word, prepare
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM, targets_of
 from benchmarks.report.figures import RunFigures, as_row
 from benchmarks.report.plot import CannotPlot, check_plot
-from benchmarks.suites.step.peers import main, panels
+from benchmarks.suites.step.peers import panels
 
 WORK = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=1, num_steps=3)
 
@@ -173,8 +174,7 @@ def test_an_environment_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("size", ["4096", "4 lightyears/4", "0/1", "4/4"])
 def test_what_is_no_size_is_refused_before_anything_is_installed(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--sizes", size])
+    assert benchmarks(["run", "peers", "--sizes", size]) == 2
     assert "python -m benchmarks run peers: error: " in capsys.readouterr().err
 
 

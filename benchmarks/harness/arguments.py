@@ -1,0 +1,58 @@
+"""What the arguments of suites have in common. Knows words; measures nothing."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path("lockstep-runs")
+
+
+class WrongArguments(ValueError):
+    """The arguments do not fit together; the text says which, and what would fit."""
+
+
+def at_least_one(text: str) -> int:
+    """Returns a whole number of 1 or more, as a type for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, want 1 or more")
+    return value
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON, an object a line, for `python -m benchmarks compare`")
+
+
+def add_files(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds --json and --plot for a suite that saves each row once it is measured."""
+    parser.add_argument(
+        "--json", type=Path, default=DIRECTORY / name, metavar="FILE", help="where the figures are kept (default %(default)s)"
+    )
+    add_plot(parser)
+
+
+def add_plot(parser: argparse.ArgumentParser) -> None:
+    """Adds --plot."""
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws them; needs the extra `bench`")
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Raises WrongArguments or CannotPlot now rather than after minutes of measuring."""
+    # Imported here: workers import this module too, and their memory is measured.
+    from benchmarks.report.plot import check_plot
+
+    if options.plot:
+        check_plot(options.plot)
+    if isinstance(options.json, Path):
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WrongArguments(f"--json {options.json}: {error.strerror}") from None
+
+
+def show(report: dict[str, Any], in_words: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> None:
+    """Prints a report as `--json` asks."""
+    print(json.dumps(report) if options.json else in_words(report), flush=True)
