@@ -5,23 +5,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ps_protocol.encodings.formats import INT8_BLOCK, SCALE_BYTES, FloatEncoding, encoded_nbytes, encoded_ranges
-from ps_protocol.encodings.halves import narrow, widen
-from ps_protocol.encodings.int8 import decode_int8
-from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, TruncatedStream
+from ps_protocol.encodings.formats import (
+    FORMATS,
+    FloatEncoding,
+    Packed,
+    Units,
+    encoded_nbytes,
+    encoded_ranges,
+    is_encodable,
+    ranges_with,
+    units_of,
+)
+from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, MalformedMessage, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments, SegmentWriter
 from ps_protocol.model.variables import Array
 
 
 def encoded_frames(layout: Layout, memory: Array, encoding: FloatEncoding, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
-    """Yields (offset, bytes) of the encoded arena in order, each of at most `max_bytes`. For FloatEncoding.AS_IS and the halves.
+    """Yields (offset, bytes) of the encoded arena in order, each of at most `max_bytes`. For encodings of variables.
 
     `memory`: the arena, a one-dimensional uint8 array; each frame's part of it is read when that frame is asked for. What is yielded is
     valid until the next is asked for.
     """
-    if encoding is not FloatEncoding.AS_IS and not encoding.is_half:
+    entry = FORMATS[encoding]
+    if not entry.is_for_variables:
         raise InvalidSpec(f"encoding {encoding.name}: for gradients only; read variables as they are, or as halves")
-    scratch = np.empty(min(max_bytes // 2, encoded_nbytes(layout, encoding)), np.uint16)
+    if isinstance(entry.coding, Units):
+        units = entry.coding
+        num_at_once = units.size * max(1, max_bytes // units.unit_bytes)
+        scratch = np.empty(min(units.nbytes(num_at_once), encoded_nbytes(layout, encoding)), np.uint8)
     for one in encoded_ranges(layout, encoding):
         content = memory[one.arena.start : one.arena.stop]
         if not one.is_encoded:
@@ -29,11 +41,11 @@ def encoded_frames(layout: Layout, memory: Array, encoding: FloatEncoding, max_b
                 yield one.start + offset, content[offset : offset + max_bytes].data
             continue
         values = content.view(np.float32)
-        for start in range(0, values.size, scratch.size):
-            part = values[start : start + scratch.size]
-            bits = scratch[: part.size]
-            narrow(part, bits, encoding)
-            yield one.start + 2 * start, bits.view(np.uint8).data
+        for start in range(0, values.size, num_at_once):
+            part = values[start : start + num_at_once]
+            encoded = scratch[: units.nbytes(part.size)]
+            units.encode(part, encoded)
+            yield one.start + units.nbytes(start), encoded.data
 
 
 def decoding_writer(
@@ -41,17 +53,48 @@ def decoding_writer(
 ) -> "SegmentWriter | DecodingWriter":
     """Returns a writer for an encoded arena that fills `into`, the arena itself.
 
-    `followed_by` is filled with the bytes after it, as they are. Not for the top k, whose values come after all their positions. For int8
-    `into` must be one piece.
+    `followed_by` is filled with the bytes after it, as they are. Where units have several elements, `into` must be one piece. Raises
+    InvalidSpec for an encoding whose length varies: see `unpack`.
     """
     if encoding is FloatEncoding.AS_IS:
         return into.followed_by(followed_by).writer()
+    units = units_of(encoding)
     spans = [*_spans(layout, encoding, into)]
     end = spans[-1].stop if spans else 0
     for piece in followed_by:
         end += piece.nbytes
         spans.append(_Span(end, piece, is_encoded=False))
-    return DecodingWriter(spans, encoding)
+    return DecodingWriter(spans, units)
+
+
+def check_packed_nbytes(layout: Layout, encoding: FloatEncoding, packed: Packed, nbytes: int) -> None:
+    """Raises MalformedMessage unless an arena can have this length in an encoding whose length varies."""
+    least, most = (max((one.stop for one in ranges_with(layout, of)), default=0) for of in (lambda _: packed.nbytes(0), packed.nbytes))
+    step = packed.nbytes(1) - packed.nbytes(0)
+    if not least <= nbytes <= most or (nbytes - least) % step:
+        raise MalformedMessage(
+            f"encoded_bytes: {nbytes} for {encoding.name}; this shard's arena takes {least} to {most}, in steps of {step}"
+        )
+
+
+def unpack(layout: Layout, packed: Packed, encoded: Array, out: Array) -> None:
+    """Fills the arena `out` from its encoded bytes. Raises MalformedMessage or IndexOutOfRange; `out` is then undefined."""
+    begin = 0
+    for arena in layout.arenas:
+        target = out[arena.start : arena.stop]
+        if is_encodable(layout, arena):
+            begin += packed.decode(encoded[begin:], target.view(np.float32))
+        elif begin + target.size > encoded.size:
+            raise MalformedMessage(
+                f"{packed.words}: {encoded.size} bytes, {begin + target.size} at least by what they say; they do not fit"
+            )
+        else:
+            target[:] = encoded[begin : begin + target.size]
+            begin += target.size
+    if begin != encoded.size:
+        raise MalformedMessage(
+            f"{packed.words}: {encoded.size} bytes, its ranges have {begin}; the numbers of elements do not fit encoded_bytes"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +109,11 @@ class _Span:
 class DecodingWriter:
     """Decodes frames that come in order. Not thread-safe. `num_written` is in encoded bytes."""
 
-    def __init__(self, spans: Sequence[_Span], encoding: FloatEncoding) -> None:
+    def __init__(self, spans: Sequence[_Span], units: Units) -> None:
         self._spans = spans
-        self._encoding = encoding
+        self._units = units
         self._nbytes = spans[-1].stop if spans else 0
-        self._unit_bytes, self._unit_size = (2, 1) if encoding.is_half else (INT8_BLOCK + SCALE_BYTES, INT8_BLOCK)
+        self._unit_bytes = units.unit_bytes
         self._index = 0
         self._filled = 0  # elements, or bytes, of the span's target
         self._carried = b""  # the beginning of a unit, whose rest comes with the next frame
@@ -132,11 +175,8 @@ class DecodingWriter:
 
     def _decode_units(self, span: _Span, encoded: Array) -> None:
         num_units = -(-encoded.size // self._unit_bytes)
-        out = span.target[self._filled : self._filled + num_units * self._unit_size]
-        if self._encoding.is_half:
-            widen(encoded.view(np.uint16), out, self._encoding)
-        else:
-            decode_int8(encoded, out)
+        out = span.target[self._filled : self._filled + num_units * self._units.size]
+        self._units.decode(encoded, out)
         self._filled += out.size
 
 
@@ -152,7 +192,7 @@ def _spans(layout: Layout, encoding: FloatEncoding, into: Segments) -> Iterator[
             target = piece[first:last]
             if one.is_encoded:
                 target = target.view(np.float32)
-                stop += 2 * target.size if encoding.is_half else one.stop - one.start
+                stop += units_of(encoding).nbytes(target.size)
             else:
                 stop += target.size
             yield _Span(stop, target, is_encoded=one.is_encoded)

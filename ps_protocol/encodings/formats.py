@@ -1,25 +1,22 @@
-"""Which encodings of float32 exist, for what, and how long an arena is in each. Knows offsets; no message."""
+"""Every encoding of float32 as one entry, and how long an arena is in each. Knows offsets; no message.
+
+What reads the table: `arena` and `gradients` here, the servers' staging, the user's names of formats, and a test of the documentation.
+"""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ps_protocol.encodings import halves, int8, top_k
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import ArenaRange, Layout
 from ps_protocol.model.variables import Array, DataType
 
-# Elements that share one scale, and the bytes of the scale (float32) that stands before them.
-INT8_BLOCK = 256
-SCALE_BYTES = 4
-# Bytes of the number that a range of the top k begins with, and of one element's position and value.
-COUNT_BYTES = 8
-ENTRY_BYTES = 8
-
 
 class FloatEncoding(enum.Enum):
-    """How the float32 elements of an arena travel; those of other types always travel as they are. The last two are for gradients only."""
+    """How the float32 elements of an arena travel; those of other types always travel as they are. Numbers are those of the protocol."""
 
     AS_IS = 0
     BFLOAT16 = 1
@@ -27,10 +24,107 @@ class FloatEncoding(enum.Enum):
     INT8_BLOCKS = 3
     TOP_K = 4
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """An encoding of fixed length: `size` elements travel together, in `element_bytes` each and `extra_bytes` for all of them.
+
+    The last unit of a range may have fewer elements. `encode(values, encoded)` and `decode(encoded, values)` take float32 and uint8 arrays
+    of any number of units. `kept`: servers keep a gradient as it came, in elements of this type, and the apply widens them (`widen_into` in
+    `halves`); None: it is decoded as it arrives.
+    """
+
+    encode: Callable[[Array, Array], None]
+    decode: Callable[[Array, Array], None]
+    element_bytes: int
+    size: int = 1
+    extra_bytes: int = 0
+    kept: type[np.generic] | None = None
+
     @property
-    def is_half(self) -> bool:
-        """Whether every element travels by itself, in two bytes."""
-        return self in (FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16)
+    def unit_bytes(self) -> int:
+        """Bytes of a whole unit."""
+        return self.size * self.element_bytes + self.extra_bytes
+
+    def nbytes(self, num_elements: int) -> int:
+        """Returns the bytes of so many elements."""
+        return num_elements * self.element_bytes + self.extra_bytes * -(-num_elements // self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """An encoding that sends some elements of each range: how many is up to each contribution, and decoded when all of it is there.
+
+    `nbytes(count)`: bytes of a range of which so many elements are sent. `encode(blocks, size, count, encoded)` returns the positions that
+    it has sent. `decode(encoded, values)` fills a whole range from what begins with it, and returns how many bytes those were. `words`: its
+    name in errors.
+    """
+
+    words: str
+    nbytes: Callable[[int], int]
+    encode: Callable[[top_k.Blocks, int, int, Array], Array]
+    decode: Callable[[Array, Array], int]
+    max_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One encoding. `name`: what a user calls it. `coding` None: elements travel as they are.
+
+    `feeds_errors_back`: what it lost of a gradient is added to the next one, unless the user says otherwise. `is_for_variables`: variables
+    can travel so too, not gradients alone.
+    """
+
+    encoding: FloatEncoding
+    name: str
+    coding: Units | Packed | None
+    is_for_variables: bool = False
+    feeds_errors_back: bool = False
+
+    @property
+    def is_decoded_on_arrival(self) -> bool:
+        """Whether each frame of a gradient is work for whoever receives it."""
+        return isinstance(self.coding, Units) and self.coding.kept is None
+
+
+_TABLE = (
+    Format(encoding=FloatEncoding.AS_IS, name="float32", coding=None, is_for_variables=True),
+    Format(
+        encoding=FloatEncoding.BFLOAT16,
+        name="bfloat16",
+        coding=Units(encode=halves.narrow_bfloat16, decode=halves.widen_bfloat16, element_bytes=2, kept=np.uint16),
+        is_for_variables=True,
+    ),
+    Format(
+        encoding=FloatEncoding.FLOAT16,
+        name="float16",
+        coding=Units(encode=halves.narrow_float16, decode=halves.widen_float16, element_bytes=2, kept=np.float16),
+        is_for_variables=True,
+    ),
+    Format(
+        encoding=FloatEncoding.INT8_BLOCKS,
+        name="int8",
+        coding=Units(encode=int8.encode_int8, decode=int8.decode_int8, element_bytes=1, size=int8.INT8_BLOCK, extra_bytes=int8.SCALE_BYTES),
+        feeds_errors_back=True,
+    ),
+    Format(
+        encoding=FloatEncoding.TOP_K,
+        name="top_k",
+        coding=Packed(
+            words="top k", nbytes=top_k.top_k_nbytes, encode=top_k.encode_top_k, decode=top_k.decode_top_k, max_elements=top_k.MAX_POSITIONS
+        ),
+        feeds_errors_back=True,
+    ),
+)
+FORMATS: Mapping[FloatEncoding, Format] = {one.encoding: one for one in _TABLE}
+
+
+def units_of(encoding: FloatEncoding) -> Units:
+    """Returns how elements travel in an encoding of fixed length. Raises InvalidSpec for others."""
+    coding = FORMATS[encoding].coding
+    if not isinstance(coding, Units):
+        raise InvalidSpec(f"encoding {encoding.name}: its length is that of each contribution; ask its header")
+    return coding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +143,19 @@ class EncodedRange:
 
 
 def encoded_ranges(layout: Layout, encoding: FloatEncoding) -> Iterator[EncodedRange]:
-    """Yields where each range of the arena lies when it travels, in order. Raises InvalidSpec for the top k, whose length varies."""
-    if encoding is FloatEncoding.TOP_K:
-        raise InvalidSpec("encoding: the length of the top k is that of each contribution; ask its header")
+    """Yields where each range of the arena lies when it travels, in order. Raises InvalidSpec if that varies."""
+    if encoding is FloatEncoding.AS_IS:
+        return ranges_with(layout, None)
+    return ranges_with(layout, units_of(encoding).nbytes)
+
+
+def ranges_with(layout: Layout, nbytes_of: Callable[[int], int] | None) -> Iterator[EncodedRange]:
+    """Yields where each range lies if so many encoded elements have so many bytes; None: all are as they are."""
     start = 0
     for arena in layout.arenas:
-        is_encoded = encoding is not FloatEncoding.AS_IS and is_encodable(layout, arena)
+        is_encoded = nbytes_of is not None and is_encodable(layout, arena)
         nbytes = arena.stop - arena.start
-        stop = start + (_encoded(nbytes // 4, encoding) if is_encoded else nbytes)
+        stop = start + (nbytes_of(nbytes // 4) if nbytes_of is not None and is_encoded else nbytes)
         yield EncodedRange(arena=arena, start=start, stop=stop, is_encoded=is_encoded)
         start = stop
 
@@ -68,24 +167,22 @@ def is_encodable(layout: Layout, arena: ArenaRange) -> bool:
 
 
 def encoded_nbytes(layout: Layout, encoding: FloatEncoding) -> int:
-    """Returns the bytes of an arena as it travels. Raises InvalidSpec for the top k, whose length varies."""
+    """Returns the bytes of an arena as it travels. Raises InvalidSpec if that varies."""
     return max((one.stop for one in encoded_ranges(layout, encoding)), default=0)
 
 
 def stretch(layout: Layout, memory: Array, encoding: FloatEncoding, arena: ArenaRange, start: int, stop: int) -> Array:
     """Returns the elements that bytes `start` to `stop` of the arena, all in the range `arena`, have in an encoded `memory`, sharing it.
 
-    `encoding`: as they are, or halves. The elements are of the range's type, or those of a float32 range uint16 (the bits of bfloat16) or
-    float16.
+    `encoding`: as they are, or one that servers keep. The elements are of the range's type, or of a float32 range that of `Units.kept`.
     """
     if encoding is FloatEncoding.AS_IS:
         return memory[start:stop].view(arena.data_type.dtype)
     one = next(one for one in encoded_ranges(layout, encoding) if one.arena.start == arena.start)
     if not one.is_encoded:
         return memory[one.start + start - arena.start : one.start + stop - arena.start].view(arena.data_type.dtype)
-    halves = memory[one.start + (start - arena.start) // 2 : one.start + (stop - arena.start) // 2]
-    return halves.view(np.uint16 if encoding is FloatEncoding.BFLOAT16 else np.float16)
-
-
-def _encoded(size: int, encoding: FloatEncoding) -> int:
-    return 2 * size if encoding.is_half else size + SCALE_BYTES * -(-size // INT8_BLOCK)
+    units = units_of(encoding)
+    if units.kept is None:
+        raise InvalidSpec(f"encoding {encoding.name}: nobody keeps gradients so")
+    first, last = ((offset - arena.start) // 4 * units.element_bytes for offset in (start, stop))
+    return memory[one.start + first : one.start + last].view(units.kept)

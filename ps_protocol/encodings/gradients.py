@@ -1,48 +1,34 @@
 """One shard's gradients as they travel, with the error that encoding made carried over to the next. Knows arrays; no step, no transport."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ps_protocol.encodings.formats import (
-    COUNT_BYTES,
-    ENTRY_BYTES,
-    INT8_BLOCK,
-    SCALE_BYTES,
-    EncodedRange,
-    FloatEncoding,
-    encoded_ranges,
-    is_encodable,
-)
-from ps_protocol.encodings.halves import narrow, widen
-from ps_protocol.encodings.int8 import decode_int8, encode_int8
-from ps_protocol.encodings.top_k import top_k_of
+from ps_protocol.encodings.formats import FORMATS, EncodedRange, FloatEncoding, Packed, Units, is_encodable, ranges_with
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import ArenaRange, Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import Array
 
-# Elements that are worked on at a time; a multiple of an int8 block. They stay in a core's cache.
+# Elements that are worked on at a time; a multiple of every encoding's units. They stay in a core's cache.
 _BLOCK = 1 << 16
-# A position of the top k is a uint32.
-_MAX_POSITIONS = 1 << 32
 
 
 class GradientEncoder:
     """Encodes contributions of one layout, one after the other. Not thread-safe.
 
-    `fraction` is for the top k: the share of each range's elements that is sent, at least one element. With `error_feedback` what was not
-    sent of a gradient, or wrongly, is added to the next: so every gradient arrives, later. A contribution that did not count leaves no
-    trace in that: neither its own error nor what it carried of earlier ones, which is carried on. Raises LimitExceeded if a range has
-    too many elements for the top k.
+    `fraction` is for encodings that send some of the elements: the share of each range that is sent, at least one element. With
+    `error_feedback` what was not sent of a gradient, or wrongly, is added to the next: so every gradient arrives, later. A contribution
+    that did not count leaves no trace in that: neither its own error nor what it carried of earlier ones, which is carried on. Raises
+    LimitExceeded if a range has too many elements for the encoding.
     """
 
     def __init__(self, layout: Layout, encoding: FloatEncoding, *, fraction: float = 0.0, error_feedback: bool = False) -> None:
         self.encoding = encoding
         self._layout = layout
         self._fraction = fraction
-        is_top_k = encoding is FloatEncoding.TOP_K
-        self._ranges = tuple(self._top_k_ranges() if is_top_k else encoded_ranges(layout, encoding))
+        self._coding = FORMATS[encoding].coding
+        self._ranges = tuple(ranges_with(layout, self._nbytes_of()))
         self._encoded = aligned_bytes(self._ranges[-1].stop if self._ranges else 0)
         # What is owed after the last contribution that counts, and what would be after the one that is open: the two change places.
         self._owed = [aligned_bytes(layout.nbytes) for _ in range(2)] if error_feedback else []
@@ -75,10 +61,10 @@ class GradientEncoder:
                 out = self._encoded[one.start : one.stop]
                 if not one.is_encoded:
                     source.copy(one.arena, out)
-                elif self.encoding is FloatEncoding.TOP_K:
-                    self._encode_top_k(one, source, out)
-                else:
-                    self._encode_blocks(one, source, out)
+                elif isinstance(self._coding, Packed):
+                    self._encode_some(self._coding, one, source, out)
+                elif self._coding is not None:
+                    self._encode_blocks(self._coding, one, source, out)
             if self._owed:
                 for start, stop in source.absent:
                     self._owed[1][start:stop] = self._owed[0][start:stop]
@@ -88,15 +74,19 @@ class GradientEncoder:
     def _count(self, size: int) -> int:
         return min(size, max(1, math.ceil(self._fraction * size)))
 
-    def _top_k_ranges(self) -> Iterator[EncodedRange]:
-        start = 0
-        for arena in self._layout.arenas:
-            nbytes, is_encoded = arena.stop - arena.start, is_encodable(self._layout, arena)
-            if is_encoded and nbytes // 4 > _MAX_POSITIONS:
-                raise LimitExceeded(f"top k: {nbytes // 4} elements on one shard, positions reach {_MAX_POSITIONS}; add parameter servers")
-            stop = start + (COUNT_BYTES + ENTRY_BYTES * self._count(nbytes // 4) if is_encoded else nbytes)
-            yield EncodedRange(arena=arena, start=start, stop=stop, is_encoded=is_encoded)
-            start = stop
+    def _nbytes_of(self) -> Callable[[int], int] | None:
+        coding = self._coding
+        if not isinstance(coding, Packed):
+            return None if coding is None else coding.nbytes
+
+        def nbytes_of(size: int) -> int:
+            if size > coding.max_elements:
+                raise LimitExceeded(
+                    f"{coding.words}: {size} elements on one shard, positions reach {coding.max_elements}; add parameter servers"
+                )
+            return coding.nbytes(self._count(size))
+
+        return nbytes_of
 
     def _blocks(self, arena: ArenaRange, source: "_Source") -> Iterator[tuple[int, Array]]:
         """The gradients, with what is owed added: then in the memory of what will be owed, which may be changed."""
@@ -110,44 +100,33 @@ class GradientEncoder:
             source.clear_absent(arena.start + 4 * start, next_owed[part])
             yield start, next_owed[part]
 
-    def _encode_blocks(self, one: EncodedRange, source: "_Source", out: Array) -> None:
+    def _encode_blocks(self, units: Units, one: EncodedRange, source: "_Source", out: Array) -> None:
         begin = 0
         for _, block in self._blocks(one.arena, source):
-            size = block.size
-            nbytes = 2 * size if self.encoding.is_half else size + SCALE_BYTES * -(-size // INT8_BLOCK)
+            nbytes = units.nbytes(block.size)
             encoded = out[begin : begin + nbytes]
             begin += nbytes
-            if self.encoding.is_half:
-                narrow(block, encoded.view(np.uint16), self.encoding)
-            else:
-                encode_int8(block, encoded)
+            units.encode(block, encoded)
             if self._owed:
-                self._subtract(encoded, block)
+                self._subtract(units, encoded, block)
 
-    def _subtract(self, encoded: Array, block: Array) -> None:
+    def _subtract(self, units: Units, encoded: Array, block: Array) -> None:
         sent = self._scratch[: block.size]
-        if self.encoding.is_half:
-            widen(encoded.view(np.uint16), sent, self.encoding)
-        else:
-            decode_int8(encoded, sent)
+        units.decode(encoded, sent)
         np.subtract(block, sent, out=block)
         # What is not finite is sent as it is, and cannot be owed: it would stay so for ever.
         if not np.isfinite(np.dot(block, block)):
             block[~np.isfinite(block)] = 0
 
-    def _encode_top_k(self, one: EncodedRange, source: "_Source", out: Array) -> None:
+    def _encode_some(self, packed: Packed, one: EncodedRange, source: "_Source", out: Array) -> None:
         count = self._count(one.size)
         if self._owed:
             for _ in self._blocks(one.arena, source):
                 pass  # adds up
             sums = self._owed[1][one.arena.start : one.arena.stop].view(np.float32)
-            positions, values = top_k_of(lambda: _cut(sums), one.size, count)
-            sums[positions] = 0
+            sums[packed.encode(lambda: _cut(sums), one.size, count, out)] = 0
         else:
-            positions, values = top_k_of(lambda: source.blocks(one.arena, self._scratch), one.size, count)
-        out[:COUNT_BYTES].view("<u8")[0] = count
-        out[COUNT_BYTES : COUNT_BYTES + 4 * count].view("<u4")[:] = positions
-        out[COUNT_BYTES + 4 * count :].view("<f4")[:] = values
+            packed.encode(lambda: source.blocks(one.arena, self._scratch), one.size, count, out)
 
 
 def _cut(values: Array) -> Iterator[tuple[int, Array]]:

@@ -1,11 +1,11 @@
 """float32 to bfloat16 or float16 and back, as fast as NumPy can. Knows arrays of bits; no arena."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.variables import Array
 
 # Elements that are converted at a time, where that takes several operations: they stay in a core's cache.
@@ -17,13 +17,46 @@ _ONE, _HALF_BELOW, _SIXTEEN = np.uint32(1), np.uint32(0x7FFF), np.uint32(16)
 _UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
 
 
-def narrow(values: Array, bits: Array, encoding: FloatEncoding) -> None:
-    """Writes float32 `values` into `bits`, a uint16 array of the same length, as one of the two half-precision types."""
-    if encoding is FloatEncoding.BFLOAT16 and (bfloat16 := _bfloat16()) is not None:
+def narrow_bfloat16(values: Array, encoded: Array) -> None:
+    """Writes float32 `values` into `encoded`, memory of two bytes for each, as bfloat16."""
+    if (bfloat16 := _bfloat16()) is not None:
         with np.errstate(all="ignore"):
-            np.copyto(bits.view(bfloat16), values, casting="unsafe")
+            np.copyto(encoded.view(bfloat16), values, casting="unsafe")
         return
-    narrow_block = _narrow_to_bfloat16 if encoding is FloatEncoding.BFLOAT16 else _narrow_to_float16
+    _narrow(values, encoded.view(np.uint16), _narrow_to_bfloat16)
+
+
+def narrow_float16(values: Array, encoded: Array) -> None:
+    """Writes float32 `values` into `encoded`, memory of two bytes for each, as float16."""
+    _narrow(values, encoded.view(np.uint16), _narrow_to_float16)
+
+
+def widen_bfloat16(encoded: Array, out: Array) -> None:
+    """Writes the bfloat16 in `encoded`, memory that may lie anywhere, into float32 `out`. Exact."""
+    bits = encoded.view(np.uint16)
+    if (bfloat16 := _bfloat16()) is not None and bits.flags.aligned:
+        with np.errstate(all="ignore"):
+            np.copyto(out, bits.view(bfloat16))
+        return
+    _widen(bits, out, _widen_bfloat16)
+
+
+def widen_float16(encoded: Array, out: Array) -> None:
+    """Writes the float16 in `encoded`, memory that may lie anywhere, into float32 `out`. Exact."""
+    _widen(encoded.view(np.uint16), out, _widen_float16)
+
+
+def widen_into(block: Array, out: Array) -> None:
+    """Writes a block of gradients into `out`, where sums are made: uint16 is the bits of bfloat16, other types convert by value."""
+    if block.dtype == np.uint16:
+        widen_bfloat16(block, out)
+    elif block.dtype == np.float16 and out.dtype == np.float32:
+        widen_float16(block, out)
+    else:
+        np.copyto(out, block)
+
+
+def _narrow(values: Array, bits: Array, narrow_block: Callable[[Array, Array, Array, Array], None]) -> None:
     scratch = np.empty(min(_BLOCK, values.size), np.uint32), np.empty(min(_BLOCK, values.size), np.uint32)
     with np.errstate(all="ignore"):
         for start in range(0, values.size, _BLOCK):
@@ -32,27 +65,11 @@ def narrow(values: Array, bits: Array, encoding: FloatEncoding) -> None:
             narrow_block(values[part], bits[part], scratch[0][:size], scratch[1][:size])
 
 
-def widen(bits: Array, out: Array, encoding: FloatEncoding) -> None:
-    """Writes half-precision `bits`, a uint16 array that may lie anywhere in memory, into float32 `out` of the same length. Exact."""
-    if encoding is FloatEncoding.BFLOAT16 and (bfloat16 := _bfloat16()) is not None and bits.flags.aligned:
-        with np.errstate(all="ignore"):
-            np.copyto(out, bits.view(bfloat16))
-        return
-    widen_block = _widen_bfloat16 if encoding is FloatEncoding.BFLOAT16 else _widen_float16
+def _widen(bits: Array, out: Array, widen_block: Callable[[Array, Array], None]) -> None:
     with np.errstate(all="ignore"):
         for start in range(0, bits.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             widen_block(bits[part], out[part])
-
-
-def widen_into(block: Array, out: Array) -> None:
-    """Writes a block of gradients into `out`, where sums are made: uint16 is the bits of bfloat16, other types convert by value."""
-    if block.dtype == np.uint16:
-        widen(block, out, FloatEncoding.BFLOAT16)
-    elif block.dtype == np.float16 and out.dtype == np.float32:
-        widen(block.view(np.uint16), out, FloatEncoding.FLOAT16)
-    else:
-        np.copyto(out, block)
 
 
 @cache

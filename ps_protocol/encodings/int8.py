@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from ps_protocol.encodings.formats import INT8_BLOCK, SCALE_BYTES
 from ps_protocol.model.variables import Array
 
+# Elements that share one scale, and the bytes of the scale (float32) that stands before them.
+INT8_BLOCK = 256
+SCALE_BYTES = 4
 _LARGEST = np.float32(127)
 _LEAST, _FLOAT32_MAX = np.float32(1e-34), np.finfo(np.float32).max
 # Blocks that are converted at a time: their 65,536 elements stay in a core's cache.

@@ -1,14 +1,17 @@
-"""The elements of largest magnitude, their positions and values, and back. Knows arrays and layouts; no message."""
+"""The elements of largest magnitude, their positions and values, and back. Knows arrays; no arena."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ps_protocol.encodings.formats import COUNT_BYTES, ENTRY_BYTES, FloatEncoding, is_encodable
 from ps_protocol.errors import IndexOutOfRange, MalformedMessage
-from ps_protocol.model.layout import Layout
 from ps_protocol.model.variables import Array
 
+# Bytes of the number that a range begins with, and of one element's position and value.
+COUNT_BYTES = 8
+ENTRY_BYTES = 8
+# A position is a uint32.
+MAX_POSITIONS = 1 << 32
 Blocks = Callable[[], Iterator[tuple[int, Array]]]
 
 _SAMPLE = 1 << 16
@@ -34,53 +37,38 @@ def top_k_of(blocks: Blocks, size: int, count: int) -> tuple[Array, Array]:
     return positions[is_wanted], values[is_wanted]
 
 
-def _nbytes_with(layout: Layout, counts: Callable[[int], int]) -> int:
-    """Returns the bytes of an arena of which each range of so many elements sends `counts(elements)`."""
-    total = 0
-    for arena in layout.arenas:
-        nbytes = arena.stop - arena.start
-        total += COUNT_BYTES + ENTRY_BYTES * counts(nbytes // 4) if is_encodable(layout, arena) else nbytes
-    return total
+def top_k_nbytes(count: int) -> int:
+    """Returns the bytes of a range of which `count` elements are sent."""
+    return COUNT_BYTES + ENTRY_BYTES * count
 
 
-def check_top_k_nbytes(layout: Layout, nbytes: int) -> None:
-    """Raises MalformedMessage unless an arena of the top k can have this length."""
-    least, most = _nbytes_with(layout, lambda _: 0), _nbytes_with(layout, lambda size: size)
-    if not least <= nbytes <= most or (nbytes - least) % ENTRY_BYTES:
-        raise MalformedMessage(
-            f"encoded_bytes: {nbytes} for {FloatEncoding.TOP_K.name}; this shard's arena takes {least} to {most}, in steps of {ENTRY_BYTES}"
-        )
+def encode_top_k(blocks: Blocks, size: int, count: int, encoded: Array) -> Array:
+    """Writes the `count` elements of largest magnitude of `size`, as `top_k_of` gives them, into `encoded`, and returns their positions."""
+    positions, values = top_k_of(blocks, size, count)
+    encoded[:COUNT_BYTES].view("<u8")[0] = count
+    encoded[COUNT_BYTES : COUNT_BYTES + 4 * count].view("<u4")[:] = positions
+    encoded[COUNT_BYTES + 4 * count :].view("<f4")[:] = values
+    return positions
 
 
-def decode_top_k(encoded: Array, layout: Layout, out: Array) -> None:
-    """Fills the arena `out` from its encoded bytes. Raises MalformedMessage or IndexOutOfRange; `out` is then undefined."""
-    begin = 0
-    for arena in layout.arenas:
-        nbytes = arena.stop - arena.start
-        target = out[arena.start : arena.stop]
-        if not is_encodable(layout, arena):
-            _take(encoded, begin, nbytes)
-            target[:] = encoded[begin : begin + nbytes]
-            begin += nbytes
-            continue
-        _take(encoded, begin, COUNT_BYTES)
-        count = int(encoded[begin : begin + COUNT_BYTES].view("<u8")[0])
-        if count > nbytes // 4:
-            raise MalformedMessage(f"top k: {count} elements of {nbytes // 4}; send each at most once")
-        begin += COUNT_BYTES
-        _take(encoded, begin, ENTRY_BYTES * count)
-        positions = encoded[begin : begin + 4 * count].view("<u4")
-        _check_positions(positions, size=nbytes // 4)
-        target.fill(0)
-        target.view(np.float32)[positions] = encoded[begin + 4 * count : begin + ENTRY_BYTES * count].view("<f4")
-        begin += ENTRY_BYTES * count
-    if begin != encoded.size:
-        raise MalformedMessage(f"top k: {encoded.size} bytes, its ranges have {begin}; the numbers of elements do not fit encoded_bytes")
+def decode_top_k(encoded: Array, out: Array) -> int:
+    """Fills float32 `out` from what `encoded` begins with; returns how many bytes that was. Raises MalformedMessage or IndexOutOfRange."""
+    _take(encoded, COUNT_BYTES)
+    count = int(encoded[:COUNT_BYTES].view("<u8")[0])
+    if count > out.size:
+        raise MalformedMessage(f"top k: {count} elements of {out.size}; send each at most once")
+    nbytes = top_k_nbytes(count)
+    _take(encoded, nbytes)
+    positions = encoded[COUNT_BYTES : COUNT_BYTES + 4 * count].view("<u4")
+    _check_positions(positions, size=out.size)
+    out.fill(0)
+    out[positions] = encoded[COUNT_BYTES + 4 * count : nbytes].view("<f4")
+    return nbytes
 
 
-def _take(encoded: Array, begin: int, nbytes: int) -> None:
-    if begin + nbytes > encoded.size:
-        raise MalformedMessage(f"top k: {encoded.size} bytes, {begin + nbytes} at least by its numbers of elements; they do not fit")
+def _take(encoded: Array, nbytes: int) -> None:
+    if nbytes > encoded.size:
+        raise MalformedMessage(f"top k: {encoded.size} bytes are left, {nbytes} at least by the number of elements; they do not fit")
 
 
 def _check_positions(positions: Array, *, size: int) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.formats import FORMATS
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage
 from ps_protocol.model.data import DataMarks, DataSpec
 from ps_protocol.model.layout import Layout, VariableSlice
@@ -20,7 +20,7 @@ from ps_protocol.wire.fields import decode_choice, decode_each, require
 from ps_protocol.wire.step import check_ranges, no_encoding
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FOR_VARIABLES = [one for one in FloatEncoding if one.is_half or one is FloatEncoding.AS_IS]
+_FOR_VARIABLES = [one.encoding for one in FORMATS.values() if one.is_for_variables]
 _DATA_TYPES = {tensor_pb2.DataType.Value(f"DATA_TYPE_{data_type.name}") for data_type in DataType}
 
 Encode = Callable[[Any], Any]

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ps_protocol.encodings.arena import DecodingWriter, decoding_writer
-from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, encoded_ranges, stretch
-from ps_protocol.encodings.top_k import check_top_k_nbytes, decode_top_k
+from ps_protocol.encodings.arena import DecodingWriter, check_packed_nbytes, decoding_writer, unpack
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed, Units, encoded_nbytes, encoded_ranges, stretch
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
 from ps_protocol.model.layout import (
     ALIGNMENT,
@@ -48,8 +47,8 @@ class EncodedPools:
         if is_left_out:
             if nbytes:
                 raise MalformedMessage(f"encoded_bytes: {nbytes}, but the arena is left out; say 0")
-        elif encoding is FloatEncoding.TOP_K:
-            check_top_k_nbytes(self._layout, nbytes)
+        elif isinstance(packed := FORMATS[encoding].coding, Packed):
+            check_packed_nbytes(self._layout, encoding, packed, nbytes)
         else:
             expected = encoded_nbytes(self._layout, encoding)
             if nbytes != expected and (nbytes or encoding is not FloatEncoding.AS_IS):
@@ -123,8 +122,8 @@ _NO_BYTES = np.empty(0, np.uint8)
 class StagedGradients:
     """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 
-    `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: the top k as they came. `is_foreign`: the
-    memory of `dense` is somebody else's.
+    `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: how it came, and the bytes, where it is
+    decoded when all of it is there. `is_foreign`: the memory of `dense` is somebody else's.
     """
 
     writer: SegmentWriter | DecodingWriter
@@ -133,14 +132,15 @@ class StagedGradients:
     rows: dict[int, RowGradient] = field(default_factory=dict)
     reserved_bytes: int = 0
     encoding: FloatEncoding = FloatEncoding.AS_IS
-    packed: Array | None = None
+    packed: tuple[Packed, Array] | None = None
     is_foreign: bool = False
 
 
 class StagingMemory:
     """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
 
-    Halves stay halves. int8 is decoded as it arrives, the top k when all of it is there. `padding`: the layout's, if it is there already.
+    Halves stay halves. Others are decoded as they arrive or, if their length varies, when all is there. `padding`: the layout's, if it is
+    there already.
     """
 
     def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget, padding: Padding | None = None) -> None:
@@ -187,23 +187,24 @@ class StagingMemory:
         return staged
 
     def _lend_arena(self, encoding: FloatEncoding, encoded_bytes: int, pieces: Sequence[Array], purpose: str) -> StagedGradients:
-        if encoding.is_half:
+        coding = FORMATS[encoding].coding
+        if isinstance(coding, Units) and coding.kept is not None:
             halves = self._encoded.lend(encoded_bytes, purpose=purpose)
             return StagedGradients(Segments([halves, *pieces]).writer(), halves, encoding=encoding)
         dense = self._pool.lend(purpose=purpose)
-        if encoding is not FloatEncoding.TOP_K:
+        if not isinstance(coding, Packed):
             return StagedGradients(decoding_writer(self._layout, encoding, Segments([dense]), followed_by=pieces), dense)
         try:
             packed = self._encoded.lend(encoded_bytes, purpose=purpose)
         except BaseException:
             self._pool.take_back(dense)
             raise
-        return StagedGradients(Segments([packed, *pieces]).writer(), dense, packed=packed)
+        return StagedGradients(Segments([packed, *pieces]).writer(), dense, packed=(coding, packed))
 
     def take_back(self, staged: StagedGradients) -> None:
         """Accepts memory again."""
         if staged.packed is not None:
-            self._encoded.take_back(staged.packed)
+            self._encoded.take_back(staged.packed[1])
         if staged.encoding is not FloatEncoding.AS_IS:
             self._encoded.take_back(staged.dense)
         elif staged.dense is not _NO_BYTES and not staged.is_foreign:
@@ -228,7 +229,7 @@ class StagingMemory:
         Raises IndexOutOfRange, MalformedMessage.
         """
         if staged.packed is not None:
-            decode_top_k(staged.packed, self._layout, staged.dense)
+            unpack(self._layout, *staged.packed, staged.dense)
         if staged.encoding is not FloatEncoding.AS_IS:
             self._encoded.clear_padding(staged.dense)
         for position, gradient in staged.rows.items():

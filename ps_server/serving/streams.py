@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import grpc
 import numpy as np
 
-from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage, PsError, TruncatedStream
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
@@ -392,7 +392,7 @@ class _Contributions:
                 # Nothing but their number tells where the contribution ends.
                 push.expect(num_bytes)
             while not push.is_answered:
-                if frame is not None and header.encoding is FloatEncoding.INT8_BLOCKS:
+                if frame is not None and FORMATS[header.encoding].is_decoded_on_arrival:
                     yield _Wish.TIME
                 if (frame is not None and not push.write(frame.offset, frame.data)) or push.is_whole:
                     break

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import worker_client
+from ps_protocol.encodings.formats import FORMATS
 from ps_protocol.process.options import TABLE
 from ps_protocol.roles.shard import ShardReport
 from tests.support.repository import ROOT
@@ -185,6 +186,13 @@ def test_reference_shows_every_method_and_property(kind: type) -> None:
     section = _api().partition("An observer: ")[2 if kind is worker_client.Observer else 0]
     missing = [text for text in shown.values() if text not in section]
     assert not missing, f"docs/reference/api.md: {missing}"
+
+
+def test_every_encoding_has_its_row() -> None:
+    section = (ROOT / "docs" / "how-to" / "compression.md").read_text(encoding="utf-8").partition("## The formats")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)[^`]*`(, gradients only)? \|", section, flags=re.MULTILINE))
+    encoded = [one for one in FORMATS.values() if one.coding is not None]
+    assert rows == {one.name: "" if one.is_for_variables else ", gradients only" for one in encoded}
 
 
 def test_reference_has_a_row_for_all_that_a_parameter_server_reports() -> None:

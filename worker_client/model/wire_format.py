@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed
 from ps_protocol.errors import InvalidSpec
 
-_VARIABLES = {"float32": FloatEncoding.AS_IS, "bfloat16": FloatEncoding.BFLOAT16, "float16": FloatEncoding.FLOAT16}
-_GRADIENTS = {**_VARIABLES, "int8": FloatEncoding.INT8_BLOCKS}
+_VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
+# Those that need no number beside their name.
+_GRADIENTS = {one.name: one.encoding for one in FORMATS.values() if not isinstance(one.coding, Packed)}
 _TOP_K = "top_k:"
 _FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
 
@@ -36,9 +37,9 @@ def top_k(fraction: float) -> TopK:
 class WireFormat:
     """How the float32 elements of gradients and of variables travel; other types, tables' rows and updates of states travel as they are.
 
-    `gradients`: "float32" (as they are), "bfloat16", "float16", "int8" (in blocks of 256 that share a scale), or `top_k(fraction)`.
-    `variables`: "float32", "bfloat16" or "float16". `error_feedback`: whether what encoding lost of a gradient is added to the next; None:
-    for int8 and top_k, and not for the halves; it takes two arrays of the model's size at the worker. Raises InvalidSpec.
+    `gradients`: the name of a format, such as "float32" (as they are), "bfloat16" or "int8", or `top_k(fraction)`. `variables`: one that is
+    not for gradients only. `error_feedback`: whether what encoding lost of a gradient is added to the next; None: as the format has it,
+    which is on for int8 and top_k, and off for the halves; it takes two arrays of the model's size at the worker. Raises InvalidSpec.
     """
 
     gradients: str | TopK = "float32"
@@ -76,15 +77,15 @@ class WireFormat:
     def feeds_errors_back(self) -> bool:
         """Whether what encoding lost of a gradient is added to the next."""
         if self.error_feedback is None:
-            return self.gradient_encoding in (FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K)
+            return FORMATS[self.gradient_encoding].feeds_errors_back
         return self.error_feedback
 
 
 def wire_format(wire: "str | WireFormat | None") -> WireFormat:
     """Returns the format that a user means; raises InvalidSpec.
 
-    None: everything as it is. A str, also from LOCKSTEP_WIRE: "float32", "bfloat16" or "float16" in both directions; "int8" or, for
-    example, "top_k:0.01" for gradients, with error feedback, and variables as they are; "+feedback" or "+no_feedback" may follow.
+    None: everything as it is. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". It holds in both directions
+    or, if it is for gradients only, for them, and variables travel as they are; "+feedback" or "+no_feedback" may follow.
     """
     if isinstance(wire, WireFormat):
         return wire

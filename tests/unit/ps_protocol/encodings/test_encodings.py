@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ps_protocol.encodings import halves as encodings_halves
 from ps_protocol.encodings.arena import decoding_writer, encoded_frames
-from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, encoded_ranges, stretch
-from ps_protocol.encodings.halves import narrow, widen
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Units, encoded_nbytes, encoded_ranges, stretch, units_of
+from ps_protocol.encodings.halves import narrow_bfloat16, narrow_float16, widen_bfloat16, widen_float16
 from ps_protocol.encodings.int8 import decode_int8, encode_int8
 from ps_protocol.encodings.top_k import top_k_of
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, TruncatedStream
@@ -55,14 +55,29 @@ def reference(values: Array, encoding: FloatEncoding) -> Array:
 
 def narrowed(values: Array, encoding: FloatEncoding) -> Array:
     bits = np.empty(values.size, np.uint16)
-    narrow(values, bits, encoding)
+    (narrow_bfloat16 if encoding is FloatEncoding.BFLOAT16 else narrow_float16)(values, bits)
     return bits
+
+
+def widen(bits: Array, out: Array, encoding: FloatEncoding) -> None:
+    (widen_bfloat16 if encoding is FloatEncoding.BFLOAT16 else widen_float16)(bits, out)
 
 
 @pytest.fixture(params=["ml_dtypes", "integers"])
 def bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "integers":
         monkeypatch.setattr(encodings_halves, "_bfloat16", lambda: None)
+
+
+def test_every_encoding_has_its_entry_and_its_units_fit_the_blocks_that_are_worked_on() -> None:
+    assert [*FORMATS] == [*FloatEncoding]
+    for entry in FORMATS.values():
+        if isinstance(entry.coding, Units):
+            assert 65536 % entry.coding.size == 0
+            assert units_of(entry.encoding) is entry.coding
+        else:
+            with pytest.raises(InvalidSpec, match="its length is that of each contribution"):
+                units_of(entry.encoding)
 
 
 @pytest.mark.parametrize("encoding", HALVES)

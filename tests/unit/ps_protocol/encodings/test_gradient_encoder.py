@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from ps_protocol.encodings.arena import decoding_writer
-from ps_protocol.encodings.formats import FloatEncoding, encoded_ranges
+from ps_protocol.encodings.arena import decoding_writer, unpack
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed, encoded_ranges
 from ps_protocol.encodings.gradients import GradientEncoder
-from ps_protocol.encodings.top_k import decode_top_k
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import Array
@@ -27,8 +26,8 @@ def encoder(layout: Layout, name: str, *, fraction: float = 0.1, error_feedback:
 
 def decoded(layout: Layout, encoding: FloatEncoding, encoded: Array) -> Array:
     memory = aligned_bytes(layout.nbytes)
-    if encoding is FloatEncoding.TOP_K:
-        decode_top_k(encoded, layout, memory)
+    if isinstance(packed := FORMATS[encoding].coding, Packed):
+        unpack(layout, packed, encoded, memory)
         return memory
     writer = decoding_writer(layout, encoding, Segments([memory]))
     writer.write(0, encoded.data)
