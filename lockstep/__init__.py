@@ -18,145 +18,29 @@ from typing import TYPE_CHECKING, Any
 import ps_protocol as ps_protocol  # before anything of it imports grpc: see `prepare_import` there
 
 if TYPE_CHECKING:
-    from lockstep import errors
-    from worker_client import (
-        AverageSpec,
-        Buffer,
-        ClusterState,
-        ClusterStatus,
-        ConditionalAccumulator,
-        Constraint,
-        EmbeddingTable,
-        IndexedSlices,
-        Initializer,
-        MetricReport,
-        Observer,
-        OptimizerSpec,
-        Placement,
-        PolicySpec,
-        PsError,
-        Push,
-        PushOutcome,
-        Schedule,
-        Security,
-        Session,
-        SparseConditionalAccumulator,
-        Variable,
-        WireFormat,
-        WorkerMetric,
-        adadelta,
-        adagrad,
-        adagrad_da,
-        adam,
-        async_policy,
-        clip_to,
-        connect,
-        constant_initializer,
-        cosine_decay,
-        exponential_decay,
-        fixed_size_partitioner,
-        ftrl,
-        inverse_time_decay,
-        local,
-        max_norm,
-        min_max_variable_partitioner,
-        momentum,
-        moving_average,
-        non_negative,
-        normal_initializer,
-        observe,
-        observe_local,
-        piecewise_constant,
-        polynomial_decay,
-        proximal_adagrad,
-        proximal_sgd,
-        rmsprop,
-        sgd,
-        ssp_policy,
-        sync_policy,
-        top_k,
-        uniform_initializer,
-        unit_norm,
-        variable_axis_size_partitioner,
-        zeros_initializer,
-    )
+    from lockstep import errors as errors
+    from worker_client import *  # noqa: F403  (the face has every name of the SDK, and no list of its own)
     from worker_client import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AverageSpec",
-    "Buffer",
-    "ClusterState",
-    "ClusterStatus",
-    "ConditionalAccumulator",
-    "Constraint",
-    "EmbeddingTable",
-    "IndexedSlices",
-    "Initializer",
-    "MetricReport",
-    "Observer",
-    "OptimizerSpec",
-    "Placement",
-    "PolicySpec",
-    "PsError",
-    "Push",
-    "PushOutcome",
-    "Schedule",
-    "Security",
-    "Session",
-    "SparseConditionalAccumulator",
-    "Variable",
-    "WireFormat",
-    "WorkerMetric",
-    "adadelta",
-    "adagrad",
-    "adagrad_da",
-    "adam",
-    "async_policy",
-    "clip_to",
-    "connect",
-    "constant_initializer",
-    "cosine_decay",
-    "errors",
-    "exponential_decay",
-    "fixed_size_partitioner",
-    "ftrl",
-    "inverse_time_decay",
-    "local",
-    "max_norm",
-    "min_max_variable_partitioner",
-    "momentum",
-    "moving_average",
-    "non_negative",
-    "normal_initializer",
-    "observe",
-    "observe_local",
-    "piecewise_constant",
-    "polynomial_decay",
-    "proximal_adagrad",
-    "proximal_sgd",
-    "rmsprop",
-    "sgd",
-    "ssp_policy",
-    "sync_policy",
-    "top_k",
-    "uniform_initializer",
-    "unit_norm",
-    "variable_axis_size_partitioner",
-    "zeros_initializer",
-]
-
 
 def __getattr__(name: str) -> Any:
-    """Loads a name of the public surface when it is first asked for."""
+    """Loads a name of the public surface when it is first asked for: `errors`, and what `worker_client` exports."""
     if name == "errors":
         return import_module("lockstep.errors")
-    if name not in __all__ and name != "DNNClassifier":
+    if name.startswith("__") and name != "__all__":  # what the import system looks for must not load the SDK
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("worker_client"), name)
+    sdk = import_module("worker_client")
+    if name == "__all__":
+        value: Any = sorted([*sdk.__all__, "errors"])
+    elif name in sdk.__all__ or name == "DNNClassifier":
+        value = getattr(sdk, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *import_module("worker_client").__all__, "errors"})

@@ -1,4 +1,4 @@
-"""The `lockstep` command: which subcommands there are, and what an end by Ctrl-C or a closed pipe looks like. Does nothing itself."""
+"""The `lockstep` command: which subcommands there are, and how a failure, Ctrl-C or a closed pipe ends one. Does nothing itself."""
 
 import argparse
 import os
@@ -29,6 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it ends
         return 128 + signal.SIGPIPE
+    except Exception as error:
+        exit_code = _exit_code_of(error)
+        if exit_code is None:
+            raise
+        print(f"lockstep {words[0]}: {getattr(error, 'message', error)}", file=sys.stderr)
+        return exit_code
+
+
+def _exit_code_of(error: Exception) -> int | None:
+    """Returns 2 for a command that was asked for wrongly, 1 for one that failed; None: the error is a defect, and is shown whole."""
+    # Imported here: a health check runs every two seconds.
+    from lockstep.cli.access import CommandFailed
+    from lockstep.launcher.supervisor import LaunchFailed
+    from ps_protocol.errors import InvalidSpec, PsError
+
+    if isinstance(error, CommandFailed | LaunchFailed):
+        return error.exit_code
+    return (2 if isinstance(error, InvalidSpec) else 1) if isinstance(error, PsError) else None
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -81,7 +99,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         "have a running cluster save a checkpoint; list, verify or export those of a directory",
         *("lockstep.cli.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
     ),
-    "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.certs", "add_certs_arguments", "run_certs"),
+    "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.cli.certs", "add_arguments", "run"),
     "health": (
         "ask a parameter server or chief whether it is alive, or ready",
         "lockstep.cli.health",
@@ -99,7 +117,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
 
 def _run_role(name: str, words: list[str]) -> NoReturn:
     """Turns this process into the role, so that signals and exit code are the role's own."""
-    from lockstep.launcher.environments import with_checkout
+    from lockstep.launcher.supervisor import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
     module = "lockstep.combined" if name == "server" and "--with-chief" in words else ROLES[name][0]

@@ -1,17 +1,15 @@
-"""`lockstep certs create`: an authority, certificates and tokens for one cluster, as files. Knows cryptography; no cluster.
+"""An authority, certificates and tokens for one cluster, as files. Knows cryptography; no cluster and no terminal.
 
 For development and for clusters that have no authority of their own: whoever has `ca.key` can make certificates for every role.
 """
 
-import argparse
 import datetime
 import ipaddress
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.launcher.supervisor import LaunchFailed, make_directory
+from lockstep.launcher.supervisor import make_directory
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.variables import check_name
 from ps_protocol.security.permissions import CallerRole
@@ -23,41 +21,8 @@ if TYPE_CHECKING:
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SERVERS = (CallerRole.CHIEF, CallerRole.PS)
-_EXIT_USAGE = 2
 # Clocks differ; a certificate is good from a little before it was made.
 _CLOCK_SKEW = datetime.timedelta(minutes=10)
-
-
-def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `certs`."""
-    parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
-    parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="directory to write to; created if missing; must not contain such files yet"
-    )
-    parser.add_argument("--cluster", default="lockstep", metavar="NAME", help="name of the cluster (default lockstep)")
-    parser.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        metavar="HOST",
-        help="name, pattern (*.ps.example) or IP address by which servers are reached; may be repeated (always: localhost, 127.0.0.1, ::1)",
-    )
-    parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
-
-
-def run_certs(arguments: argparse.Namespace) -> int:
-    """Makes the files and returns the exit code."""
-    directory: Path = arguments.directory
-    try:
-        names = create(directory, cluster=arguments.cluster, hosts=arguments.host, days=arguments.days)
-    except (InvalidSpec, LaunchFailed, OSError) as error:
-        print(f"lockstep certs: {getattr(error, 'message', error)}", file=sys.stderr)
-        return _EXIT_USAGE
-    print(f"made in {directory}: {', '.join(names)}")
-    print("a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]")
-    print("a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]")
-    print("keep ca.key to yourself: with it anybody can make certificates for this cluster")
-    return 0
 
 
 def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: int = 365, with_all: bool = False) -> list[str]:

@@ -17,9 +17,8 @@ import psutil
 import benchmarks
 from benchmarks.harness import process_memory
 from lockstep.launcher.cluster import LocalCluster, last_lines
-from lockstep.launcher.environments import with_checkout
 from lockstep.launcher.spec import ClusterSpec
-from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor
+from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, with_checkout
 
 _POLL_S = 0.02
 _WORRYING = ("ERROR", "WARNING", "Traceback", "Error")

@@ -25,11 +25,11 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What the books say, all problems, and how many contributions had which fate."""
+    """What the books say, all problems, and how many contributions were applied, rolled back, refused, or are in no step."""
 
     epochs: Mapping[int, Epoch]
     problems: tuple[str, ...]
-    fates: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 def check_books(facts: Facts) -> Books:
@@ -41,7 +41,7 @@ def check_books(facts: Facts) -> Books:
     problems += _counted(facts, epochs)
     problems += _said(facts, epochs)
     problems += _unknown_pushes(facts, epochs)
-    return Books(epochs=epochs, problems=tuple(problems), fates=_fates(facts, epochs))
+    return Books(epochs=epochs, problems=tuple(problems), counts=_counts(facts, epochs))
 
 
 def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]:
@@ -133,17 +133,17 @@ def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
     return sent
 
 
-def _fates(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
+def _counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
     """Each contribution once: in the values at the end, lost with a rollback, refused, or never heard of again."""
-    fates: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     last = _sent_in_lineage(epochs)
     ever = {(number, push_id) for number, epoch in epochs.items() for made in epoch.steps.values() for push_id in made}
     refused = {(said.epoch, said.push_id) for said in facts.outcomes if said.outcome in _REFUSED}
     for sent in facts.parts:
         if sent in ever:
-            fates["applied" if sent in last else "rolled back"] += 1
+            counts["applied" if sent in last else "rolled back"] += 1
         elif sent in refused:
-            fates["stale or late"] += 1
+            counts["stale or late"] += 1
         else:
-            fates["in no step"] += 1
-    return fates
+            counts["in no step"] += 1
+    return counts

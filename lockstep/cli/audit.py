@@ -1,12 +1,12 @@
 """`lockstep audit DIR`: whether a history's books agree, and its values are those of its contributions. Reads files; needs no cluster."""
 
 import argparse
-import sys
 import time
 
 from lockstep.audit.books import check_books
 from lockstep.audit.facts import facts_of
 from lockstep.audit.values import Recomputed, recompute
+from lockstep.cli.access import CommandFailed
 from ps_protocol.errors import PsError
 from ps_protocol.process.history import read_history
 
@@ -30,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         books = check_books(facts)
         values = Recomputed() if arguments.books_only else recompute(facts)
     except PsError as error:
-        sys.stderr.write(f"lockstep audit: {error.message}\n")
-        return _EXIT_USAGE
+        raise CommandFailed(error.message, exit_code=_EXIT_USAGE) from error
     problems = [*books.problems, *values.problems]
     for problem in problems[:_MAX_SHOWN]:
         print(f"WRONG  {problem}")
@@ -40,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     for words in values.skipped:
         print(f"not computed again: {words}")
     num_steps = sum(len(epoch.steps) for epoch in books.epochs.values())
-    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(books.fates.items()))
+    counts = ", ".join(f"{count} {result}" for result, count in sorted(books.counts.items()))
     print(f"{len(facts.processes)} processes, {len(books.epochs)} epochs, {num_steps} steps")
-    print(f"{len(facts.parts)} contributions: {fates or 'none'}")
+    print(f"{len(facts.parts)} contributions: {counts or 'none'}")
     if not arguments.books_only:
         print(f"{values.num_steps} steps of servers computed again")
     print(f"{'clean' if not problems else f'{len(problems)} problems'} ({time.monotonic() - started:.1f} s)")

@@ -3,13 +3,12 @@
 import argparse
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 
-from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.text import policy_text
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.process.options import CHANGE, CONTRIBUTIONS, Given, add_options, options_of, policy_of
@@ -47,7 +46,7 @@ def run_policy(arguments: argparse.Namespace) -> int:
         reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
         return f"policy {policy.text} from step {reply.step} on"
 
-    return _run("policy", arguments, change)
+    return _run(arguments, change)
 
 
 def run_set(arguments: argparse.Namespace) -> int:
@@ -60,7 +59,7 @@ def run_set(arguments: argparse.Namespace) -> int:
         )
         return f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
 
-    return _run("set", arguments, change)
+    return _run(arguments, change)
 
 
 def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:
@@ -109,16 +108,9 @@ def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, t
             raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
-def _run(command: str, arguments: argparse.Namespace, change: Callable[[Chief], str]) -> int:
-    try:
-        if not arguments.timeout > 0:
-            raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
-        with chief_of(arguments) as chief:
-            print(change(chief))
-        return 0
-    except ChiefAbsent as absent:
-        print(f"lockstep {command}: {absent}", file=sys.stderr)
-        return absent.exit_code
-    except PsError as error:
-        print(f"lockstep {command}: {error.message}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidSpec) else 1
+def _run(arguments: argparse.Namespace, change: Callable[[Chief], str]) -> int:
+    if not arguments.timeout > 0:
+        raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
+    with chief_of(arguments) as chief:
+        print(change(chief))
+    return 0

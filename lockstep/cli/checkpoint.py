@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.checkpoint_export import export
-from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.access import CommandFailed, add_arguments, chief_of
 from lockstep.cli.text import bytes_text, table
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec
 from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, Given
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.chief import Chief
@@ -50,12 +50,10 @@ def run_checkpoint(arguments: argparse.Namespace) -> int:
     action: Callable[[argparse.Namespace], int] = arguments.action
     try:
         return action(arguments)
-    except ChiefAbsent as absent:
-        return _complain(str(absent), absent.exit_code)
-    except PsError as error:
-        return _complain(error.message, 2 if isinstance(error, InvalidSpec) else 1)
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        return _complain(str(error), 1)
+        raise CommandFailed(str(error)) from error
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +95,11 @@ def _list(arguments: argparse.Namespace) -> int:
     storage = _storage_of(arguments)
     whole, others = list_checkpoints(storage, cluster=_cluster_of(arguments))
     if arguments.json:
-        print(json.dumps({"place": storage.place, "whole": [_fields(one) for one in whole], "others": [_fields_of(one) for one in others]}))
+        print(
+            json.dumps(
+                {"place": storage.place, "whole": [_fields(one) for one in whole], "others": [dataclasses.asdict(one) for one in others]}
+            )
+        )
         return 0
     if whole:
         print(table([("checkpoint", "step", "epoch", "ps", "size", "saved at", "cluster"), *map(_row, whole)], left=(0, 5, 6)))
@@ -166,12 +168,3 @@ def _fields(one: Found) -> dict[str, object]:
     checkpoint = one.checkpoint
     names = ("tag", "cluster", "epoch", "step", "num_shards", "num_bytes")
     return {**{name: getattr(checkpoint, name) for name in names}, "saved_at": one.saved_at, "manifest_sha256": one.manifest_sha256}
-
-
-def _fields_of(one: Skipped) -> dict[str, object]:
-    return dataclasses.asdict(one)
-
-
-def _complain(text: str, exit_code: int) -> int:
-    print(f"lockstep checkpoint: {text}", file=sys.stderr)
-    return exit_code

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.cli.up import end_roles, end_with_checkpoint
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of, split
 from lockstep.demo.display import DemoFiles, Display, open_display
-from lockstep.demo.observer import DemoObserver, Progress, Trained
-from lockstep.launcher.cluster import LocalCluster
-from lockstep.launcher.directories import kept_directories
+from lockstep.demo.observer import DemoObserver, DemoStatus, Trained
+from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{summary}\nfiles in {files.directory}:")
         for path in files.written():
             print(f"  {path.relative_to(files.directory)}")
-        return _verdict(trained.progress, num_steps=setting.num_steps)
+        return _verdict(trained.status, num_steps=setting.num_steps)
     except Interrupted as interrupted:
         print(f"\n{interrupted}: all processes have been ended", file=sys.stderr)
         return interrupted.exit_code
@@ -143,16 +141,16 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
             _start(cluster, setting.worker_flags, observer=observer)
             trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         except Interrupted:
-            end_with_checkpoint(cluster, supervisor=supervisor, note=display.say)
+            cluster.end_with_checkpoint()
             raise
         finally:
             observer.stop(timeout_s=0.2)
-        end_roles(cluster, supervisor=supervisor, watch=watch)
+        watch.finish_training(supervisor)
     seconds = time.monotonic() - start
     failed = {worker.name: describe_end(worker.returncode or 0) for worker in watch.failed_workers}
     files.write_model(trained.variables)
-    files.write_summary(trained.progress, setting=setting.summary, seconds=seconds, ended_on_the_way=failed)
-    return trained, _summary(trained.progress, seconds=seconds, failed=failed)
+    files.write_summary(trained.status, setting=setting.summary, seconds=seconds, ended_on_the_way=failed)
+    return trained, _summary(trained.status, seconds=seconds, failed=failed)
 
 
 def _start(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObserver) -> None:
@@ -163,12 +161,12 @@ def _start(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObse
 
 def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatch, files: DemoFiles, display: Display) -> Trained:
     """Shows the training until it is finished and all workers have ended."""
-    seen: Progress | None = None
+    seen: DemoStatus | None = None
     last_look_ends_at: float | None = None
     while True:
         watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
-        if observer.progress is not seen and observer.progress is not None:
-            seen = observer.progress
+        if observer.status is not seen and observer.status is not None:
+            seen = observer.status
             files.add_metrics(seen)
         display.show(seen, supervisor.processes)
         if observer.trained is not None and not watch.has_running_workers:
@@ -188,26 +186,26 @@ def _check(observer: DemoObserver, *, files: DemoFiles) -> None:
         raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
 
 
-def _summary(progress: Progress, *, seconds: float, failed: Mapping[str, str]) -> str:
-    accepted = ", ".join(f"worker {worker.index}: {worker.num_accepted}" for worker in progress.workers)
+def _summary(status: DemoStatus, *, seconds: float, failed: Mapping[str, str]) -> str:
+    accepted = ", ".join(f"worker {worker.index}: {worker.num_accepted}" for worker in status.workers)
     lines = [
-        f"finished: {progress.step} steps in {seconds:.1f} s, test accuracy {progress.test_accuracy:.3f}, loss {progress.loss:.4f}",
-        f"contributions accepted: {accepted}; dropped: {progress.num_stale} stale, {progress.num_late} late",
+        f"finished: {status.step} steps in {seconds:.1f} s, test accuracy {status.test_accuracy:.3f}, loss {status.loss:.4f}",
+        f"contributions accepted: {accepted}; dropped: {status.num_stale} stale, {status.num_late} late",
     ]
-    if progress.max_staleness:
-        lines.append(f"a contribution was computed from variables at most {progress.max_staleness} steps old")
+    if status.max_staleness:
+        lines.append(f"a contribution was computed from variables at most {status.max_staleness} steps old")
     if failed:
         ends = ", ".join(f"{name} ({end})" for name, end in failed.items())
         lines.append(f"lost on the way: {ends}; the others went on")
     return "\n".join(lines)
 
 
-def _verdict(progress: Progress, *, num_steps: int) -> int:
-    if progress.step < num_steps:
-        print(f"training ended at step {progress.step} of {num_steps}", file=sys.stderr)
+def _verdict(status: DemoStatus, *, num_steps: int) -> int:
+    if status.step < num_steps:
+        print(f"training ended at step {status.step} of {num_steps}", file=sys.stderr)
         return 1
-    if progress.test_accuracy < WANTED_ACCURACY:
-        words = f"test accuracy {progress.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
+    if status.test_accuracy < WANTED_ACCURACY:
+        words = f"test accuracy {status.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
         print(words, file=sys.stderr)
         return 1
     return 0

@@ -5,9 +5,9 @@ import json
 import sys
 import threading
 
-from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.access import ChiefAbsent, add_arguments, chief_of
 from lockstep.cli.text import as_json, as_text, why_text
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.spec import Placement
 from ps_protocol.roles.chief import ClusterStatus
 
@@ -33,8 +33,7 @@ def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
 def run_status(arguments: argparse.Namespace) -> int:
     """Prints the status, once or again and again, and returns the exit code."""
     if arguments.ledger < 0:
-        print(f"lockstep status: --ledger: got {arguments.ledger}, want 0 or more", file=sys.stderr)
-        return 2
+        raise InvalidSpec(f"--ledger: got {arguments.ledger}, want 0 or more")
     has_shown, placement = False, None
     try:
         with chief_of(arguments) as chief:
@@ -47,24 +46,16 @@ def run_status(arguments: argparse.Namespace) -> int:
                     return 0
                 threading.Event().wait(_WATCH_PERIOD_S)
     except ChiefAbsent as absent:
-        print("the chief has ended" if has_shown else f"lockstep status: {absent}", file=sys.stderr)
+        if not has_shown:
+            raise
+        print("the chief has ended", file=sys.stderr)
         return absent.exit_code
-    except PsError as error:
-        print(f"lockstep status: {error.message}", file=sys.stderr)
-        return 1
 
 
 def run_finish(arguments: argparse.Namespace) -> int:
     """Ends training and returns the exit code."""
-    try:
-        with chief_of(arguments) as chief:
-            step = chief.finish(reason=arguments.reason)
-    except ChiefAbsent as absent:
-        print(f"lockstep finish: {absent}", file=sys.stderr)
-        return absent.exit_code
-    except PsError as error:
-        print(f"lockstep finish: {error.message}", file=sys.stderr)
-        return 1
+    with chief_of(arguments) as chief:
+        step = chief.finish(reason=arguments.reason)
     print(f"training is finished at step {step}; the processes end as their workers leave")
     return 0
 
@@ -93,13 +84,9 @@ def run_why(arguments: argparse.Namespace) -> int:
         with chief_of(arguments) as chief:
             status = chief.status()
     except ChiefAbsent as absent:
-        print(f"lockstep why: {absent}", file=sys.stderr)
-        if absent.exit_code == 1:
-            print(_WITHOUT_CHIEF, file=sys.stderr)
-        return absent.exit_code
-    except PsError as error:
-        print(f"lockstep why: {error.message}", file=sys.stderr)
-        return 1
+        if absent.exit_code != 1:
+            raise
+        raise ChiefAbsent(f"{absent}\n{_WITHOUT_CHIEF}") from absent
     if arguments.json:
         found = {"state": status.state.name.lower(), "step": status.global_step, "epoch": status.epoch, "step_age_s": status.step_age_s}
         print(json.dumps({**found, "waiting_for": status.waiting_for, "reason": status.reason}, indent=2))

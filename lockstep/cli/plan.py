@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from lockstep.cli.chief_access import ChiefAbsent, add_arguments, chief_of
+from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.text import duration_text, table
 from lockstep.planning.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
 from lockstep.planning.plan import Plan, Question, make_plan
@@ -118,20 +118,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Plans or records, and returns the exit code."""
-    try:
-        if sum(given is not None for given in (arguments.trace, arguments.latency, arguments.record)) != 1:
-            raise InvalidSpec("want one of a TRACE, --latency and --record (see --help)")
-        if arguments.record is not None:
-            return _record(arguments)
-        plan = make_plan(_question(arguments))
-        print(json.dumps(plan.as_fields(), indent=2) if arguments.json else plan_text(plan))
-        return 0
-    except ChiefAbsent as absent:
-        print(f"lockstep plan: {absent}", file=sys.stderr)
-        return absent.exit_code
-    except PsError as error:
-        print(f"lockstep plan: {error.message}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidSpec) else 1
+    if sum(given is not None for given in (arguments.trace, arguments.latency, arguments.record)) != 1:
+        raise InvalidSpec("want one of a TRACE, --latency and --record (see --help)")
+    if arguments.record is not None:
+        return _record(arguments)
+    plan = make_plan(_question(arguments))
+    print(json.dumps(plan.as_fields(), indent=2) if arguments.json else plan_text(plan))
+    return 0
 
 
 def _question(arguments: argparse.Namespace) -> Question:

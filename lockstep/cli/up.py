@@ -5,12 +5,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from lockstep.launcher.cluster import LocalCluster
-from lockstep.launcher.directories import kept_directories
+from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory
@@ -18,12 +15,6 @@ from ps_protocol.process.options import UP, Given, add_options, options_of
 
 _EXIT_USAGE = 2
 _POLL_S = 1.0
-# All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
-_ROLES_END_S = 1.5
-# An end that was asked for waits so long for the last checkpoint, and says so.
-_LAST_CHECKPOINT_S = 10.0
-# A busy machine may take a while to ask the chief.
-_ANSWER_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
             except Interrupted:
-                end_with_checkpoint(cluster, supervisor=supervisor, note=output.note)
+                cluster.end_with_checkpoint()
                 raise
     except Interrupted as interrupted:
         output.failure(f"{interrupted}: all processes have been ended")
@@ -103,7 +94,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     while watch.has_running_workers and not last.is_time_up:
         watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
         last.see()
-    has_trained = end_roles(cluster, supervisor=supervisor, watch=watch)
+    has_trained = watch.finish_training(supervisor)
     if last.failure:
         raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
@@ -111,31 +102,3 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     where = ", within the backups" if spec.num_backups else ""
     output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
     return 0
-
-
-def end_with_checkpoint(cluster: LocalCluster, *, supervisor: Supervisor, note: Callable[[str], None]) -> None:
-    """Somebody wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
-    if cluster.spec.recovery.has_checkpoints and cluster.chief_address and cluster.chief.is_running:
-        with suppress(OSError):  # nobody may read any more
-            note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
-        supervisor.end_in_order(cluster.chief, awaited=cluster.roles, grace_s=_LAST_CHECKPOINT_S)
-
-
-def end_roles(cluster: LocalCluster, *, supervisor: Supervisor, watch: ClusterWatch) -> bool:
-    """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left.
-
-    Returns whether there was a training to finish.
-    """
-    begin, poller = time.monotonic(), watch.ask_chief()
-    poller.finish("all workers have ended")
-    watch.close()
-    try:
-        while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
-            # A chief that has ended by itself has trained.
-            (poller.is_finishing and cluster.chief.is_running)
-            or (waited_s < _ROLES_END_S and any(role.is_running for role in cluster.roles))
-        ):
-            watch.see(supervisor.poll(timeout_s=0.05))
-    finally:
-        poller.close()
-    return poller.has_begun

@@ -1,4 +1,4 @@
-"""What a demo shows while it runs, and the files that it leaves. Knows progress and processes; changes neither."""
+"""What a demo shows while it runs, and the files that it leaves. Knows status and processes; changes neither."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lockstep.demo.observer import Progress
+from lockstep.demo.observer import DemoStatus
 from lockstep.launcher.supervisor import LaunchFailed, Process, make_directory
 from ps_protocol.model.variables import Array
 
@@ -27,7 +27,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Shows words that stay."""
 
-    def show(self, progress: Progress | None, processes: Sequence[Process]) -> None:
+    def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
         """Shows a moment of the demo; may be called as often as one likes."""
 
 
@@ -53,35 +53,35 @@ class PlainDisplay:
     def __init__(self, *, num_steps: int) -> None:
         self._num_steps = num_steps
         self._shown_at = 0.0
-        self._shown: Progress | None = None
+        self._shown: DemoStatus | None = None
         self._has_said_pids = False
 
     def say(self, text: str) -> None:
         """Prints the words."""
         print(text, flush=True)
 
-    def show(self, progress: Progress | None, processes: Sequence[Process]) -> None:
+    def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
         """Prints a line if the last one is a second old and there is something new."""
         if not self._has_said_pids and len(processes) > 1:
             self._has_said_pids = True
             self.say("processes: " + ", ".join(f"{process.name} pid {process.pid}" for process in processes))
-        is_last = progress is not None and progress.step >= self._num_steps
-        if progress is None or progress is self._shown or (time.monotonic() < self._shown_at + _PLAIN_PERIOD_S and not is_last):
+        is_last = status is not None and status.step >= self._num_steps
+        if status is None or status is self._shown or (time.monotonic() < self._shown_at + _PLAIN_PERIOD_S and not is_last):
             return
-        self._shown, self._shown_at = progress, time.monotonic()
-        self.say(progress_line(progress, num_steps=self._num_steps))
+        self._shown, self._shown_at = status, time.monotonic()
+        self.say(status_line(status, num_steps=self._num_steps))
 
 
-def progress_line(progress: Progress, *, num_steps: int) -> str:
+def status_line(status: DemoStatus, *, num_steps: int) -> str:
     """Returns the moment in one line."""
-    accepted = " ".join(f"{worker.index}:{worker.num_accepted}" for worker in progress.workers)
+    accepted = " ".join(f"{worker.index}:{worker.num_accepted}" for worker in status.workers)
     line = (
-        f"step {progress.step:>4}/{num_steps}  loss {progress.loss:.4f}  test accuracy {progress.test_accuracy:.3f}"
-        f"  {progress.steps_per_s:5.1f} steps/s  contributions {accepted}  stale {progress.num_stale}  late {progress.num_late}"
+        f"step {status.step:>4}/{num_steps}  loss {status.loss:.4f}  test accuracy {status.test_accuracy:.3f}"
+        f"  {status.steps_per_s:5.1f} steps/s  contributions {accepted}  stale {status.num_stale}  late {status.num_late}"
     )
-    if progress.max_staleness:
-        line += f"  staleness up to {progress.max_staleness}"
-    return f"{line}  waiting: {progress.waiting_for}" if progress.waiting_for else line
+    if status.max_staleness:
+        line += f"  staleness up to {status.max_staleness}"
+    return f"{line}  waiting: {status.waiting_for}" if status.waiting_for else line
 
 
 # The files that a demo leaves: metrics.csv while it runs, then model.npz and summary.json.
@@ -104,17 +104,17 @@ class DemoFiles:
         except OSError as error:
             raise LaunchFailed(f"cannot write to {directory}: {error.strerror}; choose another --output", exit_code=2) from error
 
-    def add_metrics(self, progress: Progress) -> None:
+    def add_metrics(self, status: DemoStatus) -> None:
         """Adds a row to metrics.csv."""
         path = self.directory / "metrics.csv"
         is_new = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.writer(file)
-            counts = {f"worker_{worker.index}_accepted": worker.num_accepted for worker in progress.workers}
+            counts = {f"worker_{worker.index}_accepted": worker.num_accepted for worker in status.workers}
             if is_new:
                 writer.writerow(["step", "elapsed_s", "loss", "test_accuracy", "steps_per_s", "stale", "late", *counts])
-            row = [progress.step, f"{progress.elapsed_s:.3f}", f"{progress.loss:.6f}", f"{progress.test_accuracy:.6f}"]
-            writer.writerow([*row, f"{progress.steps_per_s:.2f}", progress.num_stale, progress.num_late, *counts.values()])
+            row = [status.step, f"{status.elapsed_s:.3f}", f"{status.loss:.6f}", f"{status.test_accuracy:.6f}"]
+            writer.writerow([*row, f"{status.steps_per_s:.2f}", status.num_stale, status.num_late, *counts.values()])
 
     def write_model(self, variables: Mapping[str, Array]) -> None:
         """Writes the variables; `numpy.load` gives them back by name."""
@@ -122,19 +122,19 @@ class DemoFiles:
         np.savez(self.directory / "model.npz", **arrays)
 
     def write_summary(
-        self, progress: Progress, *, setting: Mapping[str, object], seconds: float, ended_on_the_way: Mapping[str, str]
+        self, status: DemoStatus, *, setting: Mapping[str, object], seconds: float, ended_on_the_way: Mapping[str, str]
     ) -> None:
         """Writes what a program may want to know of the run; `setting` is what was asked for."""
         summary = {
-            "steps": progress.step,
+            "steps": status.step,
             **setting,
             "seconds": round(seconds, 3),
-            "test_accuracy": progress.test_accuracy,
-            "loss": progress.loss,
-            "stale": progress.num_stale,
-            "late": progress.num_late,
-            "max_staleness": progress.max_staleness,
-            "accepted_by_worker": {str(worker.index): worker.num_accepted for worker in progress.workers},
+            "test_accuracy": status.test_accuracy,
+            "loss": status.loss,
+            "stale": status.num_stale,
+            "late": status.num_late,
+            "max_staleness": status.max_staleness,
+            "accepted_by_worker": {str(worker.index): worker.num_accepted for worker in status.workers},
             "workers_that_failed": dict(ended_on_the_way),
         }
         (self.directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.demo.observer import Progress, WorkerProgress
+from lockstep.demo.observer import DemoStatus, WorkerCounts
 from lockstep.launcher.supervisor import Process, describe_end
 
 
@@ -33,39 +33,39 @@ class LiveDisplay:
         """Prints the words above the table."""
         self._live.console.print(Text(text))
 
-    def show(self, progress: Progress | None, processes: Sequence[Process]) -> None:
+    def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
         """Draws the table."""
-        headline = self._headline(progress) if progress else Text("waiting for the first worker to give the model its first values …")
-        self._live.update(Group(headline, Text(), _process_table(progress, processes)), refresh=True)
+        headline = self._headline(status) if status else Text("waiting for the first worker to give the model its first values …")
+        self._live.update(Group(headline, Text(), _process_table(status, processes)), refresh=True)
 
-    def _headline(self, progress: Progress) -> RenderableType:
+    def _headline(self, status: DemoStatus) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for _ in range(7):
             table.add_column(justify="left")
         table.add_row("step", "", "loss", "test accuracy", "steps/s", "stale / late", "staleness up to", style="dim")
         table.add_row(
-            f"{progress.step} of {self._num_steps}",
-            ProgressBar(total=self._num_steps, completed=progress.step, width=24),
-            f"{progress.loss:.4f}",
-            Text(f"{progress.test_accuracy:.1%}", style="bold green" if progress.test_accuracy >= 0.95 else "bold"),
-            f"{progress.steps_per_s:.1f}",
-            f"{progress.num_stale} / {progress.num_late}",
-            str(progress.max_staleness),
+            f"{status.step} of {self._num_steps}",
+            ProgressBar(total=self._num_steps, completed=status.step, width=24),
+            f"{status.loss:.4f}",
+            Text(f"{status.test_accuracy:.1%}", style="bold green" if status.test_accuracy >= 0.95 else "bold"),
+            f"{status.steps_per_s:.1f}",
+            f"{status.num_stale} / {status.num_late}",
+            str(status.max_staleness),
         )
-        return Group(table, Text(f"waiting: {progress.waiting_for}", style="yellow")) if progress.waiting_for else table
+        return Group(table, Text(f"waiting: {status.waiting_for}", style="yellow")) if status.waiting_for else table
 
 
-def _process_table(progress: Progress | None, processes: Sequence[Process]) -> Table:
+def _process_table(status: DemoStatus | None, processes: Sequence[Process]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, justify in (("process", "left"), ("pid", "right"), ("state", "left"), ("contributions", "right"), ("dropped", "right")):
         table.add_column(heading, justify="right" if justify == "right" else "left", header_style="dim")
-    workers = {f"worker {worker.index}": worker for worker in progress.workers} if progress else {}
+    workers = {f"worker {worker.index}": worker for worker in status.workers} if status else {}
     for process in processes:
         table.add_row(*_process_row(process, workers.get(process.name)))
     return table
 
 
-def _process_row(process: Process, worker: WorkerProgress | None) -> list[RenderableType]:
+def _process_row(process: Process, worker: WorkerCounts | None) -> list[RenderableType]:
     style = "green" if process.is_running else "dim" if process.returncode == 0 else "bold red"
     counts = [str(worker.num_accepted), str(worker.num_late + worker.num_stale)] if worker else ["", ""]
     return [process.name, str(process.pid), Text(_state_of(process), style=style), *counts]

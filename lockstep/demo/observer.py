@@ -21,7 +21,7 @@ _RATE_WINDOW_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerProgress:
+class WorkerCounts:
     """One worker's contributions so far."""
 
     index: int
@@ -31,7 +31,7 @@ class WorkerProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class DemoStatus:
     """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for.
 
     `max_staleness`: how many steps older than the newest the variables were that a contribution was computed from, at most so far.
@@ -45,45 +45,45 @@ class Progress:
     num_stale: int
     num_late: int
     waiting_for: str
-    workers: tuple[WorkerProgress, ...]
+    workers: tuple[WorkerCounts, ...]
     max_staleness: int = 0
 
 
-class ProgressMeter:
-    """Makes Progress of what is seen at a time, and knows the steps a second over the last few."""
+class Meter:
+    """Makes DemoStatus of what is seen at a time, and knows the steps a second over the last few."""
 
     def __init__(self, *, num_workers: int) -> None:
         self._num_workers = num_workers
         self._seen: deque[tuple[float, int]] = deque()
 
-    def measure(self, *, train: Evaluation, test: Evaluation, step: int, status: ClusterStatus, elapsed_s: float) -> Progress:
+    def measure(self, *, train: Evaluation, test: Evaluation, step: int, cluster: ClusterStatus, elapsed_s: float) -> DemoStatus:
         """`step` is that of the variables that were evaluated."""
         self._seen.append((elapsed_s, step))
         while len(self._seen) > 2 and self._seen[0][0] < elapsed_s - _RATE_WINDOW_S:
             self._seen.popleft()
         (first_s, first_step), (last_s, last_step) = self._seen[0], self._seen[-1]
-        workers = {one.index: one for one in status.participants if one.kind is ParticipantKind.WORKER}
-        return Progress(
+        workers = {one.index: one for one in cluster.participants if one.kind is ParticipantKind.WORKER}
+        return DemoStatus(
             step=step,
             elapsed_s=elapsed_s,
             loss=train.loss,
             test_accuracy=test.accuracy,
             steps_per_s=(last_step - first_step) / (last_s - first_s) if last_s > first_s else 0.0,
-            num_stale=status.num_stale,
-            num_late=status.num_late,
-            waiting_for=status.waiting_for if status.state is ClusterState.TRAINING else "",
+            num_stale=cluster.num_stale,
+            num_late=cluster.num_late,
+            waiting_for=cluster.waiting_for if cluster.state is ClusterState.TRAINING else "",
             workers=tuple(
-                WorkerProgress(
+                WorkerCounts(
                     index=index,
                     num_accepted=workers[index].num_accepted,
                     num_stale=workers[index].num_stale,
                     num_late=workers[index].num_late,
                 )
                 if index in workers
-                else WorkerProgress(index=index)
+                else WorkerCounts(index=index)
                 for index in range(self._num_workers)
             ),
-            max_staleness=status.max_observed_staleness,
+            max_staleness=cluster.max_observed_staleness,
         )
 
 
@@ -95,7 +95,7 @@ _CONNECT_TIMEOUT_S = 10.0
 class Trained:
     """The end of training: the final variables, and how good they are."""
 
-    progress: Progress
+    status: DemoStatus
     variables: dict[str, Array]
 
 
@@ -103,11 +103,11 @@ class DemoObserver:
     """From `start()` on the attributes are filled in as things happen. Any thread may read them."""
 
     def __init__(self, *, num_workers: int, train: Examples, test: Examples) -> None:
-        self.progress: Progress | None = None
+        self.status: DemoStatus | None = None
         self.trained: Trained | None = None
         self.error: PsError | None = None
         self._train, self._test = train, test
-        self._meter = ProgressMeter(num_workers=num_workers)
+        self._meter = Meter(num_workers=num_workers)
         self._has_to_stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -137,16 +137,16 @@ class DemoObserver:
         start = time.monotonic()
         while not self._has_to_stop.wait(_PERIOD_S):
             # Asked for first: what is read after training has finished is final.
-            status = observer.status()
+            cluster = observer.status()
             variables = observer.read()
-            progress = self._meter.measure(
+            status = self._meter.measure(
                 train=evaluate(variables, self._train.images, self._train.labels),
                 test=evaluate(variables, self._test.images, self._test.labels),
                 step=observer.step or 0,
-                status=status,
+                cluster=cluster,
                 elapsed_s=time.monotonic() - start,
             )
-            self.progress = progress
-            if status.state is ClusterState.FINISHED:
-                self.trained = Trained(progress=progress, variables={name: np.array(value) for name, value in variables.items()})
+            self.status = status
+            if cluster.state is ClusterState.FINISHED:
+                self.trained = Trained(status=status, variables={name: np.array(value) for name, value in variables.items()})
                 return

@@ -1,19 +1,34 @@
 """A cluster on this machine: which processes it has, their arguments and environments, and when they are ready. Knows no step."""
 
+import fcntl
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lockstep.launcher.environments import FOREIGN, with_checkout
-from lockstep.launcher.spec import ClusterSpec
-from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, describe_end, shell_code
+from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.supervisor import (
+    LaunchFailed,
+    Process,
+    ProcessSpec,
+    Supervisor,
+    describe_end,
+    make_directory,
+    shell_code,
+    with_checkout,
+)
 from ps_protocol.process import options
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, write_secret
 
 # A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
+# An end that was asked for waits so long for the last checkpoint, and says so.
+_LAST_CHECKPOINT_S = 10.0
+# The shell's variables may describe another cluster; the roles of this one must not inherit them.
+_FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
 
 
 class LocalCluster:
@@ -55,8 +70,13 @@ class LocalCluster:
         if self._given_security is None:
             self.token_file = self._supervisor.directory / BESIDE_SOCKET
             write_secret(self.token_file, new_token_lines())
-        told = self.spec.recovery.environment
-        self._role_environment = {**FOREIGN, **with_checkout(), **(environment or {}), **told, **self._own_security}
+        self._role_environment = {
+            **_FOREIGN,
+            **with_checkout(),
+            **(environment or {}),
+            **self.spec.recovery.environment,
+            **self._own_security,
+        }
         # The process with the chief must be told where the others are.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._start_role(f"ps {index}"))
@@ -115,6 +135,13 @@ class LocalCluster:
         index = self.workers.index(worker)
         self.workers[index] = self._start_worker(index)
         return self.workers[index]
+
+    def end_with_checkpoint(self) -> None:
+        """The user wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
+        if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
+            with suppress(OSError):  # nobody may read any more
+                self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
+            self._supervisor.end_in_order(self.chief, awaited=self.roles, grace_s=_LAST_CHECKPOINT_S)
 
     def _start_worker(self, index: int) -> Process:
         place = {
@@ -190,3 +217,39 @@ class LocalCluster:
 def last_lines(process: Process) -> str:
     """Returns a sentence with the last lines of a process."""
     return f"Its last lines:\n{process.tail()}" if process.last_lines else "It said nothing."
+
+
+@contextmanager
+def kept_directories(recovery: Recovery) -> Iterator[None]:
+    """Makes the directories of checkpoints and history, where they are of this machine; LaunchFailed if they cannot be written to.
+
+    Within the block no other cluster can have the same directory of checkpoints: clusters that a launcher starts have one name, so that the
+    next goes on from what the last has left, and two at a time would take each other's checkpoints for their own, and remove them.
+    """
+    if recovery.history is not None:
+        make_directory(recovery.history, flag="--history")
+    place = recovery.directory
+    if place is None:
+        yield
+        return
+    make_directory(place, flag="--checkpoint-dir")
+    # A lock of the directory itself: it needs no file, and is gone with this process, however that ends.
+    try:
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise LaunchFailed(f"cannot read {place}: {error.strerror}; choose another --checkpoint-dir", exit_code=2) from error
+    try:
+        _lock(held, place)
+        yield
+    finally:
+        os.close(held)
+
+
+def _lock(held: int, place: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = f"--checkpoint-dir: another cluster that was started here is at work in {place}; end it first, or choose another directory"
+        raise LaunchFailed(words, exit_code=2) from None
+    except OSError:
+        pass  # a file system without locks: nobody can be kept out

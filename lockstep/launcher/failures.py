@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from lockstep.launcher.cluster import LocalCluster, last_lines
-from lockstep.launcher.supervisor import LaunchFailed, Process, describe_end, shell_code
+from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor, describe_end, shell_code
 
 if TYPE_CHECKING:
     from lockstep.launcher.watch import ChiefPoller, StepNeeds
@@ -48,6 +48,10 @@ _ALONE_S = 1.5
 _SAY_AFTER_S = 2.0
 # How long a look at the chief may hold up the output of the others.
 _GLANCE_S = 0.2
+# All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
+_ROLES_END_S = 1.5
+# A busy machine may take a while to ask the chief.
+_ANSWER_S = 5.0
 
 
 class ClusterFailed(LaunchFailed):
@@ -62,14 +66,14 @@ class ClusterWatch:
         self._say = say
         self._failed: list[Process] = []
         self._failed_at = 0.0
-        self._told = 0  # of the failed ones, those of which it is said what their failure means
+        self._num_reported = 0  # of the failed workers, those whose failure has been explained to the user
         self._poller: ChiefPoller | None = None
         self._role_ended_at: float | None = None
         self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
         self._worker_restarts: Counter[str] = Counter()
         self._restarted: set[str] = set()  # roles that do not hold what they held at first
         self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
-        self._is_closed = self._has_told_end = False
+        self._is_closed = self._has_said_end = False
 
     def ask_chief(self) -> "ChiefPoller":
         """Returns who asks the chief, and begins that with the first call."""
@@ -102,7 +106,7 @@ class ClusterWatch:
             if process in self._cluster.workers and process.returncode and not self._restart_worker(process):
                 self._failed.append(process)
                 self._failed_at = time.monotonic()
-        if len(self._failed) > self._told:
+        if len(self._failed) > self._num_reported:
             self._judge()
         if self._role_ended_at is not None:
             self._check_roles_ended_together(time.monotonic() - self._role_ended_at)
@@ -116,6 +120,25 @@ class ClusterWatch:
         """Watches no more: what ends now is not started again."""
         self._is_closed = True
         self._due.clear()
+
+    def finish_training(self, supervisor: Supervisor) -> bool:
+        """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left.
+
+        Returns whether there was a training to finish.
+        """
+        begin, poller = time.monotonic(), self.ask_chief()
+        poller.finish("all workers have ended")
+        self.close()
+        try:
+            while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
+                # A chief that has ended by itself has trained.
+                (poller.is_finishing and self._cluster.chief.is_running)
+                or (waited_s < _ROLES_END_S and any(role.is_running for role in self._cluster.roles))
+            ):
+                self.see(supervisor.poll(timeout_s=0.05))
+        finally:
+            poller.close()
+        return poller.has_begun
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0
@@ -199,9 +222,9 @@ class ClusterWatch:
 
     def _say_once_that_all_is_over(self, ended_ago_s: float) -> None:
         """What a program does after the training is its own affair; but one that is stuck would hold this up in silence."""
-        if self._has_told_end or ended_ago_s < _SAY_AFTER_S or self._due:
+        if self._has_said_end or ended_ago_s < _SAY_AFTER_S or self._due:
             return
-        self._has_told_end = True
+        self._has_said_end = True
         left = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in self._cluster.workers if worker.is_running)
         self._say(f"training is over, and chief and parameter servers have ended; waiting for {left} to end")
 
@@ -216,11 +239,11 @@ class ClusterWatch:
         if poller is not None and is_of_use and not poller.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
             return
         needs = needs_of(poller.status if poller is not None else None, spec=self._cluster.spec)
-        for process in self._failed[self._told :]:
-            self._told += 1
-            self._tell(process, num_left=self._cluster.spec.num_workers - self._told, needs=needs)
+        for process in self._failed[self._num_reported :]:
+            self._num_reported += 1
+            self._report(process, num_left=self._cluster.spec.num_workers - self._num_reported, needs=needs)
 
-    def _tell(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
+    def _report(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
         assert process.returncode is not None
         words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_lines(process)}"
         left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"

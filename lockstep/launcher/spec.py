@@ -56,9 +56,9 @@ class Recovery:
 
     def words(self, role: Program) -> list[str]:
         """Returns a role's arguments."""
-        told: dict[Option[Any], object] = {options.HISTORY: self.history, options.MIN_REPLICAS: self.min_replicas}
-        told[options.CHECKPOINT_DIR] = self.checkpoint_dir if self.is_local else None
-        return options.words_of(told, role)
+        values: dict[Option[Any], object] = {options.HISTORY: self.history, options.MIN_REPLICAS: self.min_replicas}
+        values[options.CHECKPOINT_DIR] = self.checkpoint_dir if self.is_local else None
+        return options.words_of(values, role)
 
 
 NO_RECOVERY = Recovery()
@@ -132,13 +132,13 @@ class ClusterSpec:
 
     def words(self, role: Program) -> list[str]:
         """Returns a role's arguments, without those for its addresses."""
-        told: dict[Option[Any], object] = {options.EXPECTED_WORKERS: self.num_workers, **self.passed_on}
+        values: dict[Option[Any], object] = {options.EXPECTED_WORKERS: self.num_workers, **self.passed_on}
         if self.num_required is not None:
-            told[options.CONTRIBUTIONS] = self.num_required
+            values[options.CONTRIBUTIONS] = self.num_required
         elif self.num_backups:
-            told[options.BACKUP_WORKERS] = self.num_backups
+            values[options.BACKUP_WORKERS] = self.num_backups
         policy = options.policy_words(self.policy) if role is options.CHIEF else []
-        return [*options.words_of(told, role), *policy, *self.recovery.words(role)]
+        return [*options.words_of(values, role), *policy, *self.recovery.words(role)]
 
 
 def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups: int | None = None) -> ClusterSpec:

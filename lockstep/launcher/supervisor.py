@@ -373,6 +373,15 @@ class Supervisor:
             self._interrupts += [signal.Signals(number) for number in self._wakeup.recv(4096) if number in _ENDING]
 
 
+def with_checkout() -> dict[str, str]:
+    """Returns the PYTHONPATH by which child processes find the packages of a source tree that is not installed."""
+    root = _HERE.resolve().parents[1]
+    if root.name in ("site-packages", "dist-packages"):
+        return {}
+    earlier = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return {"PYTHONPATH": os.pathsep.join([*earlier, str(root)])}
+
+
 def make_directory(path: Path, *, flag: str) -> None:
     """Makes a directory with its parents, unless it is there; LaunchFailed if it cannot be written to. `flag` is what chose it."""
     try:

@@ -84,7 +84,7 @@ class ChiefPoller:
         self._period_s = _TRAINING_PERIOD_S
         self._status: ClusterStatus | None = None
         self._asked_at = 0.0
-        self._is_over = self._is_closed = self._has_told = False
+        self._is_over = self._is_closed = self._has_finished = False
         self._reason = ""
         self._finished_at: int | None = None
         threading.Thread(target=self._run, name="chief-poller", daemon=True).start()
@@ -101,13 +101,13 @@ class ChiefPoller:
 
     @property
     def finished_at(self) -> int | None:
-        """The step at which the chief was told to finish; None: it was not, or not yet."""
+        """The step at which the chief finished training at our request; None: it has not, or was not asked."""
         return self._finished_at
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the chief is still to be told to finish."""
-        return bool(self._reason) and not self._has_told and not self._is_over
+        """Whether the chief has yet to be asked to finish."""
+        return bool(self._reason) and not self._has_finished and not self._is_over
 
     @property
     def has_begun(self) -> bool:
@@ -162,7 +162,7 @@ class ChiefPoller:
             try:
                 self._finished_at = chief.finish(reason=self._reason)
             finally:
-                self._has_told = True  # once: a chief that refuses has its reasons
+                self._has_finished = True  # once: a chief that refuses has its reasons
 
 
 # Judges whether the workers that are left can make another step.
@@ -221,7 +221,7 @@ class LastWorkers:
         self._say = say
         self._standstill = Standstill()
         self._ended_at: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._seen: ClusterStatus | None = None
         self._words = ""
         self._leave_until: float | None = None
@@ -247,9 +247,9 @@ class LastWorkers:
         self._poller.watch_closely()
         self._judge()
         if (status := self._poller.status) is not None and status.state not in _OVER:
-            self._tell(index for index in early if now > self._ended_at[index] + _TOGETHER_S)
+            self._report(index for index in early if now > self._ended_at[index] + _TOGETHER_S)
         if self.failure and self._leave_until is None:
-            self._tell(early)
+            self._report(early)
             self._leave_until = now + _LEAVE_S
             step = self._poller.finished_at
             self._say(f"{self._words}; ended training at step {step}, waiting up to {_LEAVE_S:g} s for the workers to end")
@@ -274,8 +274,8 @@ class LastWorkers:
         needs = needs_of(self._poller.status, spec=self._cluster.spec)
         return f"{self._num_running} of {self._cluster.spec.num_workers} workers still run; {needs.text}"
 
-    def _tell(self, early: Iterable[int]) -> None:
+    def _report(self, early: Iterable[int]) -> None:
         for index in early:
-            if index not in self._told:
-                self._told.add(index)
+            if index not in self._reported:
+                self._reported.add(index)
                 self._say(f"{self._cluster.workers[index].name} ended with exit code 0 while {self._count()}")

@@ -120,7 +120,7 @@ def _number(given: object) -> float:
 #
 # The chief doesn't know when a worker computes. But it counts each worker's contributions, and says when the open step was opened: the
 # workers that had given theirs began then. So a time runs from there to the status that first counts the contribution, and has reading and
-# pushing in it. What can't be told for sure is left out.
+# pushing in it. What is not certain is left out.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def _check_strict(status: ClusterStatus) -> None:
         )
     if status.total_num_replicas and status.replicas_to_aggregate > status.total_num_replicas:
         needs = f"{status.replicas_to_aggregate} contributions of {status.total_num_replicas} workers"
-        raise InvalidSpec(f"a step needs {needs}: when each begins can't be told; let the program write the times itself")
+        raise InvalidSpec(f"a step needs {needs}: so it is unknown when each begins; let the program write the times itself")
 
 
 def _first_seen(one: ParticipantStatus, status: ClusterStatus) -> _Seen:

@@ -18,15 +18,15 @@ import pytest
 from sklearn import datasets
 
 from lockstep.demo.digits import MISSING, Evaluation, evaluate, initial_values, load_digits, loss_and_gradients, split
-from lockstep.demo.display import PlainDisplay, progress_line
-from lockstep.demo.observer import Progress, ProgressMeter, WorkerProgress
+from lockstep.demo.display import PlainDisplay, status_line
+from lockstep.demo.observer import DemoStatus, Meter, WorkerCounts
 from tests.support.cluster_status import cluster_status, worker_status
 from tests.support.commands import lockstep_here
 
 # Enough where it does not matter what is trained.
 SMALL = ("--ps", "1", "--workers", "2", "--backup-workers", "0")
 
-PROGRESS = Progress(
+STATUS = DemoStatus(
     step=120,
     elapsed_s=3.0,
     loss=0.25,
@@ -35,7 +35,7 @@ PROGRESS = Progress(
     num_stale=1,
     num_late=17,
     waiting_for="",
-    workers=tuple(WorkerProgress(index=index, num_accepted=80 + index) for index in range(3)),
+    workers=tuple(WorkerCounts(index=index, num_accepted=80 + index) for index in range(3)),
 )
 
 
@@ -139,10 +139,10 @@ def test_a_worker_that_is_replaced_draws_the_same_batches() -> None:
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     status = cluster_status()
-    meter = ProgressMeter(num_workers=3)
+    meter = Meter(num_workers=3)
     nothing = Evaluation(loss=0.0, accuracy=0.0)
     rates = [
-        meter.measure(train=nothing, test=nothing, step=step, status=status, elapsed_s=at).steps_per_s
+        meter.measure(train=nothing, test=nothing, step=step, cluster=status, elapsed_s=at).steps_per_s
         for at, step in [(0.0, 0), (1.0, 10), (2.0, 20), (10.0, 420), (11.0, 470)]
     ]
     assert rates == [0.0, 10.0, 10.0, pytest.approx(50.0), pytest.approx(50.0)]
@@ -150,13 +150,13 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 def test_a_worker_that_has_not_come_yet_has_no_contributions() -> None:
     nothing = Evaluation(loss=0.0, accuracy=0.0)
-    status = cluster_status(worker_status(0, num_accepted=42), worker_status(1, num_accepted=41))
-    progress = ProgressMeter(num_workers=3).measure(train=nothing, test=nothing, step=41, status=status, elapsed_s=1.0)
-    assert [worker.num_accepted for worker in progress.workers] == [42, 41, 0]
+    cluster = cluster_status(worker_status(0, num_accepted=42), worker_status(1, num_accepted=41))
+    status = Meter(num_workers=3).measure(train=nothing, test=nothing, step=41, cluster=cluster, elapsed_s=1.0)
+    assert [worker.num_accepted for worker in status.workers] == [42, 41, 0]
 
 
 def test_a_line_tells_step_loss_accuracy_speed_and_contributions() -> None:
-    line = progress_line(PROGRESS, num_steps=600)
+    line = status_line(STATUS, num_steps=600)
     for part in (
         "step  120/600",
         "loss 0.2500",
@@ -172,7 +172,7 @@ def test_a_line_tells_step_loss_accuracy_speed_and_contributions() -> None:
 def test_plain_lines_come_once_a_second_at_most(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(num_steps=600)
     for _ in range(100):
-        display.show(PROGRESS, [])
+        display.show(STATUS, [])
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -180,7 +180,7 @@ def test_the_live_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> No
     live = importlib.import_module("lockstep.demo.live")
     with live.LiveDisplay(num_steps=600) as display:
         display.show(None, [])
-        display.show(PROGRESS, [])
+        display.show(STATUS, [])
         display.say("words that stay")
     out = capsys.readouterr().out
     assert "120 of 600" in out and "93.0%" in out and "1 / 17" in out and "words that stay" in out

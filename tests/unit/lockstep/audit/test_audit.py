@@ -76,7 +76,7 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
     said = capsys.readouterr().out
     assert "2 epochs" in said and "clean" in said and "WRONG" not in said
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in said
-    assert _books(history).fates == {"applied": 14, "rolled back": 6}
+    assert _books(history).counts == {"applied": 14, "rolled back": 6}
 
 
 def test_one_changed_bit_of_a_contribution_shows_in_the_values(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launcher.directories import kept_directories
+from lockstep.launcher.cluster import kept_directories
 from lockstep.launcher.spec import Recovery
 from lockstep.launcher.supervisor import LaunchFailed
 

@@ -1,4 +1,4 @@
-"""How the command reaches a chief that may not be there. Knows the chief's client; renders nothing."""
+"""How a command reaches a chief that may not be there, and how a command fails. Knows the chief's client; renders nothing."""
 
 import argparse
 import os
@@ -16,12 +16,16 @@ from ps_protocol.security.permissions import CallerRole
 CONNECT_TIMEOUT_S = 1.5
 
 
-class ChiefAbsent(Exception):
-    """There is no chief to talk to; the text says what to do."""
+class CommandFailed(Exception):
+    """A command could not do what it was asked for; the text is for the user, and `main` prints it."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class ChiefAbsent(CommandFailed):
+    """There is no chief to talk to; the text says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

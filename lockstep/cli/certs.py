@@ -1,0 +1,38 @@
+"""`lockstep certs create`: makes certificates and tokens for one cluster. Knows the terminal; no cryptography."""
+
+import argparse
+from pathlib import Path
+
+from lockstep.certs import create
+from lockstep.cli.access import CommandFailed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `certs`."""
+    parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="directory to write to; created if missing; must not contain such files yet"
+    )
+    parser.add_argument("--cluster", default="lockstep", metavar="NAME", help="name of the cluster (default lockstep)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="name, pattern (*.ps.example) or IP address by which servers are reached; may be repeated (always: localhost, 127.0.0.1, ::1)",
+    )
+    parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Makes the files and returns the exit code."""
+    directory: Path = arguments.directory
+    try:
+        names = create(directory, cluster=arguments.cluster, hosts=arguments.host, days=arguments.days)
+    except OSError as error:
+        raise CommandFailed(str(error), exit_code=2) from error
+    print(f"made in {directory}: {', '.join(names)}")
+    print("a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]")
+    print("a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]")
+    print("keep ca.key to yourself: with it anybody can make certificates for this cluster")
+    return 0
