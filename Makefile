@@ -33,8 +33,10 @@ install: $(DEV)  ## the environment .venv, with the package as editable
 demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritten digits; ARGS="…" are passed on
 	@$(BIN)/lockstep demo $(ARGS)
 
+# A fifth of the generated examples, files in memory, and no thread for each test that watches it.
 test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
-	@$(PYTEST) tests/unit tests/repo -m "not slow" -n 2 $(ARGS)
+	@PYTEST_DEBUG_TEMPROOT=$(wildcard /dev/shm) $(PYTEST) tests/unit tests/repo -m "not slow" -n 2 --dist worksteal \
+	  --hypothesis-profile=fast -o faulthandler_timeout=0 $(ARGS)
 
 # What docker-compose.yml promises, on a real engine. DOCKER_BUILD_FLAGS='--network host' where containers have no network during a build.
 test-compose: $(DEV)  ## the image, and docker-compose.yml with a killed parameter server; says why where no engine answers

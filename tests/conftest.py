@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
 
 import ps_protocol as ps_protocol  # before any test imports grpc
+from tests.support.examples import register_profiles
 from tests.support.waiting import wait_until
 
 # Inherited by every descendant of a test, also by one whose parent is gone, so that orphans are found too.
@@ -28,20 +28,20 @@ _started: list[str] = []
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are collected: nothing of what is imported and collected goes again
     # Else each of the thousands of processes that tests start would compile every module anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Nor does any of them multiply large matrices: the threads for it would only spin for a while when a process starts.
     os.environ.update(dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"))
     sys.addaudithook(lambda event, _: _started.append(event) if event in _STARTS else None)
-    # On a busy machine a single example may take long, and is right all the same; every test has its time limit anyway.
-    settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-    settings.load_profile("lockstep")
+    register_profiles()
 
 
 def pytest_collection_finish() -> None:
     # Thousands of tests are there to stay: to go through them again and again in search of garbage took half the time of the simulations.
-    gc.collect()
     gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

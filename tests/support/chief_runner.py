@@ -35,6 +35,7 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardStatus,
 )
+from tests.support import skipping_loop
 from tests.support.running_chief import MODEL
 
 
@@ -136,8 +137,9 @@ class Scene:
     def __init__(self, *, num_ps: int = 1, **coordination: Any) -> None:
         self.links = [FakeLink(index) for index in range(num_ps)]
         self.states: list[ClusterState] = []
-        self.runner = Runner(self.links, config=CoordinationConfig(**coordination), on_state=self.states.append)
-        self.running = asyncio.get_running_loop().create_task(self.runner.run())
+        loop = asyncio.get_running_loop()
+        self.runner = Runner(self.links, config=CoordinationConfig(**coordination), on_state=self.states.append, clock=loop.time)
+        self.running = loop.create_task(self.runner.run())
         self.sequence = 0
 
     async def join(self) -> Participant:
@@ -190,7 +192,7 @@ def play(act: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> N
         finally:
             await scene.close()
 
-    asyncio.run(run())
+    skipping_loop.run(run())
 
 
 async def until(condition: Callable[[], object]) -> None:

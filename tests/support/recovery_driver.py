@@ -113,6 +113,12 @@ class RecoveryDriver(Driver):
             self.applies_at_once = at_once
             self.coordinator.handle = before  # type: ignore[method-assign]
         self.notes += [order for order in taken if isinstance(order, messages.Note)]
+        for order in taken:
+            if isinstance(order, messages.AdoptShards | messages.RestoreShards):
+                # As the shell does: whatever is under way for an earlier epoch is given up.
+                self.to_apply = [work for work in self.to_apply if work.epoch >= order.epoch]
+                self.to_prepare = [work for work in self.to_prepare if work.epoch >= order.epoch]
+                self.to_configure = [work for work in self.to_configure if work.epoch >= order.epoch]
         kinds = messages.RecoveryInstruction.__args__
         self.orders += [order for order in taken if isinstance(order, kinds)]
         if not self.is_manual:
@@ -138,6 +144,8 @@ class RecoveryDriver(Driver):
                 self._find(excluded, only)
             case messages.RestoreShards():
                 self._restore(order)
+            case messages.SaveStep(tag=tag) if any(shard.epoch != order.epoch for shard in self.shards):
+                self.send(messages.SaveFailed(tag=tag, why="a process that has begun meanwhile refuses"))
             case messages.SaveStep(tag=tag, step=step):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
                 self.send(messages.StepCopied(tag=tag))

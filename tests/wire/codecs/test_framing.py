@@ -14,6 +14,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
+from tests.support.examples import examples
 
 PUSH = pb.PushGradientsRequest(
     header=pb.PushHeader(epoch=3, push_id=tensor_pb2.PushId(worker=1, incarnation=2, sequence=1 << 63), step=1 << 40, layout_hash="abc")
@@ -112,7 +113,7 @@ odd_frames = fields(st.binary(max_size=20))
 odd_messages = fields(odd_frames | st.sampled_from([PUSH.header.SerializeToString(), b"\xff"]))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(odd_messages, st.sampled_from(TYPES))
 @example(b"\x12\x00", pb.PushGradientsRequest)  # an empty frame
 @example(b"\x12\x02\x08\x05", pb.PushGradientsRequest)  # a frame without data
@@ -128,7 +129,7 @@ def test_unusual_layouts_mean_what_protobuf_says(message: bytes, message_type: A
     assert_means_the_same(message, message_type)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=60), st.sampled_from(TYPES))
 def test_garbage_is_refused_exactly_when_protobuf_refuses_it(message: bytes, message_type: Any) -> None:
     assert_means_the_same(message, message_type)

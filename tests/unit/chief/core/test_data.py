@@ -17,6 +17,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Worker
+from tests.support.examples import examples
 from tests.support.recovery_driver import RecoveryDriver
 
 # Training data leased in ranges: each is in exactly one applied contribution of its pass, whoever dies. Numbers only.
@@ -42,7 +43,7 @@ def contribute(worker: Worker, ranges: tuple[int, ...]) -> int:
 
 
 @given(num=st.integers(1, 300), seed=st.integers(0, 1 << 62), epoch=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_shuffled_pass_has_every_range_once(num: int, seed: int, epoch: int) -> None:
     assert sorted(nth_range(i, num_ranges=num, epoch=epoch, seed=seed) for i in range(num)) == list(range(num))
 
@@ -168,7 +169,7 @@ def test_made_up_ranges_do_nothing() -> None:
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(MOVES)), max_size=80))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 def test_whatever_happens_each_range_is_done_once(moves: list[tuple[int, str]]) -> None:
     spec = DataSpec(name="train", num_samples=7, range_size=1, num_epochs=2, shuffle_seed=5)
     leases = DataLeases()

@@ -3,7 +3,6 @@
 import contextlib
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chief.core import messages as ev
@@ -11,6 +10,7 @@ from ps_protocol.errors import LeaseExpired, Superseded, WorkerIndexTaken
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushCommit, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Driver, Worker
+from tests.support.examples import machine_settings
 
 LEASE_S = 10.0
 pick = st.integers(min_value=0, max_value=1 << 16)
@@ -158,9 +158,7 @@ class StrictSync(RuleBasedStateMachine):
         assert self.driver.step > self.last_step, "the cluster is stuck although all is healed"
 
 
-StrictSync.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+StrictSync.TestCase.settings = machine_settings(num_examples=25, num_steps=30)
 TestStrictSync = StrictSync.TestCase
 
 

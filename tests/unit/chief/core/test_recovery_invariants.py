@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chief.options import CheckpointConfig
@@ -13,6 +12,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, PushOutcome
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Worker
+from tests.support.examples import machine_settings
 from tests.support.recovery_driver import RecoveryDriver
 
 pick = st.integers(min_value=0, max_value=1 << 16)
@@ -181,7 +181,5 @@ class Recovery(RuleBasedStateMachine):
             assert len(driver.applied) >= done + 2, f"stuck although all is healed: {driver.coordinator.explain(driver.now)}"
 
 
-Recovery.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+Recovery.TestCase.settings = machine_settings(num_examples=40, num_steps=30)
 TestRecovery = Recovery.TestCase

@@ -3,7 +3,6 @@
 import contextlib
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ps_protocol.errors import LeaseExpired, StepAhead, Superseded
@@ -12,6 +11,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Driver, Worker
+from tests.support.examples import machine_settings
 
 pick = st.integers(min_value=0, max_value=1 << 16)
 POLICIES = (
@@ -142,7 +142,5 @@ class ChangingPolicies(RuleBasedStateMachine):
         assert len(self.owed.keys() - applied) <= waiting
 
 
-ChangingPolicies.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+ChangingPolicies.TestCase.settings = machine_settings(num_examples=60, num_steps=40)
 TestChangingPolicies = ChangingPolicies.TestCase

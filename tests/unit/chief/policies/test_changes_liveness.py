@@ -9,6 +9,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId, PushResult
 from tests.support.chief_driver import Driver, Worker
+from tests.support.examples import examples
 
 NUM_WORKERS, NUM_SHARDS = 3, 2
 POLICIES = (
@@ -111,7 +112,7 @@ class Participant:
         self.results, self.push_id, self.call, self.num_done = [], None, None, self.num_done + 1
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(examples(150)))
 def test_whatever_the_policies_everybody_goes_on_and_every_contribution_is_there_when_it_is_applied(seed: int) -> None:
     rng = random.Random(seed)
     scene = Scene(rng, rng.choice(POLICIES))

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from ps_protocol.errors import ContributionMissing, InvalidSpec, PsError, Traini
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.chief import ClusterState, ParticipantKind, RegisterRequest, Registration, SettingsReply, TokenResult
+from tests.support import skipping_loop
 from tests.support.chief_runner import FakeLink, Scene, play, until
 from tests.support.running_chief import MODEL
 
@@ -203,7 +203,7 @@ def test_a_chief_that_stood_still_hears_its_workers_before_it_ends_their_leases(
         await asyncio.gather(running, return_exceptions=True)
         await runner.close()
 
-    asyncio.run(run())
+    skipping_loop.run(run())
 
 
 def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said() -> None:
@@ -213,8 +213,8 @@ def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said(
         return RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=pid, request_id=pid)
 
     async def run() -> None:
-        config = CoordinationConfig(lease_s=0.3)
-        runner = Runner([FakeLink(0)], config=config, on_state=lambda state: None, clock=lambda: time.monotonic() + slept_s[0])
+        loop, config = asyncio.get_running_loop(), CoordinationConfig(lease_s=0.3)
+        runner = Runner([FakeLink(0)], config=config, on_state=lambda state: None, clock=lambda: loop.time() + slept_s[0])
         running = asyncio.create_task(runner.run())
         talker = await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(1)))
         await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(2)))
@@ -233,4 +233,4 @@ def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said(
         await asyncio.gather(running, return_exceptions=True)
         await runner.close()
 
-    asyncio.run(run())
+    skipping_loop.run(run())

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, prune, verify_checkpoint
@@ -14,6 +13,7 @@ from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss
 from ps_protocol.roles.checkpoint import Checkpoint
 from tests.support.checkpoints import CLUSTER, Crash, Disk, save
+from tests.support.examples import machine_settings
 
 KEEP = 2
 pick = st.integers(min_value=0, max_value=1 << 16)
@@ -133,7 +133,5 @@ class Storage(RuleBasedStateMachine):
                 del self.whole[one.checkpoint.tag]
 
 
-Storage.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+Storage.TestCase.settings = machine_settings(num_examples=12, num_steps=16)
 TestStorage = Storage.TestCase

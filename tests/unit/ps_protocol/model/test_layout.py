@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import ALIGNMENT, Layout, VariableSlice, aligned_bytes, check_disjoint
 from ps_protocol.model.variables import DataType, VariableSpec
+from tests.support.examples import examples
 
 
 def piece(name: str, *shape: int, dtype: DataType = DataType.FLOAT32, rows: tuple[int, int] | None = None) -> VariableSlice:
@@ -22,7 +23,7 @@ slices = st.lists(st.tuples(st.sampled_from(DataType), shapes), max_size=8).map(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(slices)
 def test_every_slice_has_its_own_aligned_bytes_in_the_arena_of_its_type(pieces: list[VariableSlice]) -> None:
     layout = Layout(pieces)
@@ -41,7 +42,7 @@ def test_every_slice_has_its_own_aligned_bytes_in_the_arena_of_its_type(pieces: 
     assert len(inside) == sum(1 for each in pieces if each.nbytes)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(slices)
 def test_arenas_cover_the_memory_float32_first_and_padding_is_zero(pieces: list[VariableSlice]) -> None:
     layout = Layout(pieces)

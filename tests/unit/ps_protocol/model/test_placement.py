@@ -12,6 +12,7 @@ from ps_protocol.model.layout import check_disjoint
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place, split_rows
 from ps_protocol.model.variables import MAX_VARIABLES, Constraint, ConstraintKind, DataType, Partition, VariableSpec
+from tests.support.examples import examples
 from tests.support.repository import RECORDED_CASES
 
 CASES = json.loads((RECORDED_CASES / "placement.json").read_text())["cases"]
@@ -39,7 +40,7 @@ models = st.builds(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(models, st.integers(1, 5))
 def test_every_row_has_exactly_one_place(spec: ModelSpec, num_shards: int) -> None:
     placement = place(spec, num_shards=num_shards)
@@ -51,7 +52,7 @@ def test_every_row_has_exactly_one_place(spec: ModelSpec, num_shards: int) -> No
     assert rows == {each.name: each.num_rows for each in spec.variables}
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(models, st.integers(1, 5))
 def test_layouts_keep_the_order_of_the_placement(spec: ModelSpec, num_shards: int) -> None:
     placement = place(spec, num_shards=num_shards)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import FrameOutOfOrder, TruncatedStream
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
+from tests.support.examples import examples
 
 
 def pieces(*sizes: int, fill: int | None = None) -> list[Array]:
@@ -20,7 +21,7 @@ def pieces(*sizes: int, fill: int | None = None) -> list[Array]:
 sizes = st.lists(st.integers(0, 40), max_size=6)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(sizes, sizes, st.integers(1, 50))
 def test_bytes_arrive_whatever_the_pieces_and_chunks(source_sizes: list[int], more: list[int], max_bytes: int) -> None:
     source = pieces(*source_sizes)

@@ -15,6 +15,7 @@ from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataT
 from ps_server.numbers.apply import ONE_THREAD, FusedApply, StepMemory, StripeRunner, share
 from ps_server.optimizers.rule import UpdateRule
 from ps_server.threads import ApplyThreads
+from tests.support.examples import examples
 
 OPTIMIZERS = ["sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"]
 TYPES = [DataType.FLOAT32, DataType.FLOAT64, DataType.FLOAT16, DataType.BFLOAT16]
@@ -101,7 +102,7 @@ class _Shard:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(case=st.data())
 def test_threads_do_not_change_a_bit(case: st.DataObject) -> None:
     draw = case.draw
