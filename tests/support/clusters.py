@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from lockstep.in_process import InProcessCluster
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.processes import Process, announced, start_role
+from tests.support.running_chief import RunningChief
 from worker_client import Observer, Session
 
 
@@ -64,14 +65,14 @@ class LocalTestCluster:
 
 
 class GrpcTestCluster:
-    """Parameter servers on Unix sockets in this process, and a chief as a process of its own. `transport` is that of the sessions."""
+    """Parameter servers and a chief on Unix sockets, all in this process. `transport` is that of the sessions."""
 
     def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path, transport: str = "grpc") -> None:
         self._stack = stack
         self._transport = transport
         self.ps_addresses = [start_ps(index, stack, directory=directory) for index in range(shape.num_ps)]
-        self.chief = start_chief(shape, stack, ps_addresses=self.ps_addresses, directory=directory)
-        self.chief_address = announced(self.chief, directory / "chief.address")
+        self.chief = run_chief(shape, stack, ps_addresses=self.ps_addresses, directory=directory)
+        self.chief_address = self.chief.address
 
     def session(self, worker_index: int | None = None) -> Session:
         session = worker_client.connect(self.chief_address, worker_index=worker_index, timeout_s=20, transport=self._transport)
@@ -82,6 +83,12 @@ class GrpcTestCluster:
         observer = worker_client.observe(self.chief_address, timeout_s=20)
         self._stack.callback(observer.close)
         return observer
+
+
+def run_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], directory: Path) -> RunningChief:
+    """Starts a chief in this process; returns once it serves."""
+    coordination = {name: value for name, value in asdict(shape).items() if name != "num_ps"}
+    return stack.enter_context(RunningChief(*ps_addresses, address=f"unix:{directory}/chief", **coordination))
 
 
 def start_ps(index: int, stack: ExitStack, *, directory: Path) -> str:

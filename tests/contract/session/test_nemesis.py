@@ -19,9 +19,8 @@ from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.serving.local import InProcessShard
-from tests.support.clusters import Shape, start_chief, start_ps
+from tests.support.clusters import Shape, run_chief, start_ps
 from tests.support.faults import REPEATS, WORST, Nemesis
-from tests.support.processes import announced
 from worker_client import PushOutcome, Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
@@ -41,8 +40,7 @@ class _NobodyBetween:
         if kind == "grpc":
             shape = Shape(num_ps=2, replicas_to_aggregate=NUM_WORKERS, total_num_replicas=NUM_WORKERS)
             self._addresses = [start_ps(index, stack, directory=directory) for index in range(shape.num_ps)]
-            process = start_chief(shape, stack, ps_addresses=self._addresses, directory=directory)
-            self._chief_address = announced(process, directory / "chief.address")
+            self._chief_address = run_chief(shape, stack, ps_addresses=self._addresses, directory=directory).address
             return
         shards: list[Any] = [InProcessShard(index=index) for index in range(2)]
         self._shards = shards
