@@ -1,6 +1,5 @@
 """How grpcio is loaded: a thread that waits for a message takes it from the socket itself. Knows grpcio's switches; nothing of calls."""
 
-import importlib.abc
 import importlib.machinery
 import mmap
 import os
@@ -9,6 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # its import takes 30 ms, and a finder needs no base
+    from importlib.abc import Loader
 
 # Set it to 0 to leave gRPC as it is.
 SWITCH = "LOCKSTEP_OWN_POLLING"
@@ -63,7 +66,7 @@ def knows_switches(library: Path) -> bool:
         return all(content.find(name.encode()) >= 0 for name in _OFF)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds gRPC's library, and nothing else."""
 
     has_many_connections = False
@@ -78,14 +81,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             return spec
         changes = settings(os.environ, has_many_connections=self.has_many_connections)
         if changes and knows_switches(Path(spec.origin)):
-            spec.loader = _Loader(spec.loader, changes)
+            spec.loader = cast("Loader", _Loader(spec.loader, changes))
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads as another one does, in a changed environment."""
 
-    def __init__(self, loader: importlib.abc.Loader, changes: Mapping[str, str]) -> None:
+    def __init__(self, loader: "Loader", changes: Mapping[str, str]) -> None:
         self._loader, self._changes = loader, changes
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
