@@ -19,7 +19,7 @@ class CheckpointConfig:
     """When a cluster that has a place for checkpoints makes them, how many are kept, and which one it begins with.
 
     With INTERVAL one is made every `interval_s` seconds, and (unless `every_steps` is None) every so many steps; with STEP after each step,
-    before anybody is told of it; with NONE only on demand and at the end. `restore`: "latest", "none", or the tag of one.
+    before it is announced; with NONE only on demand and at the end. `restore`: "latest", "none", or the tag of one.
     """
 
     durability: Durability = Durability.INTERVAL

@@ -58,7 +58,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         arguments,
         environment=environment,
         prog="python -m ps_server",
-        description="Runs one parameter server until it is told to end.",
+        description="Runs one parameter server until it is asked to end.",
         epilog="`lockstep server … --with-chief …`, with the chief's flags behind it, runs the chief in the same process.",
     )
     tf_config = parse_tf_config(environment.get("TF_CONFIG", ""))

@@ -2,6 +2,6 @@
 
 `coordinator` is the entry (who comes and goes, how training ends), `messages` has the events and instructions. What belongs to one epoch is
 `training`; `recovery` makes it anew when another begins. `waiting` is the one place where calls block, timers run and instructions collect.
-What outlives an epoch: `members`, `model`, `data`, `parameter_servers`, `ledger`, `settings`, `checkpoints`; `answers` is what may be told.
+What outlives an epoch: `members`, `model`, `data`, `parameter_servers`, `ledger`, `settings`, `checkpoints`; `answers` waits to be certain.
 `explain` says in words what the cluster waits for. Must not import `shards` or `serving`.
 """

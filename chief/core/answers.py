@@ -1,6 +1,6 @@
 """Answers about contributions and data that are given only once they stay true even if the chief dies. Knows no clock, thread or wire.
 
-That a contribution is accepted is told when it is applied, or when a parameter server keeps for the chief's successor that it was chosen.
+A worker learns that its contribution is accepted once it is applied, or once a parameter server has recorded the choice for the next chief.
 A step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all.
 """
 
@@ -16,7 +16,7 @@ from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
 from ps_protocol.roles.shard import PushId
 
-# Who waits for a record is told so, and asks again.
+# A caller that waits for a record gets an answer after this time, and asks again.
 _RECORD_S = 1.0
 # Where workers are about equally fast, the step has all its contributions sooner than that, and no record is needed.
 LINGER_S = 0.002
@@ -102,7 +102,7 @@ class Answers:
         # Ranges of the training data that are done, and that no record has which is kept; and whether one has that there are any.
         self._unkept = list(done)
         self._is_data_kept = is_data_kept
-        # Contributions that are not told to be applied, and that are sure all the same.
+        # Contributions that are certain although their step is not announced yet.
         self._sure = set(sure)
 
     # -- answers
@@ -118,7 +118,7 @@ class Answers:
         if is_on_its_way or self._on_its_way is not None:
             return
         if policy.num_required > self._num_live():
-            # Somebody gives several contributions to the step: perhaps this one, who does not go on before it is told.
+            # A worker gives several contributions to the step: perhaps this one, which does not continue before it has its answer.
             self.keep(for_all=False)
         else:
             self._linger.set(now + LINGER_S)
@@ -157,7 +157,7 @@ class Answers:
             self._line.answer(blocked.who, blocked.ask.value)
 
     def refuse(self, error: PsError) -> None:
-        """What would have been told will not come true."""
+        """The held answers would be untrue now: all get this error."""
         self._line.refuse_all(error)
 
     def end(self, error: PsError) -> None:
@@ -274,11 +274,11 @@ class Answers:
             self._keep_if_awaited()
 
     def _expire(self, blocked: Blocked[_Held], now: float) -> None:
-        """Somebody has waited as long as one call may; what it asked for stands, and it is told when it asks again."""
+        """A caller has waited as long as one call may. Its request stands, and it gets the answer when it asks again."""
         self._line.refuse(blocked.who, Unavailable(self._explain(now)))
         self._keep_if_awaited()
 
 
 def revised(before: CommitResult, result: CommitResult) -> CommitResult:
-    """Returns what is told of a contribution that becomes part of another step than it was promised."""
+    """Returns the answer for a contribution that becomes part of another step than it was promised."""
     return replace(before, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)

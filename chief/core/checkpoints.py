@@ -52,7 +52,7 @@ class Saver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A step that nobody is told of before it is saved: what it was made of, unless that is known already, and what follows."""
+    """A step that is announced only once it is saved: what it was made of, unless that is known already, and what follows."""
 
     step: int
     contributors: tuple[PushId, ...]
@@ -61,7 +61,7 @@ class Gate:
 
 @dataclass(slots=True, kw_only=True)
 class _Save:
-    """A checkpoint under way, as its manifest will have it but for the files. `is_held`: its step is told once it is whole."""
+    """A checkpoint under way, as its manifest will have it but for the files. `is_held`: its step is announced once it is whole."""
 
     draft: Checkpoint
     is_held: bool
@@ -121,7 +121,7 @@ class Checkpoints:
 
     @property
     def holds_steps(self) -> bool:
-        """Whether a step is to be told only once it is saved."""
+        """Whether a step is announced only once it is saved."""
         return self._config is not None and self._config.durability is Durability.STEP
 
     @property
@@ -177,7 +177,7 @@ class Checkpoints:
             self._become_due()
 
     def stepped(self, step: int) -> None:
-        """Another step is open, and those before it have been told: perhaps it is to be saved."""
+        """Another step is open, and those before it are announced: perhaps it is to be saved."""
         if self._due_step is not None and step >= self._due_step:
             self._become_due()
 
@@ -258,7 +258,7 @@ class Checkpoints:
             self._out.add(CommitCheckpoint(checkpoint=checkpoint, keep=self._config.keep, is_awaited=save.is_held))
 
     def committed(self, event: CheckpointCommitted, now: float) -> None:
-        """A checkpoint is whole: a step that was held back for it is told."""
+        """A checkpoint is whole: announces the step that was held back for it."""
         save = self._save
         if save is None or event.tag != save.tag:
             return
@@ -376,7 +376,7 @@ class Checkpoints:
 
     def _what_next(self, save: _Save) -> str:
         if save.is_held or self._config is None:
-            return f"step {save.draft.step} is not told before it is saved; trying again in {seconds(RETRY_S)}"
+            return f"step {save.draft.step} is not announced before it is saved; trying again in {seconds(RETRY_S)}"
         if self._config.durability is Durability.INTERVAL and self._is_training():
             return f"training goes on; the next attempt follows in {seconds(self._config.interval_s)} at the latest"
         return "earlier ones stay"

@@ -31,7 +31,7 @@ from ps_protocol.roles.chief import ClusterState, ClusterStatus, Participant, Pa
 
 Instructions = list[ev.Instruction]
 
-# Who waits to be taken in is told what for, and asks again, before that long has passed.
+# A participant that waits to be admitted gets an answer within this time that says what it waits for, and asks again.
 _ARRIVAL_S = 1.0
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
 _FINISH_GRACE_S = 1.0
@@ -342,7 +342,7 @@ class Coordinator:
         self._training.open_model(now)
 
     def model_opened(self, now: float) -> None:
-        """The shards hold the model's first values and work as they shall: all who wait for that are told."""
+        """The shards hold the model's first values and their settings: answers everyone who waits for that."""
         self._model.open()
         self._checkpoints.opened(now)
         self._parts.ledger.open_step(self.step, now=now)
@@ -363,7 +363,7 @@ class Coordinator:
     # -- who comes and goes
     #
     # Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's,
-    # whose contributions the shards or a checkpoint know. Who comes earlier waits, and is told what for.
+    # whose contributions the shards or a checkpoint know. A call that comes earlier waits; its answer says what for.
 
     def welcome(self) -> None:
         """Whoever came before the chief knew its predecessors is taken in once the event has been dealt with, or refused."""
@@ -492,7 +492,7 @@ class Coordinator:
         self.finish(self._pending_finish, now)
 
     def finish(self, reason: str, now: float) -> None:
-        """Training is finished: everybody who waits is told so."""
+        """Training is finished: answers everyone who waits."""
         self._finish_reason, self._pending_finish = reason, ""
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
@@ -505,7 +505,7 @@ class Coordinator:
         self._end_if_deserted()
 
     def fail(self, reason: str) -> None:
-        """The cluster cannot go on: everybody who waits is told why."""
+        """The cluster cannot continue: everyone who waits gets the reason."""
         if self.is_over:
             return
         self._failure, self._pending_finish = reason, ""

@@ -28,7 +28,7 @@ class Situation:
     ledger: Ledger
     total_num_replicas: int | None
     waiting: Container[int]  # workers that block on a token
-    is_configuring: bool = False  # the shards are being told of new settings
+    is_configuring: bool = False  # new settings are on their way to the shards
     saving: str = ""  # what holds up steps while one is being saved
     recovering: str = ""  # why shards are being brought back, and what comes of it
     plan: str = ""
@@ -111,7 +111,7 @@ def _explain_step(situation: Situation, now: float) -> str:
     if situation.saving:
         return outage + situation.saving
     if situation.is_configuring:
-        return f"{outage}the parameter servers are being told of new settings"
+        return f"{outage}new settings are on their way to the parameter servers"
     if policy.is_complete:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
     if not policy.has_common_steps:

@@ -59,7 +59,7 @@ class PushOutcomes:
         return known[1] if known is not None else None
 
     def revise(self, push_id: PushId, result: CommitResult) -> None:
-        """Has whoever repeats this push told something else than the first time; forgotten ones stay so."""
+        """Changes the answer that a repetition of this push gets. A push that is forgotten stays forgotten."""
         if push_id.sequence in self._recent:
             self._recent[push_id.sequence] = (self._recent[push_id.sequence][0], result)
 
@@ -235,7 +235,7 @@ _BITS_OF_A_CHIEF = 20
 class Membership:
     """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
 
-    `config` returns the configuration as it is now; who is in stays in when it changes. `on_lapse` is told when a lease has ended.
+    `config` returns the configuration as it is now; a change removes no member. `on_lapse` is called when a lease has ended.
 
     New incarnations that the chief of incarnation k gives are numbered from (k - 1) << 20 | 1, above all that earlier ones gave.
     """
@@ -369,7 +369,7 @@ class Membership:
         return EpochMismatch(f"the cluster that you have joined was lost as a whole; {what}. Connect again", facts=self._epoch_facts)
 
     def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
-        """Has all participants register again before they are served; `why`, and the `step` to go on from, are what they are told."""
+        """Makes all participants register again before they are served. The error they get names `why` and the `step` to continue from."""
         self._epoch, self._why_epoch = epoch, f" ({why})" if why else ""
         self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
 
@@ -402,7 +402,7 @@ class Membership:
 
     @property
     def remembered(self) -> Mapping[int, WorkerPushes]:
-        """What `remember` was told, by worker."""
+        """What `remember` was given, by worker."""
         return self._pushes
 
     def renew(self, member: Member, *, now: float) -> None:

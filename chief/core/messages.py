@@ -1,4 +1,4 @@
-"""Events, which the coordinator is told, and instructions, which it wants carried out. Plain values: no behaviour, no transport.
+"""Events, which the coordinator handles, and instructions, which it wants carried out. Plain values: no behaviour, no transport.
 
 `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 """
@@ -27,7 +27,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec
 
-# What the coordinator is told of checkpoints, restored shards and training data, and what it wants done about them.
+# Checkpoints, restored shards and training data: events for the coordinator, and its instructions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ class SaveStep:
 class CommitCheckpoint:
     """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed.
 
-    `is_awaited`: a step is told once it is whole. Then a shard must still obey this chief after it has become so: one that comes later
+    `is_awaited`: a step is announced once it is whole. Then a shard must still obey this chief afterwards: one that comes later
     puts the shards under it and looks for checkpoints then, so that it finds this one.
     """
 
@@ -381,7 +381,7 @@ ShardWork = PrepareStep | ApplyStep | ConfigureShards
 Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction
 
 
-# What the coordinator is told.
+# Events.
 #
 # `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 
@@ -413,7 +413,7 @@ class DeregisterWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterModel:
-    """A worker presents the model that it wants to train; it may be told to initialise it only if `may_initialize`."""
+    """A worker presents the model that it wants to train; the chief asks it to initialise the model only if `may_initialize`."""
 
     call: int
     participant: Participant

@@ -207,7 +207,7 @@ class ModelCalls:
         self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
         self._out = out
         self._line = waiting.line(self._expire)
-        # Calls that say that the shards hold their first values, while those are told how to work.
+        # Calls that report the first values as written, held until the shards have their settings.
         self._completions: Line[None] = waiting.line()
 
     def register(self, event: RegisterModel, now: float) -> None:
@@ -238,12 +238,12 @@ class ModelCalls:
             self._host.open_model(now)
 
     def opened(self) -> None:
-        """The shards hold their initial values and work as they shall: all who wait for that are told."""
+        """The shards hold their initial values and their settings: answers everyone who waits for that."""
         self._completions.answer_all(None)
         self.answer_waiting()
 
     def refuse_completions(self, error: PsError) -> None:
-        """The shards cannot be told how to work."""
+        """The shards could not be given their settings."""
         self._completions.refuse_all(error)
 
     def refuse_participants(self, error: PsError) -> None:
@@ -279,7 +279,7 @@ class ModelCalls:
             self.answer_waiting()
 
     def _expire(self, blocked: Blocked[_ModelAsk], now: float) -> None:
-        """A call has blocked as long as it may: its caller is told what it waits for."""
+        """A call has blocked as long as it may: its caller learns what it waits for."""
         self._line.answer(blocked.who, self._so_far(blocked.ask, now))
 
     def _answer(self, call: int, ask: _ModelAsk, reply: ModelReply | AgreedModel | None, max_wait_s: float, now: float) -> None:

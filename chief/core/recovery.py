@@ -246,7 +246,7 @@ class Recovery:
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
-        # What shards have been told by the earlier chief: settings, by shard.
+        # The settings that the earlier chief gave the shards, by shard.
         self._settings_versions: tuple[int, ...] = ()
 
     @property
@@ -642,7 +642,7 @@ class Recovery:
         return ""
 
     def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption], policy: Policy) -> bool:
-        """Whether shards that were brought back have not been told what holds there: which training data is done, for one."""
+        """Whether restored shards lack what belongs to their step: which training data is done, for one."""
         if any(adoption.last_apply is not None for adoption in held):
             return False
         if record is not None:
@@ -699,7 +699,7 @@ class Recovery:
         training.redo(redo, now)
 
     def _counted(self, stage: _TakingOver, step: int) -> tuple[Counted, ...]:
-        """What the earlier chief had counted is counted, in its order: somebody may have been told so."""
+        """Counts what the earlier chief had counted, in its order: a worker may have been answered already."""
         policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
@@ -709,13 +709,13 @@ class Recovery:
         return counted if policy.counts(is_applied=False) else ()
 
     def _secure(self, now: float) -> None:
-        """The shards are at one step. Where a step is told once it is saved, so is this one: the earlier chief may not have done so."""
+        """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""
         training = self._host.training
         if not self._checkpoints.holds_steps:
             self._go_on(now)
             return
         self._why = self._why or "another chief was here before"
-        self._plan = f"step {training.step} is saved before it is told"
+        self._plan = f"step {training.step} is saved before it is announced"
         training.hold(Gate(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Changes of the policy and of optimizers while training: who asked for which, what holds, and what the shards have been told.
+"""Changes of the policy and of optimizers while training: who asked for which, which are in force, and which the shards have.
 
 Knows specifications and versions; no step, clock, thread or wire. When a change can be carried out is decided in `training`.
 """
@@ -57,11 +57,11 @@ class Settings:
         self._pending: list[Change] = []
         self._calls = waiting.line(self._expire)
         self._done: dict[_Key, SettingsReply] = {}
-        self._known = ForShards()  # what the shards have been told
+        self._known = ForShards()  # the settings that the shards have
         self._optimizers: Optimizers = {}
         self._words = ""  # of the optimizers; empty: they have not been asked for yet, or are as the model has them
         self._version_that_holds = 0
-        # Shards begin with 0; what they are to be told first needs a higher one.
+        # Shards begin with 0; their first settings need a higher version.
         self._version = int(self._wanted(config.policy, self._optimizers) != self._known)
 
     # -- what holds
@@ -73,7 +73,7 @@ class Settings:
 
     @property
     def version(self) -> int:
-        """Version that shards have been told of latest."""
+        """Version of the latest settings sent to the shards."""
         return self._version
 
     @property
@@ -147,7 +147,7 @@ class Settings:
         return True
 
     def complete(self, change: Change, *, step: int) -> None:
-        """A change has been carried out: whoever asked for it is told."""
+        """A change has been carried out: answers the caller that asked for it."""
         self._pending.remove(change)
         self._version_that_holds = self._version
         reply = SettingsReply(version=self._version, step=step)
@@ -166,7 +166,7 @@ class Settings:
     # -- what shards know
 
     def is_known(self, wanted: ForShards) -> bool:
-        """Whether shards have been told of this."""
+        """Whether the shards have these settings."""
         return wanted == self._known
 
     def as_they_are(self) -> ForShards:
@@ -174,7 +174,7 @@ class Settings:
         return self._wanted(self._config.policy, self._optimizers)
 
     def tell(self, wanted: ForShards, *, epoch: int, step: int) -> None:
-        """Has all shards told how to work from now on."""
+        """Has the settings sent to all shards."""
         self._known = wanted
         self._out.add(
             ConfigureShards(

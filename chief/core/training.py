@@ -198,7 +198,7 @@ class _Step:
 class Discards:
     """Contributions that shards hold and that will never be applied: single ones, and whole incarnations that are gone.
 
-    The latter once nothing of theirs is left to apply. Only shards that keep contributions of steps gone by need to be told. At most so
+    The latter once nothing of theirs is left to apply. Only shards that keep contributions of earlier steps need to know them. At most so
     many of each are remembered: more can only come from a caller that makes them up, or while nothing is applied for long.
     """
 
@@ -317,7 +317,7 @@ class Training:
 
     @property
     def is_configuring(self) -> bool:
-        """Whether the shards are being told of new settings."""
+        """Whether new settings are on their way to the shards."""
         return self._under_way is UnderWay.CONFIGURE
 
     @property
@@ -408,7 +408,7 @@ class Training:
         self._answers.refuse(error)
 
     def release(self) -> None:
-        """Training is finished: everybody who waits here is told so."""
+        """Training is finished: answers everyone who waits here."""
         for blocked in self._tokens:
             self._tokens.answer(blocked.who, self._finished(blocked.ask.commit))
         self._ranges.answer_all(LeaseReply(result=LeaseResult.EXHAUSTED))
@@ -852,12 +852,12 @@ class Training:
 
     @property
     def _holds_for_replicas(self) -> bool:
-        """Whether the step that has just been applied is not told before replicas have been brought back."""
+        """Whether the step just applied is announced only after replicas have been brought back."""
         is_ending = self._host.is_finishing or self._host.is_finished
         return bool(self._replicas_due) and self._policy.has_common_steps and not is_ending
 
     def _gate_opened(self, tag: str, now: float) -> None:
-        """The step is saved: replicas come back from it first, and then it is told."""
+        """The step is saved: replicas are restored from it first, and then it is announced."""
         if not self._holds_for_replicas:
             self._open_next(now)
             return
@@ -898,7 +898,7 @@ class Training:
         self._replicas_due.discard(shard)
 
     def replicas_back(self, event: ReplicasBack, now: float) -> None:
-        """Replicas have been brought back, or could not be: the step is told."""
+        """Replicas have been brought back, or could not be: announces the step."""
         if not self._returning or event.epoch != self._epoch or self._host.is_failed:
             return
         for shard, why in event.failures:
@@ -926,7 +926,7 @@ class Training:
         self._settings.wait(event.call, max_wait_s=event.max_wait_s, now=now)
 
     def open_model(self, now: float) -> None:
-        """The shards hold their first values: they are told how to work, unless they know."""
+        """The shards hold their first values: sends them their settings, unless they have them."""
         wanted = self._settings.as_they_are()
         if self._settings.is_known(wanted):
             self._host.model_opened(now)

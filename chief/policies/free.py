@@ -1,4 +1,4 @@
-"""Asynchronous training without a lock: servers apply on arrival, and what is told here is only counted. Knows no leases or clocks."""
+"""Asynchronous training without a lock: servers apply on arrival, and this only counts what workers report. Knows no leases or clocks."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from ps_protocol.roles.shard import PushId
 
 
 class FreePolicy:
-    """Nobody waits and nothing is refused; the step is the number of contributions told of."""
+    """No worker waits and nothing is refused; the step is the number of contributions reported."""
 
     num_required = 1
     num_free_tokens = 0
@@ -29,7 +29,7 @@ class FreePolicy:
 
     @property
     def step(self) -> int:
-        """The open step: the number of contributions told of."""
+        """The open step: the number of contributions reported."""
         return self._step
 
     def require(self, num_required: int) -> None:
@@ -96,7 +96,7 @@ class FreePolicy:
         return []
 
     def close(self) -> None:
-        """The step rises no more: servers are told to go on from it under another policy."""
+        """Stops counting: servers continue from this step under another policy."""
         self._is_closed = True
 
     def finish(self) -> None:

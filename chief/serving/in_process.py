@@ -67,7 +67,7 @@ class _Link:
 
     @property
     def address(self) -> str:
-        """Where it is, as people are told."""
+        """Its address, for messages to people."""
         return f"in-process:{self._index}"
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:

@@ -1,6 +1,6 @@
 """Runs a coordinator: tells it what happens, and hands out its answers. Owns its lock, timer and blocked callers; decides nothing.
 
-What happens may be told by any thread, one at a time; that thread also gives the answers. What is to be done at shards is the shard side's.
+Any thread may report an event, one at a time; that thread also sends the answers. The shard side carries out what concerns shards.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")
 
-# How long participants may take to leave once the process was told to end, and the shards to be told so; together less than 2 s.
+# How long participants may take to leave once the process has to end, and how long ending the shards may take; together less than 2 s.
 _LEAVE_GRACE_S = 1.5
 _HASTY_SHUTDOWN_S = 0.4
-# What is being saved when the process is told to end may still become whole.
+# A checkpoint being saved when the process has to end may still complete.
 _SAVE_GRACE_S = 7.0
 _LOOK_AGAIN_S = 0.05
-# How long shards may take to be told at the orderly end.
+# How long ending the shards may take after training.
 _SHUTDOWN_S = 5.0
 # A timer this late means that the process itself stood still; what its callers sent meanwhile is heard first.
 _LATE_S = 0.5
@@ -80,7 +80,7 @@ class Runner:
         return self._coordinator.epoch
 
     async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
-        """Takes the shards, and returns the exit code once nobody needs the cluster any more and the shards have been told to end.
+        """Takes the shards, and returns the exit code once no participant needs the cluster and the shards have been asked to end.
 
         `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
         PsError if the shards are not to be had.

@@ -27,7 +27,7 @@ from ps_protocol.rpc.channel import Access, add_port, server_options
 from ps_protocol.rpc.server import handshake_handler
 from ps_protocol.security.permissions import CallerRole
 
-# Where others reach this chief: what it is told to say, where it listens, or, if that is everywhere, as its servers see it.
+# Where others reach this chief: the address to advertise, else where it listens, or, if that is everywhere, as its servers see it.
 
 
 _ANY_HOST = ("0.0.0.0", "::", "")

@@ -83,7 +83,7 @@ class ShardCalls:
         return f"ps {index} at {self.links[index].address}"
 
     def cause(self, index: int, error: PsError) -> str:
-        """Returns why a shard does not answer, for whoever is told which one that is."""
+        """Returns why a shard does not answer; the caller adds which shard."""
         return error.message.removeprefix(f"cannot reach {self.name(index)}: ")
 
     async def look_at(self, index: int) -> ShardStatus:

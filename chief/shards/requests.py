@@ -9,7 +9,7 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, P
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
-# What shards are sent for an instruction of the coordinator, and what it is told of them.
+# The requests to shards that carry out an instruction of the coordinator, and what it learns from the answers.
 
 
 # What storage fails with while it cannot be read, or until somebody lets it.

@@ -94,7 +94,7 @@ class ShardSide:
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
         self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
-        # What the thread that has brought a step about does itself, once it has told of everything.
+        # What the thread that completed a step does itself, after it has reported every event.
         self.own_work: deque[Work] = deque()
         self._working = threading.Lock()
         self._is_working = False
@@ -111,7 +111,7 @@ class ShardSide:
         return self._num_saving > 0
 
     def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
-        """Begins to look at the shards and to watch them; `on_failure` is told if they are not to be had."""
+        """Starts watching the shards; calls `on_failure` if they cannot be taken."""
         self.authority.chief_address = chief_address
         for link in self._replicas.links.values():
             link.attach(self._report)

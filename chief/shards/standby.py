@@ -495,7 +495,7 @@ class ReplicatedLink:
 
 
 _LOOK_INTERVAL_S = 0.5
-# How often the coordinator is told again of one that waits.
+# How often the coordinator is reminded of one that waits.
 _REMIND_S = 5.0
 _POLL_S = 5.0
 _RESTORE_TIMEOUT_S = 60.0

@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 class ShardWork:
     """The shards of one chief, and its place for checkpoints (`store` None: there is none).
 
-    `on_superseded` is told, in words, that another chief has the shards: then nothing is reported.
+    `on_superseded` is called with the reason when another chief has taken the shards; then nothing is reported.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ShardWork:
             else:
                 await self._keep_at(0, work, record)
         except Superseded as error:
-            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
+            self._on_superseded(error.message)  # no participant may learn what the other chief does not know
             return
         except PsError as error:
             failure = error.message

@@ -77,7 +77,7 @@ class LocalCluster:
             **self.spec.recovery.environment,
             **self._own_security,
         }
-        # The process with the chief must be told where the others are.
+        # The chief's process starts last: its flags name the addresses of the others.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._start_role(f"ps {index}"))
         for index in range(self.spec.num_ps if self.spec.has_standbys else 0):

@@ -1,4 +1,4 @@
-"""What a process did and was told, kept for `lockstep audit`: its records, as lines of JSON and a file of bytes. Knows files; no role."""
+"""What a process did and received, kept for `lockstep audit`: its records, as lines of JSON and a file of bytes. Knows files; no role."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSetti
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 
-# What a process did and was told, kept for `lockstep audit`: lines of JSON and a file of bytes.
+# What a process did and received: lines of JSON and a file of bytes.
 #
 # A process writes `NAME.jsonl`, one object a line, and `NAME.bin`, the arrays that the lines name by offset and length. Each record goes to
 # the system as soon as it is made, bytes before words, so that a process that is killed leaves everything but perhaps the end of its last
@@ -188,7 +188,7 @@ def note_contribution(history: HistoryWriter, header: PushHeader, gradients: Seg
 
 
 def note_outcome(history: HistoryWriter, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:
-    """Notes what the worker was told of its contribution: the name of a PushOutcome, or "UNKNOWN" if nobody could tell."""
+    """Notes the outcome that the worker received for its contribution: the name of a PushOutcome, or "UNKNOWN"."""
     words = {"push": list(_key(push_id)), "epoch": epoch, "outcome": outcome, "step": step, "applied_step": applied_step}
     history.write(OUTCOME, words)
 
@@ -204,7 +204,7 @@ def note_configured(history: HistoryWriter, settings: ShardSettings, *, shard: i
 
 
 def note_applied(history: HistoryWriter, request: ApplyRequest, *, shard: int, sha256: str) -> None:
-    """Notes a step that a shard has applied, with the digest of its variables afterwards; before anybody is told of it."""
+    """Notes a step that a shard has applied, with the digest of its variables afterwards, before it is announced."""
     history.write(APPLIED, {"shard": shard, "request": _json(codec.encode(request)), "sha256": sha256})
 
 
@@ -230,7 +230,7 @@ def note_restored(
 
 
 def note_step(history: HistoryWriter, *, epoch: int, step: int, contributors: Sequence[PushId], chief: int) -> None:
-    """Notes a step that all shards have applied, as the chief counts it, before anybody is told of it; `chief`: its incarnation."""
+    """Notes a step that all shards have applied, as the chief counts it, before it is announced; `chief`: its incarnation."""
     history.write(STEP, {"epoch": epoch, "step": step, "contributors": [list(_key(one)) for one in contributors], "chief": chief})
 
 

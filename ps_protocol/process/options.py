@@ -98,7 +98,7 @@ class Option(Generic[T]):
 
 
 class Given:
-    """What a process was told: each option by its flag, else its variable, else its default. Checks a text when it is asked for."""
+    """The options given to a process: each by its flag, else its variable, else its default. Checks a text when it is asked for."""
 
     def __init__(self, flags: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._flags = flags
@@ -145,7 +145,7 @@ class _Parser(argparse.ArgumentParser):
 def read_options(
     program: Program, arguments: Sequence[str], *, environment: Mapping[str, str], prog: str, description: str, epilog: str | None = None
 ) -> Given:
-    """Returns what a role was told. Raises InvalidSpec for arguments that it doesn't take."""
+    """Returns the options given to a role. Raises InvalidSpec for arguments that it doesn't take."""
     parser = _Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
     add_options(parser, options_of(program))
     return Given(vars(parser.parse_args(arguments)), environment)

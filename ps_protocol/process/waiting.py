@@ -122,7 +122,7 @@ class _Wait:
 # Says that a call has had no answer for too long, while it still blocks.
 #
 # `call` speaks between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
-# the deadline ends it. Nobody shall wait over 2 s without being told what for, so a thread of its own looks at the calls under way.
+# the deadline ends it. Any wait over 2 s is logged with its reason, so a separate thread checks the calls under way.
 # Where that may be mended, as by looking for a server that has moved, it sounds an alarm as well.
 
 

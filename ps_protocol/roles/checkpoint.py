@@ -37,9 +37,9 @@ class ChosenPush:
 class ChiefRecord:
     """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
-    `rejects_nonfinite`: whether the shards have been told to refuse gradients that are not finite.
+    `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
-    Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that, as somebody may have been told, and the training data done.
+    Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that (a worker may know it) and the training data done.
     `earlier`: the life of the cluster, and its chief, that made the checkpoint which the present life has begun with.
     """
 

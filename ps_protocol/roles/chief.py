@@ -379,7 +379,7 @@ class Chief(Protocol):
     def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
         """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch.
 
-        Without `may_initialize` the caller is never told to INITIALIZE, and its model becomes the agreed one only where the
+        Without `may_initialize` the caller never gets INITIALIZE, and its model becomes the agreed one only where the
         parameter servers hold values of it already.
         """
 

@@ -261,7 +261,7 @@ class ShardReport:
 class ShardStatus:
     """Whose a shard is, which step it has, and its report.
 
-    `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has told it.
+    `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has set it.
     `slots`: names of the optimizers' slots, sorted.
     """
 

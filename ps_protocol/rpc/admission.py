@@ -111,7 +111,7 @@ class StandingCalls:
             return
         log.warning("ended a standing call, since its token was removed role=%s peer=%s", role.value, context.peer())
         self._forget(context)
-        # The caller begins it again, and is then told that its token is not good.
+        # The caller opens the stream again, and is then refused for its token.
         context.cancel()
 
 

@@ -233,7 +233,7 @@ Result = TypeVar("Result")
 
 
 class StandingStream:
-    """A stream that outlives its uses. Thread-safe: one use at a time, whoever comes meanwhile is told to do without."""
+    """A stream that outlives its uses. Thread-safe: one use at a time; a second caller gets an answer at once and does without."""
 
     def __init__(self, connection: Connection, method: str, *, deadlines: CallDeadlines) -> None:
         self._connection = connection

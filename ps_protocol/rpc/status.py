@@ -165,7 +165,7 @@ def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
 
 
 def defect(server_name: str) -> InternalError:
-    """Logs the exception that is being handled, and returns what the caller is told of it."""
+    """Logs the exception that is being handled, and returns the error that the caller gets."""
     number = secrets.token_hex(4)
     log.exception("internal error number=%s", number)
     return InternalError(f"internal error {number} (see the log of {server_name})")

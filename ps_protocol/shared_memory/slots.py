@@ -134,14 +134,14 @@ class WorkerSlots:
         return PushReply(result=PushResult.STAGED, step=self._board[at.OPEN_STEP])
 
     def begin_call(self, slot: WorkerSlot, header: PushHeader) -> bool:
-        """Notes that the shard is about to be told of a contribution in the slot; whether it may have been told before."""
+        """Notes that a call about the contribution in the slot begins; returns whether an earlier call may have reached the shard."""
         is_repeated = slot.sequence == header.push_id.sequence
         slot.sequence, slot.step = header.push_id.sequence, header.step
         self.pass_over(header)
         return is_repeated
 
     def pass_over(self, header: PushHeader) -> None:
-        """Notes that the shard is told of this contribution: whether it is a repetition, only the shard knows from now on."""
+        """Notes that this contribution goes to the shard by a call: from now on only the shard knows whether it is a repetition."""
         self._last_sequence = max(self._last_sequence, header.push_id.sequence)
 
     def end_call(self, slot: WorkerSlot, header: PushHeader, result: PushResult, *, is_repeated: bool) -> None:
@@ -152,9 +152,9 @@ class WorkerSlots:
             self._remember(header, result)
 
     def release(self, sequences: Sequence[int]) -> tuple[int, ...]:
-        """Frees the slots of contributions that nobody will apply; returns those of `sequences` that the shard must be told of.
+        """Frees the slots of contributions that nobody will apply; returns those of `sequences` that the shard has to free itself.
 
-        These are the ones that it was told of: it holds them by itself.
+        It holds the contributions that reached it by a call.
         """
         mine = {slot.sequence: slot for slot in self._slots if slot.is_busy}
         told = []

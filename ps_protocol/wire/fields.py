@@ -10,7 +10,7 @@ A field and its namesake are compiled by the dataclass's annotation:
 - an enum goes by the names of its members; 0 is what was left out: None, the default, or a fault.
 - seconds (`…_s`) are a Duration, and a PsError is a CallError.
 
-Each fault is told with its place, for example "variables[3]: policy.name: got 9".
+Each error names the place of the fault, for example "variables[3]: policy.name: got 9".
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Contributions on their way into a step, and which push ids were seen and applied. Knows push ids, steps and buffers; no lock, no wire.
 
-A contribution is open while its bytes arrive, then staged until its step is applied. Whatever ends it otherwise gives it an outcome (a
-reply or an error): its memory goes back, and its stream is told at the next frame. Memory into which another thread is copying at that
+A contribution is open while its bytes arrive, then staged until its step is applied. If it ends in any other way it gets an outcome (a
+reply or an error): its memory is freed, and its stream sees that at the next frame. Memory into which another thread is copying at that
 moment goes back when that copy ends (`begin_write`, `end_write`). The caller holds its lock for every call.
 
 Strictly, a contribution belongs to the step of its variables: when that is applied without it, it is stale. Where any step is accepted,

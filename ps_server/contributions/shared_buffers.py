@@ -23,7 +23,7 @@ _STEPS_OF_THE_LOST = 2
 
 
 class SharedBuffer:
-    """One buffer. `num_held`: contributions in it that the shard was told of and still holds."""
+    """One buffer. `num_held`: contributions in it that the shard knows and still holds."""
 
     def __init__(self, memory: Array, words: Words, *, worker: int, incarnation: int, epoch: int) -> None:
         self.memory = memory

@@ -199,7 +199,7 @@ class Table:
         self._progress = _Progress(step, None)
 
     def rebase(self, step: int) -> None:
-        """Says that the rows are those of `step`; readers of any other are told that it is gone."""
+        """Declares the rows to be those of `step`. Readers of any other step get StepGone."""
         self._progress = _Progress(step, None)
 
     def skip(self) -> None:

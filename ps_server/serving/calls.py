@@ -47,7 +47,7 @@ SERVICE, ACCUMULATOR_SERVICE = _DESCRIPTORS
 
 
 class ParameterService:
-    """Serves one shard. Thread-safe. `on_chief_call` is told of each call that a chief makes; it must not block.
+    """Serves one shard. Thread-safe. `on_chief_call` is called for each call from a chief; it must not block.
 
     `is_chief`: whether a caller may speak for the chief, in a method that others may call as well.
     """

@@ -595,7 +595,7 @@ class _Wait:
 class CommandStream:
     """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread.
 
-    `on_chief_call` is told of each command; it must not block.
+    `on_chief_call` is called for each command; it must not block.
     """
 
     def __init__(
@@ -646,7 +646,7 @@ class CommandStream:
         self._stream.rest()
 
     def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
-        """Carries out a command and answers it, before readers are told that there is a new step. Raises MalformedMessage."""
+        """Carries out a command and answers it before readers learn of the new step. Raises MalformedMessage."""
         message = decode_message(pb.CommandShardRequest, data)
         self._on_chief_call()
         try:

@@ -321,7 +321,7 @@ class CheckpointPlan:
         return sum(file.num_bytes for file in self.files)
 
     def read(self, storage: CheckpointStorage, tensors: Iterable[StateTensor], *, on_progress: Callable[[int], None]) -> HiddenState:
-        """Reads all files, fills the tensors, and returns the rest of the state. `on_progress` is told the bytes read so far, now and then.
+        """Reads all files, fills the tensors, and returns the rest of the state. `on_progress` is called with the bytes read so far.
 
         Raises DataLoss if a file is not what was written, CheckpointMismatch if it lacks something, what the storage raises, and what
         `on_progress` raises.

@@ -1,6 +1,6 @@
 """Who is let in, whose turn it is, who reads and who waits: the shard's one lock. Knows threads, epochs and chiefs; no model.
 
-A step takes its turn alone, arrivals share theirs; whoever waits for a step without a thread is told when anything has changed.
+A step takes its turn alone, arrivals share theirs; a waiter without a thread registers a listener, which is called after each change.
 """
 
 import time
@@ -281,7 +281,7 @@ class _Reader:
 
 
 class Fences:
-    """Epoch, incarnation and life that calls must have, as chiefs have told them.
+    """Epoch, incarnation and life that calls must have. Chiefs set them.
 
     `name` is the server's, for texts. The caller serialises the calls.
     """

@@ -116,7 +116,7 @@ class Push:
 class Creation:
     """Initial values on their way in; leaving the `with` block before `finish` drops them without effect. For one thread.
 
-    `model` None: the variables stand already, and nothing is wanted. `end` is called once, and told whether all values are there.
+    `model` None: the variables exist already, and no values are needed. `end` is called once, with whether all values have arrived.
     """
 
     def __init__(self, gate: Gate, spec: ShardSpec, model: ShardModel | None, *, end: "Callable[[Creation, bool], None]") -> None:

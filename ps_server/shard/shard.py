@@ -63,7 +63,7 @@ _LARGE_BYTES = 16 << 20
 class Shard:
     """Holds one shard. Thread-safe. `process_incarnation` is random for each start; `memory_limit_bytes` None: no limit.
 
-    `on_shutdown` is told the reason when the chief asks the process to end. `apply_threads` share the work of a step, and are the caller's.
+    `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share the work of a step; the caller owns them.
     `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
     `run_in_background` begins the writing and the reading of checkpoints (None: in threads). `history` is kept if it is given.
     """
@@ -222,7 +222,7 @@ class Shard:
     def apply_step(self, request: ApplyRequest, *, on_applied: Callable[[ApplyReply], object] | None = None) -> ApplyReply:
         """Applies a step. A repetition, also one that comes while the first is at work, is answered when that is done.
 
-        `on_applied` is told before those who wait for the step.
+        `on_applied` is called before the waiters for the step wake up.
         """
         try:
             failpoint("ps.apply.before")
@@ -704,7 +704,7 @@ class ShardHistory:
             events.note_configured(self._writer, settings, shard=model.spec.shard)
 
     def applied(self, model: ShardModel, request: ApplyRequest) -> None:
-        """A step has been applied, and nobody has been told yet."""
+        """A step has been applied; its waiters are still asleep."""
         if self._writer is not None:
             events.note_applied(self._writer, request, shard=model.spec.shard, sha256=_digest(model))
 

@@ -20,7 +20,7 @@ _FEWEST_BETWEEN = 40
 # … and so many steps of which each is saved.
 _SAVED = ((1 << 16, 60), (1 << 21, 40), (1 << 24, 20))
 _FEWEST_SAVED = 10
-# A save is asked for when a step is told: the next ones may wait for it.
+# A save begins when a step is announced: the next ones may wait for it.
 _NUM_AFTER = 3
 COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, beyond", "without one", "a copy", "step, ms")
 

@@ -88,7 +88,7 @@ def in_words(report: dict[str, Any]) -> str:
             f"  chief: {report['chief_empty_bytes'] / 1e6:.0f} MB alone, {report['chief_bytes'] / 1e6:.0f} MB with all of them,"
             f" {report['chief_peak_bytes'] / 1e6:.0f} MB at most",
             f"  registered in {report['registration_s']:.2f} s; heartbeats alone take {report['heartbeat_cpu']:.1%} of a core of the chief;"
-            f" lockstep status {report['status_s']:.2f} s; all ended {report['end_s']:.2f} s after they were told",
+            f" lockstep status {report['status_s']:.2f} s; all ended {report['end_s']:.2f} s after the request",
         ]
     )
 

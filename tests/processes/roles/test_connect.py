@@ -241,7 +241,7 @@ def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     stop(ps)
     stack.callback(ps.send_signal, signal.SIGCONT)
-    with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: the parameter servers are being told") as caught:
+    with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: new settings are on their way") as caught:
         session.set_policy(worker_client.async_policy(), timeout_s=1)
     assert caught.value.message.endswith("; the change will be made all the same")
     wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")

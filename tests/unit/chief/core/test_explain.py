@@ -26,12 +26,12 @@ def test_a_change_of_policy_that_a_stopped_server_holds_up_is_told_as_that() -> 
     (first,) = driver.train(0)
     first.push()
     driver.set_policy(PolicySpec(name=PolicyName.ASYNC))
-    assert words(driver) == "the parameter servers are being told of new settings"
+    assert words(driver) == "new settings are on their way to the parameter servers"
     driver.send(ev.ShardUnreachable(shard=1, why="no answer"))
     driver.pass_time(4.0)
     assert words(driver) == (
         "ps 1 at host-p:5001 has not answered for 4.0 s (no answer); if it is gone its variables are lost and the cluster must be started"
-        " again; the parameter servers are being told of new settings"
+        " again; new settings are on their way to the parameter servers"
     )
     assert driver.coordinator.status(driver.now).waiting_for == words(driver)
 

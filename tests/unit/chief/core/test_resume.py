@@ -258,7 +258,7 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver.is_manual = False
     driver.new_chief()
     assert driver.coordinator.state is ClusterState.RECOVERING
-    assert "step 3 is saved before it is told" in driver.coordinator.explain(driver.now)
+    assert "step 3 is saved before it is announced" in driver.coordinator.explain(driver.now)
     driver.full = False
     driver.pass_time(1.5)
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
