@@ -208,7 +208,7 @@ class Coordinator:
             reason=situation.reason,
             global_step=policy.step,
             max_steps=config.max_steps,
-            policy=policy.spec.text,
+            policy=policy.spec,
             replicas_to_aggregate=config.num_required if self._training.is_quorum_lowered else policy.num_required,
             total_num_replicas=config.num_workers or 0,
             num_contributions=policy.num_contributions,

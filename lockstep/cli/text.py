@@ -144,12 +144,7 @@ def policy_text(status: ClusterStatus) -> str:
     needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
     if status.min_replicas and status.min_replicas < status.replicas_to_aggregate:
         needs += f" (when workers are gone as many as are left, {status.min_replicas} at least)"
-    return f"policy {status.policy}: {needs if is_sync(status) else 'every contribution is a step'}, {expected}"
-
-
-def is_sync(status: ClusterStatus) -> bool:
-    """Whether a step is the mean of several contributions."""
-    return status.policy.startswith("sync")
+    return f"policy {status.policy.text}: {needs if status.policy.has_common_steps else 'every contribution is a step'}, {expected}"
 
 
 def _headline(status: ClusterStatus) -> Iterator[str]:
@@ -163,7 +158,7 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
         yield f"optimizer {printable(status.optimizer)}{version}"
     if status.max_observed_staleness:
         yield f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old"
-    if status.state is ClusterState.TRAINING and is_sync(status):
+    if status.state is ClusterState.TRAINING and status.policy.has_common_steps:
         count = f"{status.num_contributions} of {status.replicas_to_aggregate} contributions"
         yield f"this step: {count} after {duration_text(status.step_age_s)}"
     if status.waiting_for:
@@ -299,7 +294,7 @@ def _situation(status: ClusterStatus) -> str:
     step = f"step {status.global_step}" + (f" of {status.max_steps}" if status.max_steps is not None else "")
     if status.state is not ClusterState.TRAINING:
         return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: {_DOING[status.state]}"
-    needs = f", with {status.num_contributions} of {status.replicas_to_aggregate} contributions" if is_sync(status) else ""
+    needs = f", with {status.num_contributions} of {status.replicas_to_aggregate} contributions" if status.policy.has_common_steps else ""
     return f"cluster {status.cluster!r}, {step}, epoch {status.epoch}: open for {duration_text(status.step_age_s)}{needs}"
 
 
@@ -354,6 +349,6 @@ def _next(status: ClusterStatus) -> str:
         return "if the parameter server comes back with its model the step goes on; if its model is lost, so is the training"
     if not status.waiting_for:
         return "the step is applied when its contributions have arrived, and every waiting worker goes on at once"
-    if is_sync(status) and status.min_replicas:
+    if status.policy.has_common_steps and status.min_replicas:
         return f"when a lease ends, the step needs a contribution less, {status.min_replicas} at least"
     return "as soon as what is missing has come, the step is applied and every waiting worker goes on"

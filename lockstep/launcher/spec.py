@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process import options
 from ps_protocol.process.options import Given, Option, Program
 
@@ -106,7 +106,7 @@ class ClusterSpec:
     @property
     def is_sync(self) -> bool:
         """Whether a step is the mean of several contributions; with the other policies every contribution is a step."""
-        return self.policy.name is PolicyName.SYNC
+        return self.policy.has_common_steps
 
     @property
     def replicas_to_aggregate(self) -> int:
@@ -116,7 +116,7 @@ class ClusterSpec:
     @property
     def num_workers_needed(self) -> int:
         """Workers without whom training cannot go on."""
-        if not self.is_sync or self.policy.tokens is TokenMode.FIFO:
+        if not self.policy.needs_many_workers:
             return 1
         if self.recovery.min_replicas is not None:
             return self.recovery.min_replicas
@@ -152,7 +152,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
         _check_restore(given)
         num_workers = given[options.NUM_WORKERS] or num_workers
         if num_backups is None:
-            num_backups = int(policy.name is PolicyName.SYNC and num_workers > 1)
+            num_backups = int(policy.has_common_steps and num_workers > 1)
         backups = given[options.BACKUP_WORKERS]
         return ClusterSpec(
             num_ps=given[options.NUM_PS] or num_ps,

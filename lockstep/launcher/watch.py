@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
-from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, ParticipantKind
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ _TRAINING_PERIOD_S = 1.0
 _CLOSE_PERIOD_S = 0.5
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
-_STRICT, _FIFO = PolicySpec().text, PolicySpec(tokens=TokenMode.FIFO).text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +59,14 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
     if status is None:
         return StepNeeds(num_workers=spec.num_workers_needed, text=spec.needs_text)
     needs = f"a step needs {status.replicas_to_aggregate}"
-    if status.policy == _STRICT:
+    if status.policy.needs_many_workers:
         places = status.total_num_replicas or spec.num_workers
         num_workers = min(status.replicas_to_aggregate, places, spec.num_workers)
         if status.min_replicas:
             num_workers, needs = min(num_workers, status.min_replicas), f"{needs}, or what is left of them, {status.min_replicas} at least"
         return StepNeeds(num_workers=num_workers, text=needs)
-    text = needs if status.policy == _FIFO else "every contribution is a step"
-    return StepNeeds(num_workers=1, text=f"policy {status.policy}: {text}")
+    text = needs if status.policy.has_common_steps else "every contribution is a step"
+    return StepNeeds(num_workers=1, text=f"policy {status.policy.text}: {text}")
 
 
 class ChiefPoller:

@@ -176,7 +176,7 @@ def result_of(
     num_dropped = after.num_stale + after.num_late - before.num_stale - before.num_late
     num_contributions = num_dropped + num_steps * num_required
     return SimulationResult(
-        policy=after.policy,
+        policy=after.policy.text,
         num_workers=after.total_num_replicas,
         num_required=num_required,
         num_steps=num_steps,

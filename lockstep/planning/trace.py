@@ -185,9 +185,9 @@ class TraceRecorder:
 
 
 def _check_strict(status: ClusterStatus) -> None:
-    if status.policy != "sync":
+    if not status.policy.needs_many_workers:
         raise InvalidSpec(
-            f"the cluster's policy is {status.policy}: times can be recorded under sync only; let the program write them itself"
+            f"the cluster's policy is {status.policy.text}: times can be recorded under sync only; let the program write them itself"
         )
     if status.total_num_replicas and status.replicas_to_aggregate > status.total_num_replicas:
         needs = f"{status.replicas_to_aggregate} contributions of {status.total_num_replicas} workers"

@@ -1,7 +1,8 @@
 """How a cluster coordinates its workers, as a value: the one knob. Knows names and numbers; decides nothing."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 from ps_protocol.errors import InvalidSpec
 
@@ -73,35 +74,83 @@ class PolicySpec:
                 raise InvalidSpec(f"{field}: got {value!r}, want a whole number")
 
     def _check_combination(self) -> None:
-        if self.name is not PolicyName.SYNC and self.tokens is not TokenMode.STRICT:
-            raise InvalidSpec(f"tokens: only the policy sync has a choice of tokens, not {self.text}")
-        if self.name is not PolicyName.ASYNC and not self.use_locking:
-            raise InvalidSpec("use_locking=False: only the policy async has updates without a lock")
-        if self.max_staleness is not None and (self.name is PolicyName.SYNC or not self.use_locking):
-            why = "async without locking applies before anybody can look" if not self.use_locking else "sync drops whatever is stale"
+        if self.max_staleness is not None and not self.use_locking:
+            why = "async without locking applies before anybody can look"
             raise InvalidSpec(f"max_staleness: {why}; use it with ssp, or with async and use_locking=True")
+        for field in sorted(PARAMETERS - self.kind.parameters):
+            if getattr(self, field) != _DEFAULTS[field]:
+                raise InvalidSpec(f"{field}: it is for the policy {users_text(field)}, not {self.kind.text(self)}")
+
+    @property
+    def kind(self) -> "PolicyKind":
+        """What is true of all policies of this name."""
+        return KINDS[self.name]
 
     @property
     def text(self) -> str:
         """The policy in a few words, for status and logs: "sync", "sync, fifo tokens", "ssp(2)", "async, unlocked"."""
-        if self.name is PolicyName.SYNC:
-            return "sync" if self.tokens is TokenMode.STRICT else "sync, fifo tokens"
-        words = f"ssp({self.staleness})" if self.name is PolicyName.SSP else "async" + ("" if self.use_locking else ", unlocked")
+        words = self.kind.text(self)
         if self.max_staleness is None:
             return words
         return f"{words}, {'drops' if self.too_stale is TooStale.DROP else 'scales'} beyond staleness {self.max_staleness}"
 
     @property
+    def has_common_steps(self) -> bool:
+        """Whether a step is the mean of several contributions; else each contribution is a step."""
+        return self.kind.has_common_steps
+
+    @property
+    def needs_many_workers(self) -> bool:
+        """Whether a step that needs R contributions needs as many workers, one contribution of each."""
+        return self.has_common_steps and self.tokens is TokenMode.STRICT
+
+    @property
     def reads_latest(self) -> bool:
         """Whether a worker reads the newest variables there are, rather than exactly those of its local step."""
-        return self.name is not PolicyName.SYNC or self.tokens is TokenMode.FIFO
+        return not self.needs_many_workers
 
     @property
     def accepts_stale(self) -> bool:
         """Whether shards take contributions of steps gone by."""
-        return self.name is not PolicyName.SYNC
+        return not self.has_common_steps
 
     @property
     def applies_on_arrival(self) -> bool:
         """Whether shards apply a contribution as it comes, without the chief's word."""
         return not self.use_locking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyKind:
+    """The policies of one name: which numbers of PolicySpec they have a use for, what they are called, and what a step is made of."""
+
+    parameters: frozenset[str]
+    text: Callable[[PolicySpec], str]
+    has_common_steps: bool = False
+
+
+def _sync_text(policy: PolicySpec) -> str:
+    return "sync" if policy.tokens is TokenMode.STRICT else "sync, fifo tokens"
+
+
+def _ssp_text(policy: PolicySpec) -> str:
+    return f"ssp({policy.staleness})"
+
+
+def _async_text(policy: PolicySpec) -> str:
+    return "async" if policy.use_locking else "async, unlocked"
+
+
+KINDS: Mapping[PolicyName, PolicyKind] = {
+    PolicyName.SYNC: PolicyKind(parameters=frozenset({"tokens", "num_tokens"}), text=_sync_text, has_common_steps=True),
+    PolicyName.SSP: PolicyKind(parameters=frozenset({"staleness", "max_staleness", "too_stale"}), text=_ssp_text),
+    PolicyName.ASYNC: PolicyKind(parameters=frozenset({"use_locking", "max_staleness", "too_stale"}), text=_async_text),
+}
+# The numbers that only some have a use for; R and T are every policy's.
+PARAMETERS = frozenset[str]().union(*(kind.parameters for kind in KINDS.values()))
+_DEFAULTS = {field.name: field.default for field in fields(PolicySpec)}
+
+
+def users_text(parameter: str) -> str:
+    """Returns the names of the policies that have a use for a number, for example "async and ssp"."""
+    return " and ".join(sorted(name.name.lower() for name, kind in KINDS.items() if parameter in kind.parameters))

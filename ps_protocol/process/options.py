@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.policy import KINDS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security
 
 T = TypeVar("T")
@@ -361,8 +361,8 @@ BACKUP_WORKERS: Option[int | None] = Option(
     name="backup-workers",
     parse=_whole(least=0),
     default=None,
-    words="sync: a step does not wait for the slowest B of --workers",
-    programs=(CHIEF, UP, DEMO),
+    words="sync: a step does not wait for the slowest B of the workers",
+    programs=(CHIEF, UP, DEMO, CHANGE),
     metavar="B",
     otherwise="0; a demo: 1, if it has several workers",
 )
@@ -427,7 +427,7 @@ POLICY = Option(
     default=PolicyName.SYNC,
     words="how workers are coordinated; may be changed while training",
     programs=(CHIEF, UP, DEMO),
-    metavar="sync|ssp|async",
+    metavar="|".join(name.name.lower() for name in PolicyName),
     group=POLICY_GROUP,
 )
 TOKENS: Option[TokenMode] = Option(
@@ -740,24 +740,15 @@ SECURITY_VARIABLES = tuple(option.variable for option in TABLE if option.group =
 def policy_of(given: Given, *, name: PolicyName | None = None, contributions: int | None = None) -> PolicySpec:
     """Returns the policy; `name` in place of --policy. Raises InvalidSpec, also for a number that the policy has no use for."""
     name = name or given[POLICY]
-    for option, users in _USERS.items():
-        if given[option] != option.default and name not in users:
-            words = " and ".join(sorted(user.name.lower() for user in users))
-            raise InvalidSpec(f"{given.source(option)}: it is for the policy {words}, not {name.name.lower()}")
+    for option, parameter in _PARAMETERS.items():
+        if given[option] != option.default and parameter not in KINDS[name].parameters:
+            raise InvalidSpec(f"{given.source(option)}: it is for the policy {users_text(parameter)}, not {name.name.lower()}")
     if NUM_TOKENS in given and given[TOKENS] is not TokenMode.FIFO:
         raise InvalidSpec(f"{given.source(NUM_TOKENS)}: only --tokens fifo has it")
     if TOO_STALE in given and given[MAX_STALENESS] is None:
         raise InvalidSpec(f"{given.source(TOO_STALE)}: give --max-staleness, beyond which a contribution is too stale")
-    return PolicySpec(
-        name=name,
-        tokens=given[TOKENS],
-        num_tokens=given[NUM_TOKENS],
-        replicas_to_aggregate=contributions,
-        staleness=given[STALENESS],
-        use_locking=not given[NO_LOCKING],
-        max_staleness=given[MAX_STALENESS],
-        too_stale=given[TOO_STALE],
-    )
+    numbers: dict[str, Any] = {parameter: _turned(option, given[option]) for option, parameter in _PARAMETERS.items()}
+    return PolicySpec(name=name, replicas_to_aggregate=contributions, **numbers)
 
 
 def words_of(told: Mapping[Option[Any], object], role: Program) -> list[str]:
@@ -767,26 +758,25 @@ def words_of(told: Mapping[Option[Any], object], role: Program) -> list[str]:
 
 def policy_words(policy: PolicySpec) -> list[str]:
     """Returns the arguments by which a chief begins with this policy."""
-    values: dict[Option[Any], object] = {
-        POLICY: policy.name,
-        TOKENS: policy.tokens,
-        NUM_TOKENS: policy.num_tokens,
-        STALENESS: policy.staleness,
-        NO_LOCKING: not policy.use_locking,
-        MAX_STALENESS: policy.max_staleness,
-        TOO_STALE: policy.too_stale,
-    }
+    values: dict[Option[Any], object] = {POLICY: policy.name}
+    values.update((option, _turned(option, getattr(policy, parameter))) for option, parameter in _PARAMETERS.items())
     return [word for option, value in values.items() if value != option.default for word in option.flag_words(value)]
 
 
-_USERS: dict[Option[Any], set[PolicyName]] = {
-    TOKENS: {PolicyName.SYNC},
-    NUM_TOKENS: {PolicyName.SYNC},
-    STALENESS: {PolicyName.SSP},
-    NO_LOCKING: {PolicyName.ASYNC},
-    MAX_STALENESS: {PolicyName.SSP, PolicyName.ASYNC},
-    TOO_STALE: {PolicyName.SSP, PolicyName.ASYNC},
+# The numbers of a PolicySpec by the options that give them.
+_PARAMETERS: dict[Option[Any], str] = {
+    TOKENS: "tokens",
+    NUM_TOKENS: "num_tokens",
+    STALENESS: "staleness",
+    NO_LOCKING: "use_locking",
+    MAX_STALENESS: "max_staleness",
+    TOO_STALE: "too_stale",
 }
+
+
+def _turned(option: Option[Any], value: Any) -> Any:
+    """The flag says the opposite of what the policy does."""
+    return not value if option is NO_LOCKING else value
 
 
 def security_of(given: Given, *, is_server: bool = False) -> Security:

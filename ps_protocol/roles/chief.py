@@ -335,7 +335,7 @@ class ClusterStatus:
     reason: str
     global_step: int
     max_steps: int | None
-    policy: str
+    policy: PolicySpec
     replicas_to_aggregate: int
     total_num_replicas: int
     num_contributions: int

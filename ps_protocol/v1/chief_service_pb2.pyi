@@ -490,7 +490,7 @@ class GetClusterStatusResponse(_message.Message):
     reason: str
     global_step: int
     max_steps: int
-    policy: str
+    policy: PolicySpec
     replicas_to_aggregate: int
     total_num_replicas: int
     num_contributions: int
@@ -511,7 +511,7 @@ class GetClusterStatusResponse(_message.Message):
     last_rollback: str
     min_replicas: int
     data: DataStatus
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[str] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardLink, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("durability", "tag", "step", "age", "saving", "failure")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ShardLink
 
 
@@ -39,7 +40,7 @@ def cluster_status(*workers: ParticipantStatus, **changes: Any) -> ClusterStatus
         "reason": "",
         "global_step": 41,
         "max_steps": 600,
-        "policy": "sync",
+        "policy": PolicySpec(),
         "replicas_to_aggregate": 2,
         "total_num_replicas": 2,
         "num_contributions": 1,

@@ -110,7 +110,7 @@ class FakeSession:
         policy = self.cluster.policy
         return SimpleNamespace(
             state=state,
-            policy=policy.text,
+            policy=policy,
             replicas_to_aggregate=policy.replicas_to_aggregate,
             total_num_replicas=policy.total_num_replicas,
         )

@@ -366,7 +366,7 @@ class Membership:
 
     def applies_on_arrival(self) -> bool:
         """Asks the chief whether shards apply each contribution at once and without a lock, so that they have no common steps."""
-        return "unlocked" in self.status(max_ledger_entries=0).policy
+        return self.status(max_ledger_entries=0).policy.applies_on_arrival
 
     def leave(self, failure: str) -> None:
         """Ends the lease and all connections, in at most 2 s. Idempotent."""

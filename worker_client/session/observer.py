@@ -197,9 +197,9 @@ class Observer:
     def _read_newest(self, variables: VariableMemory, wait: Wait) -> None:
         while True:
             status = self.status()
-            if not status.policy.startswith("sync"):
+            if not status.policy.has_common_steps:
                 self._step = None
-                self._step = variables.fetch_latest(is_aligned="unlocked" not in status.policy)
+                self._step = variables.fetch_latest(is_aligned=not status.policy.applies_on_arrival)
                 return
             try:
                 self._fetch(variables, status.global_step)

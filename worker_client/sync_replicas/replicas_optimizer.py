@@ -196,9 +196,9 @@ class SyncReplicasHook(SessionRunHook):
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
         """Raises RuntimeError if the cluster trains in another way, as when the chief worker runs without this hook's optimizer."""
         status = session.status()
-        if status.state is ClusterState.TRAINING and not status.policy.startswith("sync"):
+        if status.state is ClusterState.TRAINING and not status.policy.has_common_steps:
             raise RuntimeError(
-                f"Init operations did not make model ready for SyncReplicasOptimizer local_init: the cluster trains {status.policy};"
+                f"Init operations did not make model ready for SyncReplicasOptimizer local_init: the cluster trains {status.policy.text};"
                 " have the chief worker use the same SyncReplicasOptimizer, with make_session_run_hook(is_chief=True)"
             )
 

@@ -140,7 +140,7 @@ def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | Non
     status = session.status()
     is_under_way = status.state is ClusterState.TRAINING
     counts = (policy.replicas_to_aggregate, policy.total_num_replicas)
-    is_same = status.policy == policy.text and all(
+    is_same = status.policy.text == policy.text and all(
         want is None or want == have for want, have in zip(counts, (status.replicas_to_aggregate, status.total_num_replicas), strict=True)
     )
     if session.is_finished or status.state is ClusterState.FINISHED or (is_under_way and is_same):

@@ -55,6 +55,14 @@ def test_policy_and_learning_rate_change_between_two_steps(running: LocalCluster
         assert "optimizer sgd" in status and "0.25" in status and ", version " in status
 
 
+def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(running: LocalCluster) -> None:
+    chief = running.chief_address
+    changed = lockstep_here("policy", "sync", "--backup-workers", "1", "--chief", chief)
+    assert (changed.returncode, changed.stderr) == (0, "")
+    shown = lockstep_here("policy", "--chief", chief).stdout
+    assert shown == "policy sync: a step needs 1 contribution, 2 workers expected\n"
+
+
 def test_the_placement_is_shown_as_text_and_as_json(running: LocalCluster) -> None:
     chief = running.chief_address
     assert "no model yet" in lockstep("status", "--placement", "--chief", chief).stdout
@@ -79,6 +87,10 @@ def test_the_placement_is_shown_as_text_and_as_json(running: LocalCluster) -> No
             2,
             "Too few tokens to finish the first step: 0 (given) vs 1",
         ),
+        ("policy sync --backup-workers 2", 2, "--backup-workers: got 2, want 0 to 1, since the cluster has 2 workers"),
+        ("policy sync --backup-workers 1 --replicas-to-aggregate 1", 2, "say the same in two ways"),
+        ("policy async --backup-workers 1", 2, "--backup-workers: only the policy sync has steps of several contributions, not async"),
+        ("policy --backup-workers 1", 2, "--backup-workers: of which policy? name it: lockstep policy sync | ssp | async"),
         ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
     ],
 )

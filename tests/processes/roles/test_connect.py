@@ -248,5 +248,5 @@ def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_
     with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
         session.set_policy(worker_client.async_policy(), timeout_s=0)
     os.kill(ps.pid, signal.SIGCONT)
-    wait_until(lambda: session.status().policy == "async", what="the change")
+    wait_until(lambda: session.status().policy.text == "async", what="the change")
     assert session.step({"w": np.ones(3)}, timeout_s=20).applied_step == 0

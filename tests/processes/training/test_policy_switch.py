@@ -42,14 +42,14 @@ def await_everybody(cluster: RealCluster) -> None:
     wait_until(
         lambda: all(now >= then + STEPS_A_PHASE for now, then in zip(num_accepted(cluster), before, strict=True)),
         timeout_s=20,
-        what=f"every worker goes on under {cluster.observer.status().policy}",
+        what=f"every worker goes on under {cluster.observer.status().policy.text}",
     )
 
 
 def switch(cluster: RealCluster, policy: PolicySpec) -> int:
     """Changes the policy, sees that everybody goes on under it, and returns the first step under it."""
     step = cluster.observer.set_policy(policy, timeout_s=20)
-    assert cluster.observer.status().policy == policy.text
+    assert cluster.observer.status().policy == policy
     await_everybody(cluster)
     return step
 

@@ -58,7 +58,7 @@ def test_contribution_counted_under_sync_is_applied_when_the_policy_becomes_asyn
         set_policy(chief, ASYNC)
         token = first.wait()
         assert (token.result, token.reads_latest) == (TokenResult.TOKEN, True)
-        assert chief.status().policy == "async"
+        assert chief.status().policy.text == "async"
         late = second.wait(second.push(value=1.0)).commit
         assert late is not None
         assert (late.outcome, late.applied_step, late.staleness) == (PushOutcome.ACCEPTED, 1, 1)
@@ -153,5 +153,5 @@ def test_settings_that_cannot_be_right_are_refused_and_change_nothing(chief: Grp
         with pytest.raises(errors.InvalidSpec, match=r"Too few tokens to finish the first step: 0 \(given\) vs 2 \(needed\)"):
             set_policy(chief, too_few)
         status = chief.status()
-        assert (status.policy, status.hyperparameters_version) == ("sync", 0)
+        assert (status.policy.text, status.hyperparameters_version) == ("sync", 0)
         assert worker.commit(worker.push()).outcome is PushOutcome.ACCEPTED

@@ -81,7 +81,7 @@ REPORT = shard.ShardReport(
     last_apply_s=0.5,
 )
 STATUS = chief.ClusterStatus(
-    cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy="sync",
+    cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy=POLICIES[1],
     replicas_to_aggregate=4, total_num_replicas=5, num_contributions=6, waiting_for="worker 1", step_age_s=1.25,
     participants=(
         chief.ParticipantStatus(

@@ -211,7 +211,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         PolicySpec,
         chief_service_pb2.PolicySpec(use_locking=False),
         errors.InvalidSpec,
-        "only the policy async has updates without a lock",
+        "use_locking: it is for the policy async, not sync",
     ),
     (
         HyperparameterChange,

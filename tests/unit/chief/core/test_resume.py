@@ -116,7 +116,7 @@ def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
         shard.settings_version = version
     driver.new_chief()
     status = driver.coordinator.status(driver.now)
-    assert (status.policy, status.hyperparameters_version) == ("ssp(2)", version)
+    assert (status.policy.text, status.hyperparameters_version) == ("ssp(2)", version)
     assert len(driver.configured) == 1, "the shards know"
 
 

@@ -27,7 +27,7 @@ MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperpara
 
 
 def policy_of(driver: Driver) -> str:
-    return driver.coordinator.status(driver.now).policy
+    return driver.coordinator.status(driver.now).policy.text
 
 
 def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_with_the_first_values() -> None:
@@ -267,7 +267,7 @@ def test_settings_that_cannot_be_are_refused_and_nothing_changes() -> None:
     with pytest.raises(InvalidSpec, match="unknown hyper-parameter 'beta1'"):
         driver.set_hyperparameters(HyperparameterChange(hyperparameters={"beta1": 0.5}))
     status = driver.coordinator.status(driver.now)
-    assert (status.policy, status.hyperparameters_version) == ("sync", 0)
+    assert (status.policy.text, status.hyperparameters_version) == ("sync", 0)
     assert worker.heartbeat() is False
 
 

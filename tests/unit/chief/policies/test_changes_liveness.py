@@ -107,7 +107,7 @@ class Participant:
         assert isinstance(reply, TokenReply)
         assert reply.result is TokenResult.TOKEN
         # Under fifo the token is the step; otherwise what was read, which may be of a later step than the token by now.
-        is_token = self.scene.coordinator.status(self.scene.now).policy == "sync, fifo tokens"
+        is_token = self.scene.coordinator.status(self.scene.now).policy.text == "sync, fifo tokens"
         self.worker.local_step = reply.step if is_token else max(reply.step, self.scene.step)
         self.results, self.push_id, self.call, self.num_done = [], None, None, self.num_done + 1
 

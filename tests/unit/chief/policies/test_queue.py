@@ -44,7 +44,7 @@ def test_contributions_are_applied_one_by_one_in_order_of_their_commit() -> None
     assert driver.step == 3
     status = driver.coordinator.status(driver.now, max_ledger_entries=3)
     assert [entry.contributors for entry in status.ledger] == [(push,) for push in reversed(pushes)]
-    assert (status.policy, status.num_accepted, status.max_observed_staleness) == ("async", 3, 2)
+    assert (status.policy.text, status.num_accepted, status.max_observed_staleness) == ("async", 3, 2)
 
 
 def test_the_token_comes_when_the_contribution_is_applied_and_not_before() -> None:
@@ -180,7 +180,7 @@ def test_without_a_lock_the_chief_only_counts() -> None:
     assert not driver.applied
     assert (driver.step, driver.coordinator.state) == (3, ClusterState.FINISHED)
     status = driver.coordinator.status(driver.now, max_ledger_entries=9)
-    assert (status.policy, status.num_accepted, [entry.last_worker for entry in status.ledger]) == ("async, unlocked", 3, [0, 1, 0])
+    assert (status.policy.text, status.num_accepted, [entry.last_worker for entry in status.ledger]) == ("async, unlocked", 3, [0, 1, 0])
 
 
 def test_without_a_lock_nobody_waits() -> None:

@@ -108,7 +108,7 @@ def test_what_a_step_needs_is_what_the_chief_says_now(
 ) -> None:
     driver = Driver()
     status = dataclasses.replace(
-        driver.coordinator.status(driver.now), policy=policy.text, replicas_to_aggregate=num_required, total_num_replicas=num_places
+        driver.coordinator.status(driver.now), policy=policy, replicas_to_aggregate=num_required, total_num_replicas=num_places
     )
     needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
     assert (needs.num_workers, needs.text) == (needed, text)
