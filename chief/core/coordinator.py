@@ -27,7 +27,25 @@ from chief.core.wording import printable, seconds
 from chief.options import CoordinationConfig
 from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, PsError, ShuttingDown, TrainingFailed, Unavailable
 from ps_protocol.roles.checkpoint import ChiefRecord
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    ClusterState,
+    ClusterStatus,
+    CommitPushRequest,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
+    DeregisterRequest,
+    FinishTrainingRequest,
+    GetModelRequest,
+    HeartbeatRequest,
+    LeaseRangesRequest,
+    Participant,
+    ParticipantKind,
+    RegisterModelRequest,
+    RegisterRequest,
+    Registration,
+    SaveCheckpointRequest,
+)
 
 Instructions = list[ev.Instruction]
 
@@ -104,18 +122,22 @@ class Coordinator:
             out=out,
             waiting=waiting,
         )
+        # What is asked is given its call, too.
+        self._requests: dict[type, Callable[[Any, Any, float], None]] = {
+            RegisterRequest: self._register,
+            HeartbeatRequest: self._heartbeat,
+            DeregisterRequest: self._deregister,
+            RegisterModelRequest: self._register_model,
+            CompleteInitializationRequest: self._models.complete,
+            GetModelRequest: self._models.get,
+            CommitPushRequest: lambda call, request, now: self._training.commit_push(call, request, now),
+            DequeueTokenRequest: lambda call, request, now: self._training.dequeue_token(call, request, now),
+            ChangeSettingsRequest: lambda call, request, now: self._training.change_settings(call, request, now),
+            SaveCheckpointRequest: self._want_checkpoint,
+            LeaseRangesRequest: lambda call, request, now: self._training.lease_ranges(call, request, now),
+            FinishTrainingRequest: self._finish_training,
+        }
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            ev.RegisterWorker: self._register,
-            ev.Heartbeat: self._heartbeat,
-            ev.DeregisterWorker: self._deregister,
-            ev.RegisterModel: self._register_model,
-            ev.CompleteInitialization: self._models.complete,
-            ev.GetModel: self._models.get,
-            ev.CommitPush: lambda event, now: self._training.commit_push(event, now),
-            ev.DequeueToken: lambda event, now: self._training.dequeue_token(event, now),
-            ev.SetPolicy: lambda event, now: self._training.set_policy(event, now),
-            ev.SetHyperparameters: lambda event, now: self._training.set_hyperparameters(event, now),
-            ev.FinishTraining: self._finish_training,
             ev.CallCancelled: lambda event, now: waiting.cancel(event.call),
             ev.TimerFired: lambda event, now: timers.fire(now),
             ev.ShardAdopted: self._recovery.adopted,
@@ -135,8 +157,6 @@ class Coordinator:
             ev.StepSaved: lambda event, now: self._checkpoints.saved(event),
             ev.CheckpointCommitted: self._committed,
             ev.SaveFailed: self._save_failed,
-            ev.SaveCheckpoint: self._want_checkpoint,
-            ev.LeaseRanges: lambda event, now: self._training.lease_ranges(event, now),
             ev.ReplicasChanged: self._replicas_changed,
             ev.ReplicaReady: lambda event, now: self._training.replica_ready(event),
             ev.ReplicasBack: lambda event, now: self._training.replicas_back(event, now),
@@ -145,7 +165,10 @@ class Coordinator:
     def handle(self, event: ev.Event, now: float) -> Instructions:
         """Takes note of what happened and returns what is to be done, in order. Raises PsError, and then nothing has changed."""
         try:
-            self._handlers[type(event)](event, now)
+            if type(event) is ev.Asked:
+                self._requests[type(event.request)](event.call, event.request, now)
+            else:
+                self._handlers[type(event)](event, now)
             return self._out.finish(now)
         except BaseException:
             self._out.discard()
@@ -370,14 +393,14 @@ class Coordinator:
         if self._arrivals:
             self._out.afterwards(self._take_in)
 
-    def _register(self, event: ev.RegisterWorker, now: float) -> None:
+    def _register(self, call: int, request: RegisterRequest, now: float) -> None:
         """Takes a participant in, as soon as the chief knows who was here before. Raises what Membership does, and TrainingFailed."""
-        request, members = event.request, self._members
+        members = self._members
         self.refuse_if_failed()
         if self._is_ended:
             raise ShuttingDown(f"the chief is shutting down: {self._finish_reason}")
         if not members.knows_predecessors:
-            self._arrivals.block(event.call, event, until=now + _ARRIVAL_S)
+            self._arrivals.block(call, request, until=now + _ARRIVAL_S)
             return
         is_new_here = request.former is not None and not members.knows(request.former)
         repeated = members.repeated(request)
@@ -392,7 +415,7 @@ class Coordinator:
             held = request.held if repeated is None and self._is_who_it_was(request, member) else None
             self._training.join(member, held=held, is_new_here=is_new_here, now=now)
         members.renew(member, now=now)
-        self._out.reply(event.call, self._registration(member))
+        self._out.reply(call, self._registration(member))
 
     def _is_who_it_was(self, request: RegisterRequest, member: Member) -> bool:
         participant = self._members.participant(member)
@@ -416,30 +439,30 @@ class Coordinator:
         for blocked in self._arrivals:
             self._arrivals.take(blocked.who)
             try:
-                self._register(blocked.ask, now)
+                self._register(blocked.call, blocked.ask, now)
             except PsError as error:
                 self._out.refuse(blocked.call, error)
 
-    def _arrival_expired(self, blocked: Blocked[ev.RegisterWorker], now: float) -> None:
+    def _arrival_expired(self, blocked: Blocked[RegisterRequest], now: float) -> None:
         """Somebody has waited to be taken in as long as one call may."""
         self._arrivals.refuse(blocked.who, Unavailable(self.explain(now)))
 
-    def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
+    def _heartbeat(self, call: int, request: HeartbeatRequest, now: float) -> None:
         """Renews a lease."""
         if not self.is_finished:
             self.refuse_if_failed()
-            self._members.renew(self._members.check(event.participant, now=now), now=now)
-        elif (member := self._members.look_up(event.participant)).is_live:
+            self._members.renew(self._members.check(request.participant, now=now), now=now)
+        elif (member := self._members.look_up(request.participant)).is_live:
             self._members.renew(member, now=now)
-        self._out.reply(event.call, self.is_finished)
+        self._out.reply(call, self.is_finished)
 
-    def _deregister(self, event: ev.DeregisterWorker, now: float) -> None:
+    def _deregister(self, call: int, request: DeregisterRequest, now: float) -> None:
         """Somebody says goodbye."""
-        member = self._members.look_up_leaver(event.participant)
-        self._out.reply(event.call, None)
+        member = self._members.look_up_leaver(request.participant)
+        self._out.reply(call, None)
         if member.state is MemberState.LEFT:
             return
-        self._members.leave(member, failure=event.failure, now=now)
+        self._members.leave(member, failure=request.failure, now=now)
         words = f"{member.name} failed {member.where}: {member.failure}" if member.failure else f"{member.name} left"
         self._out.note(words, is_warning=bool(member.failure))
         self._release(member, gone_error(member, now=now), now)
@@ -461,21 +484,21 @@ class Coordinator:
             self._training.leave(gone, error, now)
             self._models.drop(self._members.participant(gone), error)
 
-    def _register_model(self, event: ev.RegisterModel, now: float) -> None:
-        self._models.register(event, now)
+    def _register_model(self, call: int, request: RegisterModelRequest, now: float) -> None:
+        self._models.register(call, request, now)
         self._recovery.presented(now)
 
     # -- how training ends
 
-    def _finish_training(self, event: ev.FinishTraining, now: float) -> None:
+    def _finish_training(self, call: int | None, request: FinishTrainingRequest, now: float) -> None:
         """Somebody wants training to end."""
         if self.is_over:
-            if event.call is not None:
-                self._out.reply(event.call, self.step)
+            if call is not None:
+                self._out.reply(call, self.step)
             return
-        if event.call is not None:
-            self._finish_calls.block(event.call, None)
-        self._finish_when_applied(printable(event.reason) or "finished by request", now)
+        if call is not None:
+            self._finish_calls.block(call, None)
+        self._finish_when_applied(printable(request.reason) or "finished by request", now)
 
     def _finish_when_applied(self, reason: str, now: float) -> None:
         """Finishes at once, or as soon as the step is applied that is being applied now."""
@@ -568,22 +591,22 @@ class Coordinator:
 
     # -- checkpoints
 
-    def _want_checkpoint(self, event: ev.SaveCheckpoint, now: float) -> None:
+    def _want_checkpoint(self, call: int | None, request: SaveCheckpointRequest, now: float) -> None:
         """Somebody wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
         if self._settings.config.checkpoints is None:
             raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
         self.refuse_if_failed()
-        fulfilled = self._checkpoints.fulfilled(event.request_id)
+        fulfilled = self._checkpoints.fulfilled(request.request_id)
         if fulfilled is not None:
-            if event.call is not None:
-                self._out.reply(event.call, fulfilled)
+            if call is not None:
+                self._out.reply(call, fulfilled)
             return
         if not self._model.is_ready and not self.is_recovering:
             raise NotInitialized(f"the variables have no values yet: {self.explain(now)}")
         if self.is_finished and not self._checkpoints.is_saving_last and not self._checkpoints.has_whole(self.step):
             why = self._checkpoints.failure
             raise TrainingFailed(f"training is finished ({self._finish_reason}), and its last step could not be saved: {why}")
-        self._checkpoints.want(event.request_id, event.call, until=now + slice_s(event.max_wait_s))
+        self._checkpoints.want(request.request_id, call, until=now + slice_s(request.max_wait_s))
 
     def _committed(self, event: ev.CheckpointCommitted, now: float) -> None:
         self._checkpoints.committed(event, now)

@@ -4,23 +4,18 @@
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ps_protocol.errors import PsError
-from ps_protocol.model.data import DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec
-from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
     CommitResult,
-    HyperparameterChange,
     LeaseReply,
     ModelReply,
-    Participant,
-    PushCommit,
-    RegisterRequest,
     Registration,
+    Request,
     SavedCheckpoint,
     SettingsReply,
     TokenReply,
@@ -132,28 +127,6 @@ class SaveFailed:
     tag: str
     why: str
     is_full: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveCheckpoint:
-    """Somebody wants a checkpoint; `call` None: nobody wants the answer."""
-
-    call: int | None
-    request_id: int
-    max_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRanges:
-    """A worker wants ranges of the training data; `returned` are those that it holds and will not use."""
-
-    call: int
-    participant: Participant
-    data: DataSpec
-    max_ranges: int
-    request_id: int
-    max_wait_s: float
-    returned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +251,6 @@ RecoveryEvent = (
     | StepSaved
     | CheckpointCommitted
     | SaveFailed
-    | SaveCheckpoint
-    | LeaseRanges
     | ReplicasChanged
     | ReplicaReady
     | ReplicasBack
@@ -387,105 +358,11 @@ Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | Adopt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterWorker:
-    """Somebody wants to take part."""
-
-    call: int
-    request: RegisterRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """A participant is alive."""
-
-    call: int
-    participant: Participant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeregisterWorker:
-    """A participant leaves; `failure` is empty if it does so of its own accord."""
-
-    call: int
-    participant: Participant
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterModel:
-    """A worker presents the model that it wants to train; the chief asks it to initialise the model only if `may_initialize`."""
-
-    call: int
-    participant: Participant
-    model: ModelSpec
-    max_wait_s: float
-    may_initialize: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteInitialization:
-    """A worker says that the shards hold their initial values."""
-
-    call: int
-    participant: Participant
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetModel:
-    """Somebody wants to know the agreed model."""
-
-    call: int
-    max_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitPush:
-    """A contribution is staged on all shards (or was found stale by one)."""
-
-    call: int
-    participant: Participant
-    commit: PushCommit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DequeueToken:
-    """A worker waits for a token; `commit` is counted first."""
-
-    call: int
-    participant: Participant
-    local_step: int
-    request_id: int
-    max_wait_s: float
-    commit: PushCommit | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetPolicy:
-    """Somebody wants workers to be coordinated otherwise."""
-
-    call: int
-    policy: PolicySpec
-    request_id: int
-    max_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetHyperparameters:
-    """Somebody wants an optimizer to have other numbers."""
-
-    call: int
-    change: HyperparameterChange
-    request_id: int
-    max_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishTraining:
-    """Somebody ends training; `call` None: nobody wants the answer."""
+class Asked:
+    """Somebody asks for something; `call` None: nobody wants the answer."""
 
     call: int | None
-    reason: str
+    request: Request[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -561,17 +438,7 @@ class StepApplied:
 
 
 Event = (
-    RegisterWorker
-    | Heartbeat
-    | DeregisterWorker
-    | RegisterModel
-    | CompleteInitialization
-    | GetModel
-    | CommitPush
-    | DequeueToken
-    | SetPolicy
-    | SetHyperparameters
-    | FinishTraining
+    Asked
     | CallCancelled
     | TimerFired
     | ShardAdopted

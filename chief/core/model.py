@@ -1,11 +1,10 @@
 """The model that the workers of a cluster agree on, who initialises it, and the calls about it. Knows no clock, thread or wire."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 from chief.core.members import Member, Membership
-from chief.core.messages import CompleteInitialization, GetModel, RegisterModel
 from chief.core.parameter_servers import ShardTable, held_bytes
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
@@ -14,10 +13,21 @@ from ps_protocol.errors import ModelMismatch, NotInitializer, PsError, TrainingF
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, layouts, place
-from ps_protocol.roles.chief import AgreedModel, ModelReply, ModelState, Participant
+from ps_protocol.roles.chief import (
+    AgreedModel,
+    CompleteInitializationRequest,
+    GetModelRequest,
+    ModelReply,
+    ModelState,
+    Participant,
+    RegisterModelRequest,
+)
 from ps_protocol.roles.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
+
+# Who waits for the model: a worker that presented its own, or somebody who wants to know it.
+_Ask = RegisterModelRequest | GetModelRequest
 
 
 class ModelRegistry:
@@ -181,15 +191,6 @@ class Host(Protocol):
         """Says in words what the cluster waits for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelAsk:
-    """Somebody waits for the model: a worker that presented `model`, or (both None) somebody who wants to know it."""
-
-    participant: Participant | None = None
-    model: ModelSpec | None = None
-    may_initialize: bool = True
-
-
 class ModelCalls:
     """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
 
@@ -210,28 +211,27 @@ class ModelCalls:
         # Calls that report the first values as written, held until the shards have their settings.
         self._completions: Line[None] = waiting.line()
 
-    def register(self, event: RegisterModel, now: float) -> None:
+    def register(self, call: int, request: RegisterModelRequest, now: float) -> None:
         """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
-        member = self._host.worker(event.participant, "register a model", now)
+        member = self._host.worker(request.participant, "register a model", now)
         # As the chief knows it: the caller may know of no life.
-        participant = self._members.participant(member)
-        reply = self._join(participant, event.model, may_initialize=event.may_initialize)
+        ask = replace(request, participant=self._members.participant(member))
+        reply = self._join(ask)
         self._members.renew(member, now=now)
-        ask = _ModelAsk(participant=participant, model=event.model, may_initialize=event.may_initialize)
-        self._answer(event.call, ask, reply, event.max_wait_s, now)
+        self._answer(call, ask, reply, now)
 
-    def complete(self, event: CompleteInitialization, now: float) -> None:
+    def complete(self, call: int, request: CompleteInitializationRequest, now: float) -> None:
         """The shards hold their initial values: training begins."""
-        member, registry = self._host.worker(event.participant, "initialise the model", now), self._registry
+        member, registry = self._host.worker(request.participant, "initialise the model", now), self._registry
         if not registry.is_ready and self._servers.unreachable_since is not None:
             # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
             raise Unavailable(f"the first values are not safe yet: {'; '.join(self._servers.explain_unreachable(now))}")
-        is_news = registry.complete(member.index, member.incarnation, attempt=event.attempt)
+        is_news = registry.complete(member.index, member.incarnation, attempt=request.attempt)
         self._members.renew(member, now=now)
         if registry.is_ready:
-            self._out.reply(event.call, None)
+            self._out.reply(call, None)
             return
-        self._completions.block(event.call, None)
+        self._completions.block(call, None)
         if is_news:
             num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
             self._out.note(f"{member.name} has initialised the model: slices={len(registry.placement)} bytes={num_bytes}")
@@ -250,20 +250,19 @@ class ModelCalls:
         """Those who wait as participants get this error; those who only want to know the model wait on."""
         self._completions.refuse_all(error)
         for blocked in self._line:
-            if blocked.ask.participant is not None:
+            if isinstance(blocked.ask, RegisterModelRequest):
                 self._line.refuse(blocked.who, error)
 
-    def get(self, event: GetModel, now: float) -> None:
+    def get(self, call: int, request: GetModelRequest, now: float) -> None:
         """Tells the agreed model, once it is initialised."""
         self._host.refuse_if_failed()
-        reply = self._agreed() if self._registry.is_ready or self._host.is_finished else None
-        self._answer(event.call, _ModelAsk(), reply, event.max_wait_s, now)
+        self._answer(call, request, self._agreed_if_any(), now)
 
     def answer_waiting(self) -> None:
         """Answers those who wait and need not any longer; to be called when the model, its initialiser or the shards have changed."""
         for blocked in self._line:
             try:
-                reply = self._settled(blocked.ask)
+                reply = self._answer_to(blocked.ask)
             except PsError as error:
                 self._line.refuse(blocked.who, error)
             else:
@@ -273,29 +272,31 @@ class ModelCalls:
     def drop(self, participant: Participant, error: PsError) -> None:
         """A worker is gone: its calls are refused, and if it was to initialise the model, the next one that waits does."""
         for blocked in self._line:
-            if blocked.ask.participant == participant:
+            if isinstance(blocked.ask, RegisterModelRequest) and blocked.ask.participant == participant:
                 self._line.refuse(blocked.who, error)
         if self._registry.release(participant.index):
             self.answer_waiting()
 
-    def _expire(self, blocked: Blocked[_ModelAsk], now: float) -> None:
+    def _expire(self, blocked: Blocked[_Ask], now: float) -> None:
         """A call has blocked as long as it may: its caller learns what it waits for."""
         self._line.answer(blocked.who, self._so_far(blocked.ask, now))
 
-    def _answer(self, call: int, ask: _ModelAsk, reply: ModelReply | AgreedModel | None, max_wait_s: float, now: float) -> None:
-        if reply is None and slice_s(max_wait_s):
-            self._line.block(call, ask, until=now + slice_s(max_wait_s))
+    def _answer(self, call: int, ask: _Ask, reply: ModelReply | AgreedModel | None, now: float) -> None:
+        if reply is None and slice_s(ask.max_wait_s):
+            self._line.block(call, ask, until=now + slice_s(ask.max_wait_s))
         else:
             self._out.reply(call, self._so_far(ask, now) if reply is None else reply)
 
-    def _settled(self, ask: _ModelAsk) -> ModelReply | AgreedModel | None:
+    def _answer_to(self, ask: _Ask) -> ModelReply | AgreedModel | None:
+        """Returns what somebody who waits can be told now; None: nothing yet. Raises what it is refused with."""
         self._host.refuse_if_failed()
-        if ask.participant is not None and ask.model is not None:
-            return self._join(ask.participant, ask.model, may_initialize=ask.may_initialize)
+        return self._join(ask) if isinstance(ask, RegisterModelRequest) else self._agreed_if_any()
+
+    def _agreed_if_any(self) -> AgreedModel | None:
         return self._agreed() if self._registry.is_ready or self._host.is_finished else None
 
-    def _join(self, participant: Participant, model: ModelSpec, *, may_initialize: bool) -> ModelReply | None:
-        registry = self._registry
+    def _join(self, ask: RegisterModelRequest) -> ModelReply | None:
+        registry, model, participant = self._registry, ask.model, ask.participant
         registry.check(model)
         check_model(self._config().policy, model)
         if self._host.is_finished and not registry.is_ready:
@@ -303,13 +304,15 @@ class ModelCalls:
             raise TrainingFailed(f"training was finished ({why}) before a model was initialised; start the cluster again")
         if not self._servers.are_adopted:
             return None
-        if not may_initialize and registry.initializer is None and not registry.held:
+        if ask.joins_only and registry.initializer is None and not registry.held:
             return None  # waits for somebody else's; where shards hold values of the model there is nothing to initialise
         state = registry.join(participant.index, participant.incarnation, model)
         return None if state is ModelState.WAIT else self._reply(state)
 
-    def _so_far(self, ask: _ModelAsk, now: float) -> ModelReply | AgreedModel:
-        return self._agreed() if ask.model is None else self._reply(self._registry.state, waiting_for=self._host.explain(now))
+    def _so_far(self, ask: _Ask, now: float) -> ModelReply | AgreedModel:
+        return (
+            self._agreed() if isinstance(ask, GetModelRequest) else self._reply(self._registry.state, waiting_for=self._host.explain(now))
+        )
 
     def _reply(self, state: ModelState, *, waiting_for: str = "") -> ModelReply:
         return ModelReply(

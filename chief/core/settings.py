@@ -16,7 +16,7 @@ from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNot
 from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
-from ps_protocol.roles.chief import HyperparameterChange, SettingsReply
+from ps_protocol.roles.chief import ChangeSettingsRequest, HyperparameterChange, SettingsReply
 from ps_protocol.roles.shard import ShardSettings
 
 # Changes whose requests are remembered, so that a repeated one has its effect once.
@@ -98,15 +98,14 @@ class Settings:
 
     # -- changes
 
-    def ask_policy(self, policy: PolicySpec, *, call: int, request_id: int) -> None:
-        """Takes a change of policy in. Raises InvalidSpec."""
-        self._model.check_policy(self._config.with_policy(policy).policy)
-        self._take_in(("policy", request_id), policy, call)
-
-    def ask_hyperparameters(self, change: HyperparameterChange, *, call: int, request_id: int) -> None:
-        """Takes a change of an optimizer in. Raises InvalidSpec, VariableNotFound or NotInitialized."""
-        self._changed(change)
-        self._take_in(("hyperparameters", request_id), change, call)
+    def ask(self, call: int, request: ChangeSettingsRequest) -> None:
+        """Takes a change in. Raises InvalidSpec, VariableNotFound or NotInitialized."""
+        if request.policy is not None:
+            self._model.check_policy(self._config.with_policy(request.policy).policy)
+            self._take_in(("policy", request.request_id), request.policy, call)
+        elif request.hyperparameters is not None:
+            self._changed(request.hyperparameters)
+            self._take_in(("hyperparameters", request.request_id), request.hyperparameters, call)
 
     def wait(self, call: int, *, max_wait_s: float, now: float) -> None:
         """Has the caller of a change wait that is not carried out yet, or tells it so at once if it has no time."""

@@ -18,16 +18,11 @@ from chief.core.messages import (
     Answer,
     ApplyStep,
     BringReplicasBack,
-    CommitPush,
-    DequeueToken,
-    LeaseRanges,
     PrepareStep,
     RecordKept,
     ReplicaReady,
     ReplicasBack,
     SaveFailed,
-    SetHyperparameters,
-    SetPolicy,
     ShardsConfigured,
     StepApplied,
     StepCopied,
@@ -41,12 +36,15 @@ from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict
 from chief.policies.factory import new_policy
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
-from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    CommitPushRequest,
     CommitResult,
+    DequeueTokenRequest,
+    LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
     Participant,
@@ -173,16 +171,6 @@ class _TokenAsk:
     local_step: int
     request_id: int
     push_id: PushId | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RangesAsk:
-    """A worker waits for ranges of the training data."""
-
-    participant: Participant
-    data: DataSpec
-    max_ranges: int
-    request_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,45 +456,45 @@ class Training:
 
     # -- contributions and tokens
 
-    def commit_push(self, event: CommitPush, now: float) -> None:
+    def commit_push(self, call: int, request: CommitPushRequest, now: float) -> None:
         """Counts a contribution."""
-        member = self._host.worker(event.participant, "contribute", now)
+        member = self._host.worker(request.participant, "contribute", now)
         self._host.refuse_if_recovering(now)
         before = len(self._out)
-        result = self._commit(member, event.commit, now)
+        result = self._commit(member, request.commit, now)
         self._members.renew(member, now=now)
         since = len(self._out)
-        self._tell(event.call, result, event.commit, result, now)
+        self._tell(call, result, request.commit, result, now)
         self._out.move_up(since=since, to=before)
 
-    def dequeue_token(self, event: DequeueToken, now: float) -> None:
+    def dequeue_token(self, call: int, request: DequeueTokenRequest, now: float) -> None:
         """Counts what rides along, and gives a token, or has the caller wait for one."""
-        if self._host.is_finished and not self._members.look_up(event.participant).is_live:
-            self._out.reply(event.call, self._finished(None))
+        if self._host.is_finished and not self._members.look_up(request.participant).is_live:
+            self._out.reply(call, self._finished(None))
             return
-        member = self._host.worker(event.participant, "take a token", now)
+        member = self._host.worker(request.participant, "take a token", now)
         self._host.refuse_if_recovering(now)
-        self._check_step(event.local_step, now)
-        commit = self._commit(member, event.commit, now) if event.commit is not None else None
-        push_id = event.commit.push_id if event.commit is not None else None
+        self._check_step(request.local_step, now)
+        commit = self._commit(member, request.commit, now) if request.commit is not None else None
+        push_id = request.commit.push_id if request.commit is not None else None
         self._members.renew(member, now=now)
         earlier = self._tokens.get(member.index)
         if earlier is not None:
             known = self._answers.sure(earlier.ask.push_id, earlier.ask.commit)
             self._tokens.answer(member.index, self._wait(known, "another call of the same worker"))
         if self._host.is_finished:
-            self._out.reply(event.call, self._finished(commit))
+            self._out.reply(call, self._finished(commit))
             return
-        step = self._ask(member.index, local_step=event.local_step, request_id=event.request_id)
+        step = self._ask(member.index, local_step=request.local_step, request_id=request.request_id)
         if step is not None:
-            self._tell(event.call, self._token(step, commit), event.commit, commit, now)
-        elif not slice_s(event.max_wait_s):
+            self._tell(call, self._token(step, commit), request.commit, commit, now)
+        elif not slice_s(request.max_wait_s):
             self._policy.forget_wish(member.index)
             known = self._answers.sure(push_id, commit)
-            self._out.reply(event.call, self._wait(known, self._host.explain(now, asking=member.index)))
+            self._out.reply(call, self._wait(known, self._host.explain(now, asking=member.index)))
         else:
-            ask = _TokenAsk(commit=commit, local_step=event.local_step, request_id=event.request_id, push_id=push_id)
-            self._tokens.block(event.call, ask, until=now + slice_s(event.max_wait_s), who=member.index)
+            ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
+            self._tokens.block(call, ask, until=now + slice_s(request.max_wait_s), who=member.index)
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
         """A call has blocked as long as it may: its caller is told what it waits for."""
@@ -628,21 +616,20 @@ class Training:
 
     # -- ranges of the training data
 
-    def lease_ranges(self, event: LeaseRanges, now: float) -> None:
+    def lease_ranges(self, call: int, request: LeaseRangesRequest, now: float) -> None:
         """Leases ranges to a worker, or has it wait for what others hold. Raises InvalidSpec, DataMismatch and what every call may."""
-        member = self._host.worker(event.participant, "lease training data", now)
-        if event.max_ranges < 1:
-            raise InvalidSpec(f"max_ranges: got {event.max_ranges}, want >= 1")
+        member = self._host.worker(request.participant, "lease training data", now)
+        if request.max_ranges < 1:
+            raise InvalidSpec(f"max_ranges: got {request.max_ranges}, want >= 1")
         self._host.refuse_if_recovering(now)
-        self._data.check(event.data)
+        self._data.check(request.data)
         self._members.renew(member, now=now)
         if self._host.is_finished:
-            self._out.reply(event.call, LeaseReply(result=LeaseResult.EXHAUSTED))
+            self._out.reply(call, LeaseReply(result=LeaseResult.EXHAUSTED))
             return
-        has_returned = self._data.give_back(member.index, member.incarnation, event.returned)
+        has_returned = self._data.give_back(member.index, member.incarnation, request.returned)
         # As the chief knows it: the caller may know of no life.
-        who = self._members.participant(member)
-        ask = _RangesAsk(participant=who, data=event.data, max_ranges=event.max_ranges, request_id=event.request_id)
+        ask = replace(request, participant=self._members.participant(member))
         before = len(self._out)
         for blocked in self._ranges:
             # A worker waits in one call at a time: an earlier one was lost on its way, or is given up.
@@ -653,14 +640,14 @@ class Training:
             self._answer_about_ranges(now)
         since = len(self._out)
         if reply is not None:
-            self._answers.tell_of_lease(event.call, reply, now=now)
+            self._answers.tell_of_lease(call, reply, now=now)
             self._out.move_up(since=since, to=before)
             return
         self._lower_quorum()
-        if slice_s(event.max_wait_s):
-            self._ranges.block(event.call, ask, until=now + slice_s(event.max_wait_s))
+        if slice_s(request.max_wait_s):
+            self._ranges.block(call, ask, until=now + slice_s(request.max_wait_s))
         else:
-            self._out.reply(event.call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
+            self._out.reply(call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
             self._out.move_up(since=since, to=before)
 
     def _answer_about_ranges(self, now: float) -> None:
@@ -677,7 +664,7 @@ class Training:
         self._return_timer.clear()
         self._answer_about_ranges(now)
 
-    def _ranges_expired(self, blocked: Blocked[_RangesAsk], now: float) -> None:
+    def _ranges_expired(self, blocked: Blocked[LeaseRangesRequest], now: float) -> None:
         """A call has blocked as long as it may: its caller is told what it waits for."""
         self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
 
@@ -687,7 +674,7 @@ class Training:
         names = listed([f"worker {worker}" for worker in sorted(self._awaited)], limit=5)
         return f"another chief has leased training data to {names}: whether they still have it is known once they come back"
 
-    def _try_to_lease(self, ask: _RangesAsk) -> LeaseReply | None:
+    def _try_to_lease(self, ask: LeaseRangesRequest) -> LeaseReply | None:
         if self._awaited:
             return None
         who = ask.participant
@@ -911,19 +898,12 @@ class Training:
 
     # -- settings
 
-    def set_policy(self, event: SetPolicy, now: float) -> None:
-        """Somebody wants workers to be coordinated otherwise. Raises InvalidSpec or TrainingFailed."""
+    def change_settings(self, call: int, request: ChangeSettingsRequest, now: float) -> None:
+        """Somebody wants other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
         self._host.check_settings_may_change()
-        self._settings.ask_policy(event.policy, call=event.call, request_id=event.request_id)
+        self._settings.ask(call, request)
         self.proceed(now)
-        self._settings.wait(event.call, max_wait_s=event.max_wait_s, now=now)
-
-    def set_hyperparameters(self, event: SetHyperparameters, now: float) -> None:
-        """Somebody wants an optimizer to have other numbers. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
-        self._host.check_settings_may_change()
-        self._settings.ask_hyperparameters(event.change, call=event.call, request_id=event.request_id)
-        self.proceed(now)
-        self._settings.wait(event.call, max_wait_s=event.max_wait_s, now=now)
+        self._settings.wait(call, max_wait_s=request.max_wait_s, now=now)
 
     def open_model(self, now: float) -> None:
         """The shards hold their first values: sends them their settings, unless they have them."""

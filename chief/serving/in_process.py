@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
@@ -18,25 +18,8 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import Authority, apply_requests, finding
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError
-from ps_protocol.model.data import DataSpec
-from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import QuickCondition
-from ps_protocol.roles.chief import (
-    AgreedModel,
-    ClusterStatus,
-    CommitResult,
-    HyperparameterChange,
-    LeaseReply,
-    ModelReply,
-    Participant,
-    PushCommit,
-    RegisterRequest,
-    Registration,
-    SavedCheckpoint,
-    SettingsReply,
-    TokenReply,
-)
+from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
@@ -54,8 +37,6 @@ from ps_protocol.roles.shard import (
 Work = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
 _WORK = (ev.PrepareStep, ev.ApplyStep, ev.ConfigureShards, ev.AdoptShard, *ev.RecoveryInstruction.__args__)
 
-Kind = TypeVar("Kind")
-Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
@@ -151,7 +132,7 @@ class _AtShards:
             return
         raise AssertionError(f"{work} waits for something, and nothing goes on beside it")
 
-    def whole(self, index: int, call: Callable[[Request], Result], request: Request) -> Result:
+    def whole(self, index: int, call: Callable[[Any], Result], request: object) -> Result:
         """Makes one call, and once more if a Ctrl-C breaks it off, which is kept: half a step would be the end for all threads."""
         self.shard = index
         try:
@@ -198,7 +179,7 @@ class _AtShards:
         self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.epoch))
 
 
-class InProcessChief:
+class InProcessChief(Chief):
     """Implements Chief over shards in this process, all of which it adopts at once. Thread-safe. Its time is `clock`, in seconds.
 
     `store`: its place for checkpoints, which the shards must have, too; None: none.
@@ -219,49 +200,20 @@ class InProcessChief:
         self._num_waiting = 0
         self._report(ev.ShardsFound(findings=tuple(finding(shard.status()) for shard in self._shards)))
 
-    def register_worker(self, request: RegisterRequest) -> Registration:
-        """Takes a participant in."""
-        return self._call(Registration, lambda call: ev.RegisterWorker(call=call, request=request))
-
-    def heartbeat(self, participant: Participant) -> bool:
-        """Renews the lease; True once training is finished."""
-        return self._call(bool, lambda call: ev.Heartbeat(call=call, participant=participant))
-
-    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
-        """Ends the lease."""
-        self._call(type(None), lambda call: ev.DeregisterWorker(call=call, participant=participant, failure=failure))
-
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
-        """Agrees on the model; blocks at most `max_wait_s` (and 20 s)."""
-        return self._call(
-            ModelReply,
-            lambda call: ev.RegisterModel(
-                call=call, participant=participant, model=model, max_wait_s=max_wait_s, may_initialize=may_initialize
-            ),
-        )
-
-    def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
-        """Tells that the shards hold their initial values."""
-        self._call(type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=attempt))
-
-    def get_model(self, *, max_wait_s: float) -> AgreedModel:
-        """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
-        return self._call(AgreedModel, lambda call: ev.GetModel(call=call, max_wait_s=max_wait_s))
-
-    def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
-        """Counts a contribution, and has the step applied that it completes."""
-        return self._call(CommitResult, lambda call: ev.CommitPush(call=call, participant=participant, commit=commit))
-
-    def dequeue_token(
-        self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
-    ) -> TokenReply:
-        """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
-        return self._call(
-            TokenReply,
-            lambda call: ev.DequeueToken(
-                call=call, participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
-            ),
-        )
+    def call(self, request: Request[Answer]) -> Answer:
+        """Asks, and returns the answer."""
+        with self._changed:
+            call = next(self._calls)
+            self._answers[call] = None
+        try:
+            self._report(ev.Asked(call=call, request=request))
+            answer = self._wait_for_answer(call)
+        finally:
+            with self._changed:
+                del self._answers[call]
+        if isinstance(answer, ev.Refuse):
+            raise answer.error
+        return cast("Answer", answer.value)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster, with what the shards say of themselves now: here that costs nothing."""
@@ -274,72 +226,8 @@ class InProcessChief:
         self._carry_out(work)
         return status
 
-    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
-        """Changes how workers are coordinated, when no step is being applied; None if that has not come in time."""
-        return self._change(lambda call: ev.SetPolicy(call=call, policy=policy, request_id=request_id, max_wait_s=max_wait_s))
-
-    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
-        """Changes an optimizer, when no step is being applied; None if that has not come in time."""
-        return self._change(lambda call: ev.SetHyperparameters(call=call, change=change, request_id=request_id, max_wait_s=max_wait_s))
-
-    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
-        """Saves a checkpoint, and waits until it is whole, at most `max_wait_s` (and 20 s)."""
-        return self._call(SavedCheckpoint, lambda call: ev.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
-
-    def lease_ranges(
-        self,
-        participant: Participant,
-        data: DataSpec,
-        *,
-        max_ranges: int,
-        request_id: int,
-        max_wait_s: float,
-        returned: tuple[int, ...] = (),
-    ) -> LeaseReply:
-        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s)."""
-        return self._call(
-            LeaseReply,
-            lambda call: ev.LeaseRanges(
-                call=call,
-                participant=participant,
-                data=data,
-                max_ranges=max_ranges,
-                request_id=request_id,
-                max_wait_s=max_wait_s,
-                returned=returned,
-            ),
-        )
-
-    def finish(self, *, reason: str) -> int:
-        """Ends training; returns the last step."""
-        return self._call(int, lambda call: ev.FinishTraining(call=call, reason=reason))
-
     def close(self) -> None:
         """Does nothing: there is no connection."""
-
-    def _change(self, make_event: Callable[[int], ev.Event]) -> SettingsReply | None:
-        value = self._answer(make_event)
-        assert value is None or isinstance(value, SettingsReply)
-        return value
-
-    def _call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
-        value = self._answer(make_event)
-        assert isinstance(value, kind)
-        return value
-
-    def _answer(self, make_event: Callable[[int], ev.Event]) -> ev.Answer:
-        with self._changed:
-            call = next(self._calls)
-            self._answers[call] = None
-        try:
-            self._report(make_event(call))
-            answer = self._wait_for_answer(call)
-        finally:
-            with self._changed:
-                del self._answers[call]
-        if isinstance(answer, ev.Refuse):
-            raise answer.error
-        return answer.value
 
     def _wait_for_answer(self, call: int) -> ev.Reply | ev.Refuse:
         is_waiting = False

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
@@ -23,7 +23,7 @@ from chief.shards.link import ShardLink
 from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.roles.chief import ClusterState, ClusterStatus
+from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request
 from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")
@@ -39,8 +39,6 @@ _SHUTDOWN_S = 5.0
 # A timer this late means that the process itself stood still; what its callers sent meanwhile is heard first.
 _LATE_S = 0.5
 _HEARING_S = 1.0
-
-Kind = TypeVar("Kind")
 
 
 class Runner:
@@ -108,18 +106,18 @@ class Runner:
             return
         self._is_hasty = True
         self._shards.expect_end()
-        self._report(ev.FinishTraining(call=None, reason=reason))
+        self._report(ev.Asked(call=None, request=FinishTrainingRequest(reason=reason)))
         self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
 
-    async def call(self, kind: type[Kind], make_event: Callable[[int], ev.Event]) -> Kind:
-        """Tells the coordinator of a call and returns its answer, perhaps much later. Raises PsError. For the event loop."""
+    async def call(self, request: Request[Answer]) -> Answer:
+        """Asks the coordinator and returns its answer, perhaps much later. Raises PsError. For the event loop."""
         future: asyncio.Future[ev.Reply | ev.Refuse] = self._loop.create_future()
 
         def answer(given: ev.Reply | ev.Refuse) -> None:
             if not future.done():
                 future.set_result(given)
 
-        number = self.begin(make_event, partial(self._in_loop, answer))
+        number = self.begin(request, partial(self._in_loop, answer))
         try:
             given = await future
         except asyncio.CancelledError:
@@ -127,18 +125,17 @@ class Runner:
             raise
         if isinstance(given, ev.Refuse):
             raise given.error
-        assert isinstance(given.value, kind)
-        return given.value
+        return cast("Answer", given.value)
 
-    def begin(self, make_event: Callable[[int], ev.Event], answer: Callable[[ev.Reply | ev.Refuse], None]) -> int:
-        """Tells the coordinator of a call and returns its number; `answer` is called once, perhaps before this returns, or much later.
+    def begin(self, request: Request[Any], answer: Callable[[ev.Reply | ev.Refuse], None]) -> int:
+        """Asks the coordinator and returns the call's number; `answer` is called once, perhaps before this returns, or much later.
 
         It is called by the thread that brings the answer about, which may be any; it must not wait.
         """
         number = next(self._calls)
         self._blocked[number] = answer
         try:
-            self._report(make_event(number))
+            self._report(ev.Asked(call=number, request=request))
         except PsError as error:
             self._answer(ev.Refuse(call=number, error=error))
         except Exception:

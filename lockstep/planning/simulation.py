@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,13 +26,17 @@ from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import (
     ClusterStatus,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
     ModelReply,
     Participant,
     ParticipantKind,
     PushCommit,
     PushOutcome,
+    RegisterModelRequest,
     RegisterRequest,
     Registration,
+    Request,
     TokenReply,
     TokenResult,
 )
@@ -357,7 +361,7 @@ class _Simulation:
 
     def _join(self, index: int, seed: int) -> _Worker:
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="", pid=0, request_id=index)
-        registration = self._ask_to_join(ev.RegisterWorker(call=_SETUP_CALL, request=request))
+        registration = self._ask_to_join(request)
         assert isinstance(registration, Registration)
         return _Worker(registration.participant, seed=seed)
 
@@ -366,12 +370,12 @@ class _Simulation:
         optimizer = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
         model = ModelSpec(variables=(variable,), optimizer=optimizer, placement=PlacementPolicy())
         first = self._workers[0].participant
-        reply = self._ask_to_join(ev.RegisterModel(call=_SETUP_CALL, participant=first, model=model, max_wait_s=_MAX_WAIT_S))
+        reply = self._ask_to_join(RegisterModelRequest(participant=first, model=model, max_wait_s=_MAX_WAIT_S))
         assert isinstance(reply, ModelReply)
-        self._ask_to_join(ev.CompleteInitialization(call=_SETUP_CALL, participant=first, attempt=reply.attempt))
+        self._ask_to_join(CompleteInitializationRequest(participant=first, attempt=reply.attempt))
 
-    def _ask_to_join(self, event: ev.Event) -> ev.Answer:
-        self._tell(event)
+    def _ask_to_join(self, request: Request[Any]) -> ev.Answer:
+        self._tell(ev.Asked(call=_SETUP_CALL, request=request))
         return self._setup_reply
 
     # -- the coordinator
@@ -428,13 +432,11 @@ class _Simulation:
         self._ask(worker, PushCommit(push_id=push_id, step=worker.local_step, staged=True))
 
     def _ask(self, worker: _Worker, commit: PushCommit | None) -> None:
-        self._tell(
-            ev.DequeueToken(
-                call=worker.index,
-                participant=worker.participant,
-                local_step=worker.token,
-                request_id=worker.request_id,
-                max_wait_s=_MAX_WAIT_S,
-                commit=commit,
-            )
+        request = DequeueTokenRequest(
+            participant=worker.participant,
+            local_step=worker.token,
+            request_id=worker.request_id,
+            max_wait_s=_MAX_WAIT_S,
+            commit=commit,
         )
+        self._tell(ev.Asked(call=worker.index, request=request))

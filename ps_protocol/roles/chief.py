@@ -3,14 +3,14 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.roles.shard import PushId, ShardReport
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, PushId, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
 
@@ -44,28 +44,6 @@ class Participant:
     def era(self) -> tuple[int, int]:
         """Names all that becomes of what is contributed: life and epoch. What was said in one holds in no other."""
         return self.life, self.epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterRequest:
-    """Asks to take part; `index` None: the lowest free one. `request_id` is random, and the same in repetitions.
-
-    `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if nobody took its place.
-    `held`: ranges of the training data that it was leased as that one, and still has.
-    """
-
-    kind: ParticipantKind
-    index: int | None
-    host: str
-    pid: int
-    request_id: int
-    takeover: bool = False
-    former: Participant | None = None
-    held: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
-            raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +213,180 @@ class SettingsReply:
     step: int
 
 
+# What the chief is asked, each a value that says what it is answered with. `max_wait_s`: how long the chief may have the caller wait, 20 s
+# at most. `request_id`: the same in repetitions, which have their effect once.
+
+
+Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Request(Protocol[Answer_co]):
+    """Something that the chief is asked."""
+
+    @property
+    def answer(self) -> type[Answer_co]:
+        """What it is answered with."""
+
+    @property
+    def awaited(self) -> str:
+        """What the caller waits for, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterRequest:
+    """Asks to take part; `index` None: the lowest free one. `request_id` is random.
+
+    `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if nobody took its place.
+    `held`: ranges of the training data that it was leased as that one, and still has.
+    """
+
+    kind: ParticipantKind
+    index: int | None
+    host: str
+    pid: int
+    request_id: int
+    takeover: bool = False
+    former: Participant | None = None
+    held: tuple[int, ...] = ()
+    answer: ClassVar[type[Registration]] = Registration
+    awaited: ClassVar[str] = "a place"
+
+    def __post_init__(self) -> None:
+        if self.index is not None and not 0 <= self.index <= MAX_INDEX:
+            raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequest:
+    """A participant is alive. Answered with whether training is finished."""
+
+    participant: Participant
+    answer: ClassVar[type[bool]] = bool
+    awaited: ClassVar[str] = "the lease to be renewed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeregisterRequest:
+    """A participant leaves; `failure` is empty if it does so of its own accord."""
+
+    participant: Participant
+    failure: str = ""
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "the lease to be ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterModelRequest:
+    """A worker presents the model that it wants to train. `joins_only`: the chief never asks it to initialise it."""
+
+    participant: Participant
+    model: ModelSpec
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    joins_only: bool = False
+    answer: ClassVar[type[ModelReply]] = ModelReply
+    awaited: ClassVar[str] = "the model to be agreed on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteInitializationRequest:
+    """A worker says that the shards hold their initial values."""
+
+    participant: Participant
+    attempt: int
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "the initialisation to be noted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetModelRequest:
+    """Somebody wants to know the agreed model."""
+
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    answer: ClassVar[type[AgreedModel]] = AgreedModel
+    awaited: ClassVar[str] = "the model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPushRequest:
+    """A contribution is staged on all shards (or was found stale by one)."""
+
+    participant: Participant
+    commit: PushCommit
+    answer: ClassVar[type[CommitResult]] = CommitResult
+    awaited: ClassVar[str] = "a contribution to be counted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequeueTokenRequest:
+    """A worker waits for a token newer than that of `local_step`; `commit` is counted first. `request_id` grows with each token wanted."""
+
+    participant: Participant
+    local_step: int
+    request_id: int
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    commit: PushCommit | None = None
+    answer: ClassVar[type[TokenReply]] = TokenReply
+
+    @property
+    def awaited(self) -> str:
+        """What the caller waits for, in words."""
+        return f"a token after step {self.local_step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSettingsRequest:
+    """Somebody wants workers to be coordinated otherwise (`policy`), or an optimizer to have other numbers (`hyperparameters`)."""
+
+    request_id: int
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    policy: PolicySpec | None = None
+    hyperparameters: HyperparameterChange | None = None
+    answer: ClassVar[type[SettingsReply | None]] = cast("type[SettingsReply | None]", SettingsReply | None)
+
+    def __post_init__(self) -> None:
+        if (self.policy is None) == (self.hyperparameters is None):
+            raise InvalidSpec("a change of settings: want a policy, or an optimizer's hyper-parameters, and not both")
+
+    @property
+    def awaited(self) -> str:
+        """What the caller waits for, in words."""
+        return f"the policy {self.policy.text}" if self.policy is not None else "the optimizer's change"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCheckpointRequest:
+    """Somebody wants a checkpoint."""
+
+    request_id: int
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    answer: ClassVar[type[SavedCheckpoint]] = SavedCheckpoint
+    awaited: ClassVar[str] = "a checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRangesRequest:
+    """A worker wants ranges of the training data; `returned` are those that it holds and will not use."""
+
+    participant: Participant
+    data: DataSpec
+    max_ranges: int
+    request_id: int
+    max_wait_s: float = MAX_WAIT_SLICE_S
+    returned: tuple[int, ...] = ()
+    answer: ClassVar[type[LeaseReply]] = LeaseReply
+    awaited: ClassVar[str] = "ranges of the training data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTrainingRequest:
+    """Somebody ends training. Answered with the last step."""
+
+    reason: str
+    answer: ClassVar[type[int]] = int
+    awaited: ClassVar[str] = "the end of training"
+
+
 # What a chief reports of its cluster.
 
 
@@ -364,59 +516,79 @@ class ClusterStatus:
 class Chief(Protocol):
     """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed.
 
-    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable.
+    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable. Who implements it derives from it and
+    writes `call`, `status` and `close`; the other methods make the request.
     """
+
+    def call(self, request: Request[Answer]) -> Answer:
+        """Asks, and returns the answer."""
+
+    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Reports the cluster."""
+
+    def close(self) -> None:
+        """Releases the caller's connection; the chief goes on."""
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
+        return self.call(request)
 
     def heartbeat(self, participant: Participant) -> bool:
         """Renews the lease; True once training is finished."""
+        return self.call(HeartbeatRequest(participant=participant))
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Ends the lease."""
+        return self.call(DeregisterRequest(participant=participant, failure=failure))
 
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, may_initialize: bool = True) -> ModelReply:
+    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, joins_only: bool = False) -> ModelReply:
         """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch.
 
-        Without `may_initialize` the caller never gets INITIALIZE, and its model becomes the agreed one only where the
-        parameter servers hold values of it already.
+        With `joins_only` the caller never gets INITIALIZE, and its model becomes the agreed one only where the parameter servers
+        hold values of it already.
         """
+        return self.call(RegisterModelRequest(participant=participant, model=model, max_wait_s=max_wait_s, joins_only=joins_only))
 
     def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
         """Tells that the shards hold their initial values. Raises NotInitializer."""
+        return self.call(CompleteInitializationRequest(participant=participant, attempt=attempt))
 
     def get_model(self, *, max_wait_s: float) -> AgreedModel:
         """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
+        return self.call(GetModelRequest(max_wait_s=max_wait_s))
 
     def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
         """Counts a contribution. Never blocks."""
+        return self.call(CommitPushRequest(participant=participant, commit=commit))
 
     def dequeue_token(
         self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
     ) -> TokenReply:
         """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
-
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster."""
+        return self.call(
+            DequeueTokenRequest(participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit)
+        )
 
     def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes how workers are coordinated, at the next moment when no step is being applied; None if that has not come in time.
 
-        Contributions counted and not applied go over to the new policy. Idempotent per `request_id`. Raises InvalidSpec.
+        Contributions counted and not applied go over to the new policy. Raises InvalidSpec.
         """
+        return self.call(ChangeSettingsRequest(policy=policy, request_id=request_id, max_wait_s=max_wait_s))
 
     def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
         """Changes an optimizer, at the next moment when no step is being applied; None if that has not come in time.
 
-        Idempotent per `request_id`. Raises InvalidSpec, VariableNotFound, NotInitialized.
+        Raises InvalidSpec, VariableNotFound, NotInitialized.
         """
+        return self.call(ChangeSettingsRequest(hyperparameters=change, request_id=request_id, max_wait_s=max_wait_s))
 
     def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
         """Saves a checkpoint when no step is being applied, and waits until it is whole; blocks at most `max_wait_s` (and 20 s).
 
-        Idempotent per `request_id`. Raises CheckpointStorageMissing, NotInitialized, StorageFull.
+        Raises CheckpointStorageMissing, NotInitialized, StorageFull.
         """
+        return self.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s))
 
     def lease_ranges(
         self,
@@ -430,11 +602,18 @@ class Chief(Protocol):
     ) -> LeaseReply:
         """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s) while all that is left is leased to others.
 
-        Idempotent per `request_id`. `returned`: what the caller holds and will not use. Raises InvalidSpec, DataMismatch.
+        `returned`: what the caller holds and will not use. Raises InvalidSpec, DataMismatch.
         """
+        request = LeaseRangesRequest(
+            participant=participant,
+            data=data,
+            max_ranges=max_ranges,
+            request_id=request_id,
+            max_wait_s=max_wait_s,
+            returned=returned,
+        )
+        return self.call(request)
 
     def finish(self, *, reason: str) -> int:
         """Ends training; returns the last step."""
-
-    def close(self) -> None:
-        """Releases the caller's connection; the chief goes on."""
+        return self.call(FinishTrainingRequest(reason=reason))

@@ -22,7 +22,7 @@ from ps_protocol.roles import accumulators, chief, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special, step
-from ps_protocol.wire.fields import Coder, Pair, decode_duration, encode_duration, require
+from ps_protocol.wire.fields import Coder, Pair, decode_max_wait, encode_duration, require
 
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -87,21 +87,9 @@ def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
         raise MalformedMessage(f"{len(data)} bytes are not a {message_type.DESCRIPTOR.name}; send what the .proto describes") from None
 
 
-def encode_max_wait(max_wait_s: float) -> Duration:
-    """Encodes how long a call may block; more than 20 s counts as 20 s."""
-    return encode_duration(min(max_wait_s, shard.MAX_WAIT_SLICE_S))
-
-
-def decode_max_wait(message: Any) -> float:
-    """Returns how many seconds a call of the chief may block: 20 if the field was left out, and never more."""
-    if not message.HasField("max_wait"):
-        return shard.MAX_WAIT_SLICE_S
-    return decode_short_wait(message)
-
-
 def decode_short_wait(message: Any) -> float:
     """Returns how many seconds a call of a parameter server may wait: none if the field was left out, and never more than 20."""
-    return min(max(0.0, decode_duration(message.max_wait)), shard.MAX_WAIT_SLICE_S)
+    return decode_max_wait(message.max_wait)
 
 
 def some_wait(max_wait_s: float) -> Duration | None:
@@ -230,6 +218,22 @@ PAIRS: tuple[Pair, ...] = (
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, encode=step.encode_participant, decode=step.decode_participant),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
+    Pair(value=chief.HeartbeatRequest, message=chief_service_pb2.HeartbeatRequest),
+    Pair(value=chief.DeregisterRequest, message=chief_service_pb2.DeregisterWorkerRequest),
+    Pair(value=chief.RegisterModelRequest, message=chief_service_pb2.RegisterModelRequest),
+    Pair(value=chief.CompleteInitializationRequest, message=chief_service_pb2.CompleteInitializationRequest),
+    Pair(value=chief.GetModelRequest, message=chief_service_pb2.GetModelRequest),
+    Pair(value=chief.CommitPushRequest, message=chief_service_pb2.CommitPushRequest),
+    Pair(
+        value=chief.DequeueTokenRequest,
+        message=chief_service_pb2.DequeueTokenRequest,
+        encode=step.encode_token_request,
+        decode=step.decode_token_request,
+    ),
+    Pair(value=chief.ChangeSettingsRequest, message=chief_service_pb2.ChangeSettingsRequest),
+    Pair(value=chief.SaveCheckpointRequest, message=chief_service_pb2.SaveCheckpointRequest),
+    Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
+    Pair(value=chief.FinishTrainingRequest, message=chief_service_pb2.FinishTrainingRequest),
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse),
     Pair(value=chief.ModelReply, message=chief_service_pb2.RegisterModelResponse),
     Pair(value=chief.AgreedModel, message=chief_service_pb2.GetModelResponse),

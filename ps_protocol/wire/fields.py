@@ -8,7 +8,7 @@ A field and its namesake are compiled by the dataclass's annotation:
 - a dataclass is a message: required, unless it may be None or has a default, which is left out as well. A fixed tuple is the message whose
   fields are its elements in order.
 - an enum goes by the names of its members; 0 is what was left out: None, the default, or a fault.
-- seconds (`…_s`) are a Duration, and a PsError is a CallError.
+- seconds (`…_s`) are a Duration, and a PsError is a CallError. Those of `max_wait` are 20 at most.
 
 Each error names the place of the fault, for example "variables[3]: policy.name: got 9".
 """
@@ -26,6 +26,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from ps_protocol.errors import MalformedMessage, PsError
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.wire.call_errors import decode_call_error, encode_call_error
 
 Encode: TypeAlias = Callable[[Any], Any]
@@ -99,6 +100,16 @@ def encode_duration(seconds: float) -> Duration:
 def decode_duration(duration: Duration) -> float:
     """Returns seconds; 0 if the duration was left out."""
     return duration.seconds + duration.nanos / 1e9
+
+
+def encode_max_wait(seconds: float) -> Duration:
+    """Encodes how long a call may block; more than 20 s counts as 20 s."""
+    return encode_duration(min(seconds, MAX_WAIT_SLICE_S))
+
+
+def decode_max_wait(duration: Duration) -> float:
+    """Returns how many seconds a call may block, never more than 20."""
+    return min(max(0.0, decode_duration(duration)), MAX_WAIT_SLICE_S)
 
 
 def compile_pair(pair: Pair, coder_of: Callable[[type], Coder]) -> Coder:
@@ -219,7 +230,7 @@ def _field(
             lambda message: {key: coder.decode(value) for key, value in get(message).items()},
         )
     coder = _single(descriptor, hint, coder_of)
-    if coder is _SECONDS and not is_optional:
+    if coder in (_SECONDS, _MAX_WAIT) and not is_optional and default is _MISSING:
         # Seconds that were left out are none.
         return coder.encode, _read(name, coder.decode)
     encode, decode = coder.encode, coder.decode
@@ -246,7 +257,7 @@ def _single(descriptor: FieldDescriptor, hint: Any, coder_of: Callable[[type], C
     if descriptor.message_type is None:
         return _SAME
     if hint is float and descriptor.message_type.full_name == Duration.DESCRIPTOR.full_name:
-        return _SECONDS
+        return _MAX_WAIT if descriptor.name == "max_wait" else _SECONDS
     if hint is PsError:
         return _ERROR
     return coder_of(hint)
@@ -341,4 +352,5 @@ def _as_it_is(value: Any) -> Any:
 
 _SAME = Coder(_as_it_is, _as_it_is)
 _SECONDS = Coder(encode_duration, decode_duration)
+_MAX_WAIT = Coder(encode_max_wait, decode_max_wait)
 _ERROR = Coder(encode_call_error, decode_call_error)

@@ -99,6 +99,11 @@ def check_register_request(message: chief_service_pb2.RegisterWorkerRequest) -> 
     check_ranges(message.held, field="held_ranges")
 
 
+def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:
+    """Raises LimitExceeded if too many ranges come back."""
+    check_ranges(message.returned, field="returned")
+
+
 def check_settings(message: parameter_service_pb2.ConfigureShardRequest) -> None:
     """Raises InvalidSpec unless the step can be one."""
     _check_step(message.step)

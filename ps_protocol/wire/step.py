@@ -8,10 +8,29 @@ from typing import Any
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.variables import check_name
-from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome, TokenReply, TokenResult
-from ps_protocol.roles.shard import ApplyReply, ApplyRequest, Metric, PushHeader, PushId, PushReply, PushResult, SparsePart
+from ps_protocol.roles.chief import (
+    CommitResult,
+    DequeueTokenRequest,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+    PushOutcome,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import (
+    MAX_WAIT_SLICE_S,
+    ApplyReply,
+    ApplyRequest,
+    Metric,
+    PushHeader,
+    PushId,
+    PushReply,
+    PushResult,
+    SparsePart,
+)
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2, tensor_pb2
-from ps_protocol.wire.fields import decode_choice, decode_each, require
+from ps_protocol.wire.fields import decode_choice, decode_each, decode_max_wait, encode_max_wait, require
 
 MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
@@ -158,6 +177,29 @@ def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResul
         staleness=message.staleness,
         # No weight is 0: whoever sends none means the ordinary one.
         weight=message.weight or 1.0,
+    )
+
+
+def encode_token_request(request: DequeueTokenRequest) -> chief_service_pb2.DequeueTokenRequest:
+    """Encodes the wish for a token."""
+    return chief_service_pb2.DequeueTokenRequest(
+        participant=encode_participant(request.participant),
+        local_step=request.local_step,
+        request_id=request.request_id,
+        max_wait=encode_max_wait(request.max_wait_s),
+        commit=None if request.commit is None else encode_commit(request.commit),
+    )
+
+
+def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> DequeueTokenRequest:
+    """Decodes and checks the wish for a token."""
+    require(message, "participant")
+    return DequeueTokenRequest(
+        participant=decode_participant(message.participant),
+        local_step=message.local_step,
+        request_id=message.request_id,
+        max_wait_s=decode_max_wait(message.max_wait) if message.HasField("max_wait") else MAX_WAIT_SLICE_S,
+        commit=decode_commit(message.commit) if message.HasField("commit") else None,
     )
 
 

@@ -12,6 +12,7 @@ from ps_protocol.rpc import accumulators, chief, shard
 from ps_protocol.rpc import client as handshake_client
 from ps_protocol.shared_memory import worker
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.wire import chief_calls
 from tests.support.repository import ROOT
 
 METHODS: list[MethodDescriptor] = [
@@ -32,7 +33,7 @@ CLIENTS = {
 }
 # Streams that stay, and what only a chief asks of a parameter server.
 _OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "ConfigureShard", "PrepareStep", "ApplyStep", "GetShardStatus")
-ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard)}
+ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard), **dict.fromkeys(chief_calls.CALLS, chief_calls)}
 
 
 @functools.cache

@@ -13,7 +13,23 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import Authority
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
-from ps_protocol.roles.chief import ClusterState, CommitResult, LeaseReply, LeaseResult, Registration, TokenReply, TokenResult
+from ps_protocol.roles.chief import (
+    ClusterState,
+    CommitPushRequest,
+    CommitResult,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
+    DeregisterRequest,
+    HeartbeatRequest,
+    LeaseRangesRequest,
+    LeaseReply,
+    LeaseResult,
+    RegisterModelRequest,
+    Registration,
+    Request,
+    TokenReply,
+    TokenResult,
+)
 from ps_protocol.roles.shard import Adoption
 from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import era_of
@@ -58,14 +74,14 @@ class ChiefNode:
     # -- callers
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
-        """Takes up a call: `arguments` make its event."""
+        """Takes up a call: `arguments` make its request."""
         if method == "step":
             answer(self.coordinator.global_step)
             return
         number = next(self._calls)
         self._blocked[number] = method, arguments, answer, self._world.now
         try:
-            self.report(_EVENTS[method](number, *arguments))
+            self.report(messages.Asked(call=number, request=_REQUESTS[method](*arguments)))
         except PsError as error:
             self._answer(messages.Refuse(call=number, error=error))
 
@@ -220,20 +236,18 @@ def _task(begin: Callable[[], Coroutine[Any, Any, None]]) -> Task:
     return (yield from begin().__await__())
 
 
-_EVENTS: dict[str, Callable[..., messages.Event]] = {
-    "register": lambda call, request: messages.RegisterWorker(call=call, request=request),
-    "heartbeat": lambda call, participant: messages.Heartbeat(call=call, participant=participant),
-    "deregister": lambda call, participant: messages.DeregisterWorker(call=call, participant=participant),
-    "model": lambda call, participant, model: messages.RegisterModel(call=call, participant=participant, model=model, max_wait_s=5.0),
-    "model again": lambda call, participant, model: messages.RegisterModel(
-        call=call, participant=participant, model=model, max_wait_s=0.0, may_initialize=False
+_REQUESTS: dict[str, Callable[..., Request[Any]]] = {
+    "register": lambda request: request,
+    "heartbeat": lambda participant: HeartbeatRequest(participant=participant),
+    "deregister": lambda participant: DeregisterRequest(participant=participant),
+    "model": lambda participant, model: RegisterModelRequest(participant=participant, model=model, max_wait_s=5.0),
+    "model again": lambda participant, model: RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True),
+    "complete": lambda participant, attempt: CompleteInitializationRequest(participant=participant, attempt=attempt),
+    "commit": lambda participant, commit: CommitPushRequest(participant=participant, commit=commit),
+    "lease": lambda participant, data, max_ranges, request_id: LeaseRangesRequest(
+        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=5.0
     ),
-    "complete": lambda call, participant, attempt: messages.CompleteInitialization(call=call, participant=participant, attempt=attempt),
-    "commit": lambda call, participant, commit: messages.CommitPush(call=call, participant=participant, commit=commit),
-    "lease": lambda call, participant, data, max_ranges, request_id: messages.LeaseRanges(
-        call=call, participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=5.0
-    ),
-    "token": lambda call, participant, local_step, request_id, commit: messages.DequeueToken(
-        call=call, participant=participant, local_step=local_step, request_id=request_id, max_wait_s=5.0, commit=commit
+    "token": lambda participant, local_step, request_id, commit: DequeueTokenRequest(
+        participant=participant, local_step=local_step, request_id=request_id, max_wait_s=5.0, commit=commit
     ),
 }

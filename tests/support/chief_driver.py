@@ -14,7 +14,13 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    CommitPushRequest,
     CommitResult,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
+    DeregisterRequest,
+    HeartbeatRequest,
     HyperparameterChange,
     ModelReply,
     ModelState,
@@ -22,8 +28,10 @@ from ps_protocol.roles.chief import (
     ParticipantKind,
     PushCommit,
     PushOutcome,
+    RegisterModelRequest,
     RegisterRequest,
     Registration,
+    Request,
     SettingsReply,
     TokenReply,
     TokenResult,
@@ -101,6 +109,12 @@ class Driver:
         if self.applies_at_once:
             self.work()
 
+    def ask(self, request: Request[Any]) -> int:
+        """Asks for something; returns the call, which may or may not be answered."""
+        call = self.call()
+        self.send(ev.Asked(call=call, request=request))
+        return call
+
     def work(self) -> None:
         """Has the shards do what they were told, and what follows from that."""
         if self.to_configure:
@@ -122,15 +136,12 @@ class Driver:
 
     def set_policy(self, policy: PolicySpec, *, request_id: int | None = None, max_wait_s: float = 10.0) -> int:
         """Asks for another policy; returns the call."""
-        call, request = self.call(), next(self._requests) if request_id is None else request_id
-        self.send(ev.SetPolicy(call=call, policy=policy, request_id=request, max_wait_s=max_wait_s))
-        return call
+        request = next(self._requests) if request_id is None else request_id
+        return self.ask(ChangeSettingsRequest(policy=policy, request_id=request, max_wait_s=max_wait_s))
 
     def set_hyperparameters(self, change: HyperparameterChange, *, max_wait_s: float = 10.0) -> int:
         """Asks for other numbers of an optimizer; returns the call."""
-        call = self.call()
-        self.send(ev.SetHyperparameters(call=call, change=change, request_id=next(self._requests), max_wait_s=max_wait_s))
-        return call
+        return self.ask(ChangeSettingsRequest(hyperparameters=change, request_id=next(self._requests), max_wait_s=max_wait_s))
 
     def settings(self, call: int) -> SettingsReply:
         reply = self.answers[call]
@@ -150,16 +161,12 @@ class Driver:
 
     def register(self, index: int | None = None, **fields: Any) -> Registration:
         request = {"kind": ParticipantKind.WORKER, "host": "host-b", "pid": 912, "request_id": next(self._requests), **fields}
-        call = self.call()
-        self.send(ev.RegisterWorker(call=call, request=RegisterRequest(index=index, **request)))
-        registration = self.answers[call]
+        registration = self.answers[self.ask(RegisterRequest(index=index, **request))]
         assert isinstance(registration, Registration)
         return registration
 
     def ask_model(self, worker: "Worker", model: ModelSpec = MODEL, *, max_wait_s: float = 20.0, **fields: Any) -> int:
-        call = self.call()
-        self.send(ev.RegisterModel(call=call, participant=worker.participant, model=model, max_wait_s=max_wait_s, **fields))
-        return call
+        return self.ask(RegisterModelRequest(participant=worker.participant, model=model, max_wait_s=max_wait_s, **fields))
 
     def train(self, *indices: int, model: ModelSpec = MODEL) -> "list[Worker]":
         """Has workers join and the first of them initialise the model."""
@@ -185,7 +192,7 @@ class Worker:
         self.request_id = 0
 
     def complete(self, attempt: int) -> None:
-        self.driver.send(ev.CompleteInitialization(call=self.driver.call(), participant=self.participant, attempt=attempt))
+        self.driver.ask(CompleteInitializationRequest(participant=self.participant, attempt=attempt))
 
     def next_push(self) -> PushId:
         self.sequence += 1
@@ -198,8 +205,7 @@ class Worker:
     def send_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> int:
         """Commits, and returns the call: it is answered once the answer is sure."""
         commit = self.next_commit(step, push_id=push_id, **fields)
-        call = self.driver.call()
-        self.driver.send(ev.CommitPush(call=call, participant=self.participant, commit=commit))
+        call = self.driver.ask(CommitPushRequest(participant=self.participant, commit=commit))
         if call not in self.driver.answers and self.driver.applies_at_once:
             self.driver.pass_time(2 * LINGER_S)
         return call
@@ -215,17 +221,10 @@ class Worker:
     def ask(self, *, repeat: bool = False, max_wait_s: float = 20.0, commit: PushCommit | None = None) -> int:
         """Asks for a token; returns the call, which may or may not be answered."""
         self.request_id += not repeat
-        call = self.driver.call()
-        event = ev.DequeueToken(
-            call=call,
-            participant=self.participant,
-            local_step=self.local_step,
-            request_id=self.request_id,
-            max_wait_s=max_wait_s,
-            commit=commit,
+        request = DequeueTokenRequest(
+            participant=self.participant, local_step=self.local_step, request_id=self.request_id, max_wait_s=max_wait_s, commit=commit
         )
-        self.driver.send(event)
-        return call
+        return self.driver.ask(request)
 
     def answer(self, call: int) -> TokenReply:
         reply = self.driver.answers[call]
@@ -241,12 +240,10 @@ class Worker:
         return True
 
     def heartbeat(self) -> bool:
-        call = self.driver.call()
-        self.driver.send(ev.Heartbeat(call=call, participant=self.participant))
-        return bool(self.driver.answers[call])
+        return bool(self.driver.answers[self.driver.ask(HeartbeatRequest(participant=self.participant))])
 
     def leave(self, failure: str = "") -> None:
-        self.driver.send(ev.DeregisterWorker(call=self.driver.call(), participant=self.participant, failure=failure))
+        self.driver.ask(DeregisterRequest(participant=self.participant, failure=failure))
 
     def error(self, call: int) -> PsError:
         error = self.driver.answers[call]

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from chief.core import messages as ev
 from chief.options import CoordinationConfig
 from chief.serving.runner import Runner
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import (
     ClusterState,
-    ModelReply,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
     Participant,
     ParticipantKind,
     PushCommit,
+    RegisterModelRequest,
     RegisterRequest,
-    Registration,
     TokenReply,
 )
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
@@ -144,27 +144,21 @@ class Scene:
 
     async def join(self) -> Participant:
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=1, request_id=1)
-        registration = await self.runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request))
+        registration = await self.runner.call(request)
         self.participant = registration.participant
         return self.participant
 
     async def initialise(self, model: ModelSpec = MODEL) -> None:
         participant = await self.join()
-        reply = await self.runner.call(
-            ModelReply, lambda call: ev.RegisterModel(call=call, participant=participant, model=model, max_wait_s=10.0)
-        )
-        await self.runner.call(
-            type(None), lambda call: ev.CompleteInitialization(call=call, participant=participant, attempt=reply.attempt)
-        )
+        reply = await self.runner.call(RegisterModelRequest(participant=participant, model=model, max_wait_s=10.0))
+        await self.runner.call(CompleteInitializationRequest(participant=participant, attempt=reply.attempt))
 
     async def take_step(self) -> TokenReply:
         self.sequence += 1
         step = self.runner.status(max_ledger_entries=0).global_step
         push_id = PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.sequence)
         return await self.runner.call(
-            TokenReply,
-            lambda call: ev.DequeueToken(
-                call=call,
+            DequeueTokenRequest(
                 participant=self.participant,
                 local_step=step,
                 request_id=self.sequence,

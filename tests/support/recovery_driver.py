@@ -10,7 +10,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec, layouts, place
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
-from ps_protocol.roles.chief import Registration
+from ps_protocol.roles.chief import LeaseRangesRequest, Registration
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, WorkerPushes
 from tests.support.chief_driver import MODEL, Driver, Worker
 
@@ -204,22 +204,11 @@ class RecoveryDriver(Driver):
         worker.local_step = registration.global_step
         return registration
 
-    def lease(
-        self, worker: Worker, data: DataSpec, *, max_ranges: int = 1, request_id: int = 1, max_wait_s: float = 0.0, **fields: Any
-    ) -> int:
-        call = self.call()
-        self.send(
-            messages.LeaseRanges(
-                call=call,
-                participant=worker.participant,
-                data=data,
-                max_ranges=max_ranges,
-                request_id=request_id,
-                max_wait_s=max_wait_s,
-                **fields,
-            )
+    def lease(self, worker: Worker, data: DataSpec, *, max_ranges: int = 1, request_id: int = 1, max_wait_s: float = 0.0) -> int:
+        request = LeaseRangesRequest(
+            participant=worker.participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s
         )
-        return call
+        return self.ask(request)
 
     def _adopt(self, epoch: int, chief: int, life: int) -> None:
         hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]

@@ -103,7 +103,7 @@ def join_again(joined: Joined, *, member: Membership, wait: Wait) -> Joined:
 def agree(model: ModelSpec, *, member: Membership, participant: Participant, max_wait_s: float, create: bool) -> ModelReply:
     """Presents the model to the chief and returns its answer; blocks at most `max_wait_s`. Raises ModelMismatch."""
     return member.ask(
-        lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s, may_initialize=create),
+        lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s, joins_only=not create),
         participant=participant,
         what="agree on the model",
         expected_s=max_wait_s,

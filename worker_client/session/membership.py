@@ -131,7 +131,7 @@ class Place:
         model, ask = self.model, self._link.ask
         try:
             if model is not None:
-                ask(lambda chief: chief.register_model(participant, model, max_wait_s=0.0, may_initialize=False), what="the model again")
+                ask(lambda chief: chief.register_model(participant, model, max_wait_s=0.0, joins_only=True), what="the model again")
             # Those of an epoch that is over wait for the worker's thread, which finds out what became of them; they count in no other.
             for commit in self.commits.all() if self.commits.owner is participant else ():
                 what = f"count a push to step {commit.step} again"

@@ -8,6 +8,7 @@ import grpc
 
 from chief.config import parse_config
 from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.roles.chief import DequeueTokenRequest
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -179,7 +180,7 @@ def leave(scene: Scene, registered: Outcome) -> None:
 
 def wait(scene: Scene) -> Outcome:
     request = cpb.DequeueTokenRequest(participant=chief_cases.participant(1), local_step=1, request_id=8)
-    assert codec.decode_max_wait(request) == 20.0, "who names no limit gets this one"
+    assert codec.decode(DequeueTokenRequest, request).max_wait_s == 20.0, "who names no limit gets this one"
     request.max_wait.FromMilliseconds(10)
     ended = scene.chief("DequeueToken", request)
     assert cpb.DequeueTokenResponse.FromString(ended.messages[0]).result == cpb.TOKEN_RESULT_WAIT

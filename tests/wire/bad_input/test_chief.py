@@ -52,7 +52,7 @@ BAD_INPUT = [
     ("9 not a protobuf", "Heartbeat", b"\xff\xff", INVALID, "MALFORMED_MESSAGE", "2 bytes are not a HeartbeatRequest"),
     ("9 no participant", "Heartbeat", pb.HeartbeatRequest(), INVALID, "MALFORMED_MESSAGE", "participant"),
     ("9 unknown kind", "Heartbeat", pb.HeartbeatRequest(participant=participant(kind=9)), INVALID, "MALFORMED_MESSAGE", "kind"),
-    ("9 no commit", "CommitPush", pb.CommitPushRequest(participant=participant()), INVALID, "MALFORMED_MESSAGE", "push_id"),
+    ("9 no commit", "CommitPush", pb.CommitPushRequest(participant=participant()), INVALID, "MALFORMED_MESSAGE", "commit is missing"),
     (
         "19 old epoch",
         "Heartbeat",

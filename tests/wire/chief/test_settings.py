@@ -133,11 +133,11 @@ def test_optimizer_changes_between_two_steps_on_all_shards(chief: GrpcChief) -> 
 
 def test_who_only_joins_is_never_told_to_initialise(chief: GrpcChief) -> None:
     with Worker(chief) as guest, Worker(chief) as host:
-        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=0.05, may_initialize=False)
+        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=0.05, joins_only=True)
         assert reply.state in (ModelState.ABSENT, ModelState.WAIT)
         set_policy(chief, ASYNC)
         assert host.join_model().state is ModelState.INITIALIZE
-        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=10.0, may_initialize=False)
+        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=10.0, joins_only=True)
         assert (reply.state, reply.policy) == (ModelState.READY, ASYNC)
 
 

@@ -178,6 +178,10 @@ VALUES: list[Any] = [
             chief.HyperparameterChange(variable="w", hyperparameters={"momentum": 0.5}),
         )
     ),
+    chief.ChangeSettingsRequest(policy=POLICIES[2], request_id=7, max_wait_s=2.0),
+    chief.ChangeSettingsRequest(
+        hyperparameters=chief.HyperparameterChange(variable="w", learning_rate=PIECEWISE), request_id=8, max_wait_s=0.0
+    ),
     chief.SettingsReply(version=2, step=7),
     *(
         chief.ModelReply(

@@ -12,7 +12,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, SparseMean, VariableSpec
 from ps_protocol.roles import chief, identity, shard
-from ps_protocol.roles.chief import CommitResult, Participant
+from ps_protocol.roles.chief import CommitResult, GetModelRequest, Participant
 from ps_protocol.roles.shard import ApplyRequest, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
@@ -69,12 +69,12 @@ def test_negative_seconds_count_as_none() -> None:
 @pytest.mark.parametrize(("max_wait_s", "expected"), [(0.0, 0.0), (2.5, 2.5), (20.0, 20.0), (1e9, 20.0), (-1.0, 0.0)])
 def test_wait_is_bounded_by_20_s(max_wait_s: float, expected: float) -> None:
     request = chief_service_pb2.GetModelRequest(max_wait=encode_duration(max_wait_s))
-    assert codec.decode_max_wait(request) == expected
-    assert codec.decode_max_wait(chief_service_pb2.GetModelRequest(max_wait=codec.encode_max_wait(max_wait_s))) == expected
+    assert codec.decode(GetModelRequest, request).max_wait_s == expected
+    assert codec.decode(GetModelRequest, codec.encode(GetModelRequest(max_wait_s=max_wait_s))).max_wait_s == expected
 
 
 def test_wait_that_is_left_out_is_20_s() -> None:
-    assert codec.decode_max_wait(chief_service_pb2.DequeueTokenRequest()) == 20.0
+    assert codec.decode(GetModelRequest, chief_service_pb2.GetModelRequest()).max_wait_s == 20.0
 
 
 def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:

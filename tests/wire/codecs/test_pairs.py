@@ -46,6 +46,7 @@ KNOWN: dict[Any, Any] = {
     "manifest_sha256": "fedcba9876543210" * 4,
     "policy": PolicySpec(name=PolicyName.SSP, staleness=5, max_staleness=4),
     "model": RICH_MODEL,
+    "max_wait_s": 2.5,
 }
 
 

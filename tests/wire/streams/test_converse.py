@@ -12,6 +12,7 @@ from ps_protocol.roles.chief import Participant, PushCommit
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
+from ps_protocol.wire.fields import encode_max_wait
 from tests.support.running_chief import RunningChief, Worker, client_of, cluster
 from tests.support.waiting import wait_until
 
@@ -80,7 +81,7 @@ def dequeue(participant: Participant, commit: PushCommit | None = None, *, reque
     return pb.DequeueTokenRequest(
         participant=codec.encode(participant),
         request_id=request_id,
-        max_wait=codec.encode_max_wait(max_wait_s),
+        max_wait=encode_max_wait(max_wait_s),
         commit=None if commit is None else codec.encode(commit),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from chief.core import messages
 from ps_protocol.errors import EpochMismatch, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
-from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.chief import CommitPushRequest, CommitResult, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
 from tests.support.chief_driver import Driver, Worker
 from tests.support.recovery_driver import RecoveryDriver
 
@@ -64,7 +64,7 @@ def test_a_contribution_that_completes_its_step_costs_no_record_and_is_told_when
 def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting_for_others() -> None:
     driver, (worker, *_) = backed_up(total_num_replicas=1, replicas_to_aggregate=3)
     before, call = driver.now, driver.call()
-    driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+    driver.send(messages.Asked(call=call, request=CommitPushRequest(participant=worker.participant, commit=worker.next_commit())))
     assert driver.answers[call].outcome is ACCEPTED
     assert driver.now == before
 
@@ -127,7 +127,7 @@ def test_the_end_of_training_leaves_nobody_waiting_to_be_told() -> None:
     driver, workers = backed_up()
     driver.is_manual = True
     call = workers[0].send_commit()
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     assert isinstance(driver.answers[call], CommitResult)
 
 
@@ -195,7 +195,7 @@ def test_where_all_are_about_equally_fast_no_record_is_needed() -> None:
     driver.is_manual = True
     calls = [worker.driver.call() for worker in workers]
     for worker, call in zip(workers, calls, strict=True):
-        driver.send(messages.CommitPush(call=call, participant=worker.participant, commit=worker.next_commit()))
+        driver.send(messages.Asked(call=call, request=CommitPushRequest(participant=worker.participant, commit=worker.next_commit())))
     driver.pass_time(0.5)
     assert [driver.answers[call].outcome for call in calls] == [ACCEPTED] * 3
     assert not records(driver)

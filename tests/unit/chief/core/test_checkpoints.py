@@ -8,7 +8,7 @@ from chief.core import messages
 from chief.options import CheckpointConfig
 from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, StorageFull
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, PushOutcome, SavedCheckpoint
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, SaveCheckpointRequest, SavedCheckpoint
 from ps_protocol.roles.shard import PushId
 from tests.support.recovery_driver import RecoveryDriver
 
@@ -18,7 +18,7 @@ ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
 
 def save(driver: RecoveryDriver, request_id: int, max_wait_s: float = 10.0) -> int:
     call = driver.call()
-    driver.send(messages.SaveCheckpoint(call=call, request_id=request_id, max_wait_s=max_wait_s))
+    driver.send(messages.Asked(call=call, request=SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s)))
     return call
 
 
@@ -188,7 +188,7 @@ def test_the_last_step_is_saved_before_the_processes_end() -> None:
     (worker,) = driver.train(0)
     step(driver, worker)
     driver.is_manual = True
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     worker.leave()
     assert not driver.ended
     driver.is_manual = False
@@ -205,7 +205,7 @@ def test_a_step_that_is_held_after_a_failure_is_saved_when_training_is_finished(
     worker.ask(commit=worker.next_commit())
     (order,) = (order for order in driver.orders if isinstance(order, messages.SaveStep))
     driver.orders.clear()
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     driver.pass_time(0.5)
     driver.send(messages.SaveFailed(tag=order.tag, why="no space left on device"))
     driver.is_manual, driver.full = False, is_full
@@ -223,7 +223,7 @@ def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) 
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     driver.full, driver.is_manual = how == "full", how == "silent"
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     worker.leave()
     driver.pass_time(31.0)
     assert [end.exit_code for end in driver.ended] == [0]

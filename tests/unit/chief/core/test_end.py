@@ -6,7 +6,7 @@ from chief.core import messages as ev
 from ps_protocol.errors import (
     TrainingFailed,
 )
-from ps_protocol.roles.chief import ClusterState, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, ParticipantKind, PushOutcome, TokenResult
 from tests.support.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
@@ -21,7 +21,7 @@ def test_finishing_releases_all_and_ends_the_processes_when_all_have_left() -> N
     observer = Worker(driver, kind=ParticipantKind.OBSERVER)
     call = first.ask()
     finish = driver.call()
-    driver.send(ev.FinishTraining(call=finish, reason="enough"))
+    driver.send(ev.Asked(call=finish, request=FinishTrainingRequest(reason="enough")))
     assert driver.answers[finish] == 0
     assert first.answer(call).result is TokenResult.FINISHED
     assert second.heartbeat() is True
@@ -50,7 +50,7 @@ def test_finishing_while_a_step_is_applied_waits_for_it() -> None:
     (worker,) = driver.train(0)
     worker.push()
     finish = driver.call()
-    driver.send(ev.FinishTraining(call=finish, reason=""))
+    driver.send(ev.Asked(call=finish, request=FinishTrainingRequest(reason="")))
     assert finish not in driver.answers
     driver.apply()
     assert driver.answers[finish] == 1
@@ -62,7 +62,7 @@ def test_finishing_does_not_wait_long_for_a_step_that_cannot_be_applied() -> Non
     (worker,) = driver.train(0)
     worker.push()
     finish = driver.call()
-    driver.send(ev.FinishTraining(call=finish, reason=""))
+    driver.send(ev.Asked(call=finish, request=FinishTrainingRequest(reason="")))
     driver.pass_time(1.0)
     assert driver.answers[finish] == 0
     driver.apply()
@@ -72,7 +72,7 @@ def test_finishing_does_not_wait_long_for_a_step_that_cannot_be_applied() -> Non
 def test_lapsed_participants_do_not_hold_up_the_end() -> None:
     driver = Driver(lease_s=10.0)
     driver.train(0)
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     driver.pass_time(10.0)
     assert len(driver.ended) == 1
 
@@ -105,14 +105,14 @@ def test_a_worker_woken_after_the_end_learns_that_training_is_finished() -> None
     driver = Driver(lease_s=10.0)
     sleeper, _ = driver.train(0, 1)
     driver.pass_time(11.0)
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     assert sleeper.answer(sleeper.ask()).result is TokenResult.FINISHED
     assert sleeper.heartbeat() is True
 
 
 def test_nobody_joins_once_the_processes_end() -> None:
     driver = Driver()
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     with pytest.raises(Exception, match="the chief is shutting down: enough"):
         driver.register()
 

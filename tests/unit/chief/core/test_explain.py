@@ -2,7 +2,7 @@ import re
 
 from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest
 from tests.support.chief_driver import Driver, Worker
 
 
@@ -205,7 +205,7 @@ def test_a_shard_that_is_gone_before_there_are_variables_needs_only_be_started_a
 def test_after_the_end_it_says_who_has_not_left() -> None:
     driver = Driver()
     driver.train(0, 1)
-    driver.send(ev.FinishTraining(call=None, reason="enough"))
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     assert words(driver).startswith("enough; waiting for worker 0 (last seen 0.0 s ago")
 
 

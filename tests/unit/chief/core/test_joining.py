@@ -15,12 +15,14 @@ from ps_protocol.errors import (
 from ps_protocol.roles.chief import (
     AgreedModel,
     ClusterState,
+    GetModelRequest,
     ModelReply,
     ModelState,
     ParticipantKind,
     PushOutcome,
     RegisterRequest,
     Registration,
+    SaveCheckpointRequest,
 )
 from tests.support.chief_driver import MODEL, Driver, Worker, model_of
 from tests.support.recovery_driver import RecoveryDriver
@@ -102,7 +104,7 @@ def test_the_waiting_workers_learn_when_the_model_is_ready() -> None:
     first, second = Worker(driver, 0), Worker(driver, 1)
     initialise, wait = driver.ask_model(first), driver.ask_model(second)
     know = driver.call()
-    driver.send(ev.GetModel(call=know, max_wait_s=20.0))
+    driver.send(ev.Asked(call=know, request=GetModelRequest(max_wait_s=20.0)))
     reply = driver.answers[initialise]
     assert (reply.state, reply.attempt, reply.max_staged_per_worker) == (ModelState.INITIALIZE, 1, 3)
     assert {wait, know}.isdisjoint(driver.answers)
@@ -180,7 +182,7 @@ def arrival(driver: RecoveryDriver, index: int) -> int:
     """Somebody wants to take part; returns the call."""
     call = driver.call()
     request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="host-b", pid=4242, request_id=1000 + call)
-    driver.send(messages.RegisterWorker(call=call, request=request))
+    driver.send(messages.Asked(call=call, request=request))
     return call
 
 
@@ -228,7 +230,7 @@ def test_whoever_comes_before_a_checkpoint_is_found_is_numbered_above_all_that_t
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
     again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)
     again.is_manual = True
     again.begin()
@@ -247,7 +249,7 @@ def test_a_chief_that_takes_a_higher_number_later_disowns_whom_it_took_in_before
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
     tags = sorted(driver.storage)
     driver.storage[tags[0]] = replace(driver.storage[tags[0]], chief_incarnation=5)
     again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)

@@ -7,7 +7,15 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushOutcome
+from ps_protocol.roles.chief import (
+    ClusterState,
+    CompleteInitializationRequest,
+    FinishTrainingRequest,
+    ModelReply,
+    ModelState,
+    PushOutcome,
+    SaveCheckpointRequest,
+)
 from ps_protocol.roles.shard import Adoption, AppliedPush, WorkerPushes
 from tests.support.chief_driver import Worker, model_of
 from tests.support.recovery_driver import RecoveryDriver
@@ -227,7 +235,7 @@ def test_who_has_given_the_first_values_is_told_of_the_new_epoch_when_a_server_l
     attempt = driver.answers[driver.ask_model(worker)].attempt
     driver.is_manual, driver.applies_at_once = True, False
     call = driver.call()
-    driver.send(messages.CompleteInitialization(call=call, participant=worker.participant, attempt=attempt))
+    driver.send(messages.Asked(call=call, request=CompleteInitializationRequest(participant=worker.participant, attempt=attempt)))
     assert driver.to_configure
     assert call not in driver.answers, "waits until the servers know how to work"
     driver.to_configure.clear()
@@ -300,7 +308,7 @@ def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
     (worker,) = driver.train(0)
     driver.is_manual = True
     driver.restart(0)
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     assert driver.coordinator.state is ClusterState.FINISHED
     worker.leave()
     assert [end.exit_code for end in driver.ended] == [0]
@@ -316,7 +324,7 @@ def saved() -> RecoveryDriver:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(messages.SaveCheckpoint(call=None, request_id=1, max_wait_s=0.0))
+    driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
     return driver
 
 
@@ -362,7 +370,7 @@ def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None
     driver = saved()
     driver.unreadable = BROKEN
     driver.restart(0)
-    driver.send(messages.FinishTraining(call=None, reason="enough"))
+    driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     driver.unreadable = ""
     driver.pass_time(20.0)
     assert driver.coordinator.state is ClusterState.FINISHED

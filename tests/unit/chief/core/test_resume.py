@@ -160,7 +160,7 @@ def test_who_has_come_back_brings_the_model_that_shards_hold_although_it_would_n
         shard.record, shard.record_version = None, 0
     driver.new_chief()
     driver.come_back(workers[0])
-    driver.ask_model(workers[0], may_initialize=False, max_wait_s=0.0)
+    driver.ask_model(workers[0], joins_only=True, max_wait_s=0.0)
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
 
 

@@ -4,13 +4,22 @@ import dataclasses
 
 import pytest
 
-from chief.core.messages import CallCancelled, FinishTraining, ShardFailed, ShardSeen
+from chief.core.messages import Asked, CallCancelled, ShardFailed, ShardSeen
 from ps_protocol.errors import InvalidSpec, NotInitialized, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.chief import ClusterState, HyperparameterChange, ModelReply, ModelState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.chief import (
+    ClusterState,
+    FinishTrainingRequest,
+    HyperparameterChange,
+    ModelReply,
+    ModelState,
+    PushOutcome,
+    TokenReply,
+    TokenResult,
+)
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief_driver import MODEL, Driver, Worker
 
@@ -284,7 +293,7 @@ def test_when_training_is_over_nobody_waits_for_settings(how: str) -> None:
     worker.push()
     call = driver.set_policy(ASYNC)
     if how == "finished":
-        driver.send(FinishTraining(call=None, reason="enough"))
+        driver.send(Asked(call=None, request=FinishTrainingRequest(reason="enough")))
         driver.apply()
     else:
         driver.send(ShardFailed(shard=0, why="gone"))
@@ -410,9 +419,9 @@ def test_a_shard_that_reports_too_few_norms_fails_the_training() -> None:
 def test_who_only_joins_does_not_bring_the_model() -> None:
     driver = Driver()
     joiner, maker = Worker(driver), Worker(driver)
-    joins = driver.ask_model(joiner, may_initialize=False)
+    joins = driver.ask_model(joiner, joins_only=True)
     assert joins not in driver.answers
-    asked = driver.ask_model(joiner, may_initialize=False, max_wait_s=0.0)
+    asked = driver.ask_model(joiner, joins_only=True, max_wait_s=0.0)
     assert driver.answers[asked].state is ModelState.ABSENT
     reply = driver.answers[driver.ask_model(maker)]
     assert isinstance(reply, ModelReply)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from chief.core.messages import FinishTraining
+from chief.core.messages import Asked
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
-from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Driver, Worker
 
@@ -157,7 +157,7 @@ def test_what_was_accepted_is_applied_before_the_end() -> None:
     first, second, third = trained(driver, 0, 1, 2)
     waiting = first.ask(commit=first.next_commit())
     second.push()
-    driver.send(FinishTraining(call=None, reason="enough"))
+    driver.send(Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     assert third.push() is LATE
     assert third.ask() not in driver.answers
     states = []

@@ -5,13 +5,19 @@ import dataclasses
 
 import pytest
 
-from chief.core import messages as ev
 from chief.options import CoordinationConfig
 from chief.serving.runner import Runner
 from ps_protocol.errors import ContributionMissing, InvalidSpec, PsError, TrainingFailed, Unavailable, WrongCluster
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.roles.chief import ClusterState, ParticipantKind, RegisterRequest, Registration, SettingsReply, TokenResult
+from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    ClusterState,
+    HeartbeatRequest,
+    ParticipantKind,
+    RegisterRequest,
+    TokenResult,
+)
 from tests.support import skipping_loop
 from tests.support.chief_runner import FakeLink, Scene, play, until
 from tests.support.running_chief import MODEL
@@ -50,7 +56,8 @@ def test_settings_reach_every_shard_before_contributions_are_taken_otherwise() -
         await scene.initialise()
         scene.links[1].errors["configure"] = [Unavailable("gone")] * 2
         policy = PolicySpec(name=PolicyName.ASYNC)
-        reply = await scene.runner.call(SettingsReply, lambda call: ev.SetPolicy(call=call, policy=policy, request_id=1, max_wait_s=10.0))
+        reply = await scene.runner.call(ChangeSettingsRequest(policy=policy, request_id=1, max_wait_s=10.0))
+        assert reply is not None
         told = [(link.configured[-1].version, link.configured[-1].accepts_stale) for link in scene.links]
         assert told == [(reply.version, True)] * 2
         assert (await scene.take_step()).reads_latest
@@ -64,7 +71,7 @@ def test_refused_settings_fail_the_training_with_the_shards_words() -> None:
         scene.links[0].errors["configure"] = [InvalidSpec("not so")]
         policy = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
         with pytest.raises(TrainingFailed, match="ps 0 at host-p:5000: not so"):
-            await scene.runner.call(SettingsReply, lambda call: ev.SetPolicy(call=call, policy=policy, request_id=1, max_wait_s=10.0))
+            await scene.runner.call(ChangeSettingsRequest(policy=policy, request_id=1, max_wait_s=10.0))
 
     play(act)
 
@@ -195,10 +202,10 @@ def test_a_chief_that_stood_still_hears_its_workers_before_it_ends_their_leases(
         runner = Runner([FakeLink(0)], config=CoordinationConfig(lease_s=0.3), on_state=lambda state: None, clock=lambda: now[0])
         running = asyncio.create_task(runner.run())
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="h", pid=1, request_id=1)
-        registration = await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=request))
+        registration = await runner.call(request)
         now[0] += 60.0  # as after a suspend: the lease is long over when the timer fires
         await asyncio.sleep(0.5)
-        assert await runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=registration.participant)) is False
+        assert await runner.call(HeartbeatRequest(participant=registration.participant)) is False
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await runner.close()
@@ -216,11 +223,11 @@ def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said(
         loop, config = asyncio.get_running_loop(), CoordinationConfig(lease_s=0.3)
         runner = Runner([FakeLink(0)], config=config, on_state=lambda state: None, clock=lambda: loop.time() + slept_s[0])
         running = asyncio.create_task(runner.run())
-        talker = await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(1)))
-        await runner.call(Registration, lambda call: ev.RegisterWorker(call=call, request=worker(2)))
+        talker = await runner.call(worker(1))
+        await runner.call(worker(2))
 
         async def talk() -> bool:
-            await runner.call(bool, lambda call: ev.Heartbeat(call=call, participant=talker.participant))
+            await runner.call(HeartbeatRequest(participant=talker.participant))
             states = {one.index: one.state for one in runner.status(max_ledger_entries=0).participants}
             return states[1 - talker.participant.index] == "lapsed"
 
