@@ -1,6 +1,6 @@
 """An authority, certificates and tokens for one cluster, as files. Knows cryptography; no cluster and no terminal.
 
-For development and for clusters that have no authority of their own: whoever has `ca.key` can make certificates for every role.
+For development, and for clusters without an authority of their own. The holder of `ca.key` can make certificates for every role.
 """
 
 import datetime

@@ -11,7 +11,7 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, Chief
 from ps_protocol.roles.shard import Shard
 from ps_server.serving.local import InProcessShard
 
-# Nothing here can die without the rest, so nobody renews a lease and none ends.
+# Nothing here can die without the rest, so leases are not renewed and never end.
 LEASE_S = 1e9
 
 

@@ -73,14 +73,14 @@ def train(
     """Joins the model, creating it if this is the first worker, and contributes one batch after the other, `num_passes` times over.
 
     `optimizer` and `master` are those of a monitored session. Ends before if a hook asks for it, or if the cluster's training is finished.
-    Whoever is done first finishes the training of the whole cluster, so that all its workers get the same final variables. Blocks; raises
+    The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks; raises
     what the session and the hooks raise.
     """
     with Graph().as_default():
         for name, value in network.initial_values(np.random.default_rng(seed)).items():
             get_variable(name, value)
         train_op = optimizer.minimize(_Loss(network), global_step=get_or_create_global_step())
-        # A chief worker creates the model; without a hook that says who that is, whoever comes first does.
+        # A chief worker creates the model; without a hook that names it, the first worker to come does.
         is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
         losses: list[float] = []
         with MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None) as session:
@@ -143,7 +143,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     `target` is the chief's address of a running cluster, None a cluster of one worker inside this process; the latter gives, for the same
     data and an int as `random_state`, the same weights every time. In a cluster each worker calls `fit` with its own examples and with
-    the same parameters; whoever has gone through its examples first ends the training, and every worker has the same final network.
+    the same parameters; the first worker to go through its examples ends the training, and every worker has the same final network.
 
     After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
     of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster).

@@ -55,7 +55,7 @@ def connect(
     from TF_CONFIG; without an index the lowest free one is taken. Blocks until the chief answers, and says so after 2 s; `timeout_s`
     seconds bound this, and later every call to a server that does not answer.
 
-    An index whose holder was a process of this machine that is gone is taken over at once; `takeover` does so whoever holds it.
+    If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover` takes it from any holder.
 
     `transport` is how dense gradients and variables come to the parameter servers and back: "shared_memory" (they lie in memory that worker
     and server share; only on one host), "grpc", or "auto": shared memory with each server where it can be had, else gRPC. None:
@@ -207,7 +207,7 @@ def local(
     Without `cluster` makes a new one of `num_ps` parameter servers; a step takes `replicas_to_aggregate` contributions (default: as many as
     `total_num_replicas`, else 1), training finishes by itself after `max_steps` steps (None: never), and `policy` coordinates it (None:
     sync); with `reject_nonfinite` gradients that are not finite are refused. With `cluster` joins that one as another worker, and its
-    arguments are not to be given again; each worker then needs a thread of its own; `takeover` gives it `worker_index` whoever holds that.
+    arguments are not to be given again; each worker then needs a thread of its own; `takeover` takes `worker_index` from any holder.
 
     Raises InvalidSpec for numbers that make no cluster, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull.
     """

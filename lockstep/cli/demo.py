@@ -172,7 +172,7 @@ def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatc
         if observer.trained is not None and not watch.has_running_workers:
             return observer.trained
         _check(observer, files=files)
-        # Half of the end has come: the other half is due. A worker that began so late that all was over has nobody left to ask.
+        # One half of the end has come, so the other is due. A worker that started after training was over finds no chief to ask.
         if observer.trained is not None or not watch.has_running_workers:
             last_look_ends_at = last_look_ends_at or time.monotonic() + _LAST_LOOK_S
             if time.monotonic() > last_look_ends_at:

@@ -145,7 +145,7 @@ async def _serve_chief(
         loop.add_signal_handler(number, chief.request_stop, f"the chief got {number.name}")
     try:
         await chief.start()
-        # Somebody else than this chief may tell the server to end.
+        # The server may be asked to end by something other than this chief.
         ending.add_done_callback(lambda task: chief.request_stop(f"its parameter server ends: {task.result()}"))
         return await chief.wait()
     finally:

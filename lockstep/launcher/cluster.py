@@ -42,10 +42,10 @@ class LocalCluster:
     ) -> None:
         self._given_security = security
         self.spec = spec
-        # The next run goes on from the checkpoints of this one, and only a cluster's own are taken: it must have the same name.
+        # The next run continues from this one's checkpoints. A cluster only takes its own, so both need the same name.
         self.name = "up-local" if spec.recovery.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = ""
-        self.token_file: Path | None = None  # for whoever may talk to the cluster; once started
+        self.token_file: Path | None = None  # for commands that call the cluster; set once started
         self.roles: list[Process] = []  # the parameter servers by index, then the chief, unless that is in ps 0
         self.workers: list[Process] = []
         self._supervisor = supervisor
@@ -93,7 +93,7 @@ class LocalCluster:
 
     @property
     def _own_security(self) -> dict[str, str | None]:
-        """Tokens that nobody needs to know of; whatever the shell says about another cluster's must not reach the children."""
+        """The cluster's own tokens. The shell's settings for another cluster must not reach the children."""
         given = {"LOCKSTEP_TOKEN_FILE": str(self.token_file)} if self._given_security is None else self._given_security
         return {**dict.fromkeys(options.SECURITY_VARIABLES), **given}
 
@@ -108,8 +108,8 @@ class LocalCluster:
     def may_restart(self, role: Process) -> bool:
         """Whether training can go on with a new process in the place of this one, which has ended.
 
-        What a parameter server held is lost with it, and only a checkpoint brings it back; the chief's knowledge is with the servers too.
-        A chief that ended by itself has said why, and another one would say the same.
+        A parameter server's part of the model is lost with it, and only a checkpoint restores it. The servers also keep the chief's state.
+        A chief that ended by itself has said why, and would end for the same reason again.
         """
         has_chief = role is self.chief
         if role.returncode is None or (has_chief and role.returncode >= 0):
@@ -139,7 +139,7 @@ class LocalCluster:
     def end_with_checkpoint(self) -> None:
         """The user wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
         if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
-            with suppress(OSError):  # nobody may read any more
+            with suppress(OSError):  # the reader of our output may be gone
                 self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
             self._supervisor.end_in_order(self.chief, awaited=self.roles, grace_s=_LAST_CHECKPOINT_S)
 
@@ -179,7 +179,7 @@ class LocalCluster:
         flags = [*self._common_flags("chief"), "--ps", ",".join(servers)]
         if spec.has_standbys:
             flags += ["--standbys", ",".join(self._addresses[f"standby {index}"] for index in range(spec.num_ps))]
-        # The launcher knows that the former chief is dead; nobody else may take it for granted.
+        # The launcher knows that the earlier chief is dead, so the new one may take over at once.
         return [*flags, *spec.words(options.CHIEF), *([options.TAKEOVER.flag] if is_again else [])]
 
     def _common_flags(self, name: str) -> list[str]:
@@ -252,4 +252,4 @@ def _lock(held: int, place: Path) -> None:
         words = f"--checkpoint-dir: another cluster that was started here is at work in {place}; end it first, or choose another directory"
         raise LaunchFailed(words, exit_code=2) from None
     except OSError:
-        pass  # a file system without locks: nobody can be kept out
+        pass  # a file system without locks: another cluster cannot be kept out

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # How often, and after which pause, a process that failed is started again.
 
 
-# One that lived so long had begun well: what came before does not count any more.
+# A process that lived this long had started well: earlier failures no longer count.
 SOUND_LIFE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 8.0
@@ -41,14 +41,14 @@ class RestartLimit:
         return self._in_a_row.get(name, 0)
 
 
-# The chief ends the parameter servers before itself: this long one may be gone while the chief is not.
+# The chief ends the parameter servers before itself: a server may be gone this long before the chief is.
 _ROLES_END_TOGETHER_S = 5.0
-# A role that was stopped while the chief kept running, and that can be brought back, is missed sooner.
+# A role that was stopped while the chief kept running, and that can be restarted, is missed sooner.
 _ALONE_S = 1.5
 _SAY_AFTER_S = 2.0
-# How long a look at the chief may hold up the output of the others.
+# How long a question to the chief may delay the output of the other processes.
 _GLANCE_S = 0.2
-# All workers are gone. The chief ends the roles once the last lease is over, but that of one who was killed need not be waited for.
+# All workers are gone. The chief ends the roles once the last lease is over; the lease of a killed worker need not be waited for.
 _ROLES_END_S = 1.5
 # A busy machine may take a while to ask the chief.
 _ANSWER_S = 5.0
@@ -90,14 +90,14 @@ class ClusterWatch:
 
     @property
     def has_running_workers(self) -> bool:
-        """Whether a worker is still at it."""
+        """Whether a worker is still running."""
         return any(worker.is_running for worker in self._cluster.workers)
 
     def see(self, ended: Iterable[Process]) -> None:
         """Takes note of processes that have ended. Raises ClusterFailed, with the exit code to end with, if training can't go on."""
         ended = list(ended)
         if self.has_running_workers:
-            self.ask_chief()  # early: once the chief is gone, nobody can tell what a step needed
+            self.ask_chief()  # early: once the chief is gone, it cannot be asked what a step needed
         for process in ended:
             if process in self._cluster.roles:
                 self._see_role(process)

@@ -79,7 +79,7 @@ def _sweep(token: str) -> None:
 def _carriers(token: str) -> Iterator[int]:
     prefix = TOKEN_VARIABLE.encode() + b"="
     for entry in Path("/proc").glob("[0-9]*"):  # empty where there is no /proc
-        with suppress(OSError):  # gone, or somebody else's
+        with suppress(OSError):  # gone, or another user's
             for item in (entry / "environ").read_bytes().split(b"\0"):
                 if item.startswith(prefix) and token.encode() in item.removeprefix(prefix).split(b":"):
                     yield int(entry.name)

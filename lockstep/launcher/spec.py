@@ -51,7 +51,7 @@ class Recovery:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for the roles: a URL may have a password in it, and everybody on the machine sees command lines."""
+        """Variables for the roles: a URL may contain a password, and command lines are visible to every user of the machine."""
         return {options.CHECKPOINT_DIR.variable: self.checkpoint_dir} if self.has_checkpoints and not self.is_local else {}
 
     def words(self, role: Program) -> list[str]:

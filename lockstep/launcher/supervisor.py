@@ -24,7 +24,7 @@ from typing import IO, Self, TextIO
 
 from lockstep.launcher.guardian import TOKEN_VARIABLE
 
-# What a person sees of several processes at once: each line with the name of its process.
+# The output of several processes, each line with the name of its process.
 
 
 # Cyan, green, magenta, yellow, blue and their bright forms: red is left for failures.
@@ -133,7 +133,7 @@ class Process:
         return self.returncode is None
 
     def has_exited(self) -> bool:
-        """Whether it has ended; it stays a zombie, so that nobody else can get its number, until `reap`."""
+        """Whether it has ended; it stays a zombie until `reap`, so that its pid is not reused."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -337,7 +337,7 @@ class Supervisor:
     def _show(self, name: str, line: str) -> None:
         try:
             self._show_line(name, line)
-        except OSError:  # `lockstep up … | head`: nobody reads any more
+        except OSError:  # `lockstep up … | head`: the reader is gone
             self._show_line = _show_nothing
             self._interrupts.append(signal.SIGPIPE)
 

@@ -1,6 +1,6 @@
 """Asks the chief of a launched cluster what a step needs, and ends training when too few workers are left. Knows reports; starts nothing.
 
-Imported late: NumPy and grpc take their time, and a broken one is the roles' to tell of.
+Imported late: NumPy and grpc take long to import, and if one is broken, the roles report it.
 """
 
 import threading
@@ -33,11 +33,11 @@ def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcCh
     return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
 
 
-# What a step needs of the workers, as the chief has it now: programs may change the policy.
+# What a step needs from the workers, as the chief has it now: programs may change the policy.
 
 
 _PERIOD_S = 0.1
-# A program sets its policy before it makes the model; one that never does is judged by what there is.
+# A program sets its policy before it creates the model. After this long the policy is taken as it is.
 _LONGEST_DOUBT_S = 3.0
 _TRAINING_PERIOD_S = 1.0
 # Once a worker has ended before the others.
@@ -70,9 +70,9 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
 
 
 class ChiefPoller:
-    """Asks the chief again and again, in the one thread that a launcher has for that, and has it finish training when somebody wants that.
+    """Polls the chief in the launcher's one thread for that, and asks it to finish training when requested.
 
-    Again and again, since once training is over, and the chief gone, nobody can tell any more.
+    It polls all the time because after training the chief is gone and cannot be asked.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -109,7 +109,7 @@ class ChiefPoller:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is, or was, a training; a chief that nobody could ask has trained."""
+        """Whether training has begun. A chief that never answered counts as having trained."""
         return self._status is None or self._status.state not in _BEFORE
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
@@ -166,7 +166,7 @@ class ChiefPoller:
 # Judges whether the workers that are left can make another step.
 
 
-# Some may only be at their last lines, or about to join: as long as this nothing is made of it.
+# Some workers may be about to exit, or to join: nothing is concluded for this long.
 GRACE_S = 5.0
 
 
@@ -191,7 +191,7 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
     """Whether a worker waits for a step that those who might still contribute to it are too few for."""
     if status.state is not ClusterState.TRAINING:
         return False
-    # One whose process has ended lives on for the chief until its lease ends, unless another process took its place since.
+    # The chief counts a worker whose process has ended as live until its lease ends, unless another process took its place.
     live = [
         one
         for one in status.participants
@@ -204,9 +204,9 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
 # Ends training when workers have ended with 0 and too few for a step are left.
 
 
-# Workers that end together end this close to each other: nothing is said then.
+# Workers that end within this of each other ended together: that is not reported.
 _TOGETHER_S = 2.0
-# After training was ended: for the last lines of the workers that it released.
+# How long released workers may take to exit after training was ended.
 _LEAVE_S = 10.0
 
 
@@ -253,7 +253,7 @@ class LastWorkers:
             self._say(f"{self._words}; ended training at step {step}, waiting up to {_LEAVE_S:g} s for the workers to end")
 
     def _judge(self) -> None:
-        """Looks at a report that is new, and has training ended if nobody can make another step."""
+        """Looks at a new report, and ends training if no worker can make another step."""
         status, asked_at = self._poller.status, self._poller.asked_at
         if status is None or status is self._seen or self._words:
             return

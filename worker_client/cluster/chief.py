@@ -106,14 +106,14 @@ class ChiefLink:
                         raise
                     if before is not None:
                         before()
-                    answer = question(self._at_most(self._chief, left_s))  # at once: whoever repeats calls has made long pauses by now
+                    answer = question(self._at_most(self._chief, left_s))  # at once: a caller that repeats has paused long by now
         except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
             raise Unavailable(error.message, facts=error.facts) from None
         self._away_since_s = None
         return answer
 
     def beat(self, participant: Participant) -> bool:
-        """Makes one attempt to renew the lease, and returns whether training is finished; in a thread that nobody waits for."""
+        """Makes one attempt to renew the lease, and returns whether training is finished; in a thread of its own."""
         return self.ask_once(lambda chief: chief.heartbeat(participant))
 
     def register(self, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:

@@ -34,7 +34,7 @@ class FanOut:
 
     The threads are daemons, and not an executor's, because those are joined at exit: an interrupted program would wait for a dead server.
     A lane runs its calls one after the other, so what an interrupted `run` left under way never overlaps the shard's next call.
-    Without `is_parallel` everything runs in the caller's thread, which is faster where no call waits for anybody.
+    Without `is_parallel` everything runs in the caller's thread, which is faster where no call waits.
     """
 
     def __init__(self, num_lanes: int, *, name: str, is_parallel: bool) -> None:
@@ -66,7 +66,7 @@ class FanOut:
         try:
             raise error
         finally:
-            # It holds this frame: if that held it too, what was to be read would stay until somebody looks for cycles.
+            # It holds this frame. If the frame held it too, the data to read would stay until the garbage collector finds the cycle.
             del error
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class SharingShard(Shard, Protocol):
         """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+        """Does what `push_gradients` does if that takes no call; else does nothing and returns None."""
 
 
 class Transport(Protocol):
@@ -90,7 +90,7 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Implements Transport for a cluster inside this process: calls are function calls, and memory is everybody's.
+    """Implements Transport for a cluster inside this process: calls are function calls, and all memory is shared.
 
     `is_in_process` False: the same calls as over a network, with threads, heartbeats and retries.
     """
@@ -113,7 +113,7 @@ class LocalTransport:
         return chief
 
     def status_of(self, address: str) -> ShardStatus:
-        """Nobody looks for a chief here."""
+        """Does nothing: there is no other chief to look for."""
         raise InternalError(f"a cluster inside this process has no parameter server at {address!r}")
 
     def open_shard(self, index: int, address: str) -> Shard:

@@ -75,7 +75,7 @@ class Buffer:
     """A variable without gradients, that plain updates change: statistics, counters. They ride in a contribution and count only with it.
 
     `update`: "mean" (it becomes the mean of the step's updates), "add" (their sum is added), or "moving_average" (it becomes
-    `decay * itself + (1 - decay) * mean`). A step in which nobody gives an update leaves it as it is.
+    `decay * itself + (1 - decay) * mean`). A step without an update leaves it unchanged.
     """
 
     value: npt.ArrayLike

@@ -319,7 +319,7 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-# Refuses gradients that are not finite before anybody is sent them.
+# Refuses gradients that are not finite before they are sent.
 
 
 class FiniteGradients:

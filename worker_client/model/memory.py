@@ -63,7 +63,7 @@ class ModelMemory:
         self.arrays = {name: self._arrays[name] for name in self._names}
         self.views = {name: _view(array, is_writable=self._is_writable and array.flags.writeable) for name, array in self.arrays.items()}
         self._owners = frozenset(id(owner) for memory in self._memories for owner in (memory, _owner(memory)))
-        # Those whose bytes somebody else may still read after a push.
+        # Those whose bytes may still be read elsewhere after a push.
         lent = {
             piece.variable.name
             for index, layout in enumerate(self.layouts)

@@ -48,7 +48,7 @@ def ssp_policy(staleness: int, *, max_staleness: int | None = None, too_stale: s
 
 
 def async_policy(*, use_locking: bool = True, max_staleness: int | None = None, too_stale: str = "drop") -> PolicySpec:
-    """Returns the policy under which nobody waits: each contribution is applied at once, as a step by itself.
+    """Returns the policy without waiting: each contribution is applied at once, as a step of its own.
 
     With `use_locking` one after the other; without, parameter servers apply on arrival and concurrent updates may be lost.
     `max_staleness` and `too_stale` (with locking only) are those of `ssp_policy`. Raises InvalidSpec.

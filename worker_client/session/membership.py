@@ -47,7 +47,7 @@ class Place:
     def __init__(self, link: ChiefLink, registration: Registration, *, moved: Callable[[], None]) -> None:
         self.registration = registration
         self.commits = OpenCommits(registration.participant)
-        # The model of whoever has joined one: another chief may have to learn it.
+        # The model of a participant that has joined one: another chief may have to learn it.
         self.model: ModelSpec | None = None
         self.generation = 0
         self.is_closed = False
@@ -119,7 +119,7 @@ class Place:
                 self.registration = replace(registration, participant=former)
                 return False
             log.info("registered again index=%d epoch=%d chief=%d", former.index, former.epoch, registration.chief_incarnation)
-            # The same object, by which everybody sees that nothing else has changed.
+            # The same object, which shows that nothing else has changed.
             self.registration = replace(registration, participant=former)
             self._tell_again(former)
             return False
@@ -237,7 +237,7 @@ def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
     try:
         waiting.call(lambda _: chief.deregister_worker(participant, failure=failure), what="the chief: leave", timeout_s=DEREGISTER_WAIT_S)
     except PsError as error:
-        # There is nobody left to raise it to, and the lease ends by itself.
+        # No caller is left to raise it to, and the lease ends by itself.
         log.debug("deregistration failed worker=%d: %s", participant.index, error)
 
 

@@ -75,12 +75,12 @@ class Session:
 
     @property
     def global_step(self) -> int:
-        """The newest step that this session has heard of; asks nobody."""
+        """The newest step that this session has heard of. Makes no call."""
         return max(self._loop.state.global_step, self._loop.state.local_step)
 
     @property
     def is_finished(self) -> bool:
-        """Whether training is finished, as far as this session has heard; asks nobody."""
+        """Whether training is finished, as far as this session has heard. Makes no call."""
         return self._loop.state.is_finished or self._member.is_finished
 
     @property
@@ -101,7 +101,7 @@ class Session:
 
     @property
     def policy(self) -> PolicySpec:
-        """How the workers are coordinated, as far as this session has heard: when it joined, or since; asks nobody."""
+        """How the workers are coordinated, as far as this session has heard: when it joined, or since. Makes no call."""
         return self._loop.state.policy
 
     def create_or_join(

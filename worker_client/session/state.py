@@ -138,7 +138,7 @@ class WorkerState:
         return not may_contribute or global_step > self.local_step
 
     def hear_policy(self, policy: PolicySpec, *, global_step: int) -> None:
-        """Takes note of a policy that somebody else may have set."""
+        """Learns a policy that another client may have set."""
         had_steps = not self.reads_latest
         self.policy, self.global_step = policy, max(self.global_step, global_step)
         if self.reads_latest and had_steps:

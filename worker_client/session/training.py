@@ -58,7 +58,7 @@ class Training:
             self._await_token(None, timeout_s=timeout_s)
 
     def check_place(self) -> None:
-        """Raises EpochMismatch if the worker has become another participant; asks nobody."""
+        """Raises EpochMismatch if the worker has become another participant. Makes no call."""
         if self._member.participant is not self.participant:
             raise EpochMismatch(f"{self._who} has registered again since it read its variables")
 
@@ -165,14 +165,14 @@ class Training:
     def _push_when_there_is_room(
         self, parts: Sequence[ShardPart], why: str, *, push_id: PushId, step: int, metrics: Mapping[str, Metric]
     ) -> list[PushResult]:
-        """Where nobody waits, what was given before may not be applied yet: a token comes when it is."""
+        """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""
         state, hashes = self.state, self._shard_parts.layout_hashes
         wait = Wait(f"{self._who} pushes to step {step}", timeout_s=self._timeout_s)
         while True:
             wait.explain(why)
             self._await_token(None, timeout_s=wait.left_s())
             if state.is_finished or not state.policy.accepts_stale:
-                return [PushResult.STALE]  # nobody will apply it any more
+                return [PushResult.STALE]  # it will never be applied
             try:
                 refused = tuple(state.refused)
                 results = self._shards.push(parts, layout_hashes=hashes, push_id=push_id, step=step, metrics=metrics, refused=refused)
@@ -281,7 +281,7 @@ class Training:
             )
 
     def _hear_policy(self) -> None:
-        """Takes note of a policy that somebody else may have set: the answer on the agreed model has it. Asks for no token."""
+        """Learns the policy, which another client may have set, from the answer on the agreed model. Asks for no token."""
         reply = agree(self.joined.model, member=self._member, participant=self.participant, max_wait_s=0.0, create=False)
         self.state.hear_policy(reply.policy, global_step=reply.global_step)
 
@@ -328,7 +328,7 @@ class Training:
         wait: Wait | None = None
         while not state.reads_latest:
             try:
-                # Later nobody writes there again, but the servers go away.
+                # Nothing is written there later, but the servers go away.
                 variables.fetch(state.local_step, may_view=not state.is_finished)
                 return
             except StepGone as error:

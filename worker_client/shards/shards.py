@@ -287,7 +287,7 @@ class Shards:
 
         results: dict[int, PushResult] = {}
         for index, shard in self.memories.shards.items():
-            # What lies in shared memory needs nobody else, so a thread of its own would cost more than it.
+            # Shared memory needs no call, so a separate thread would cost more than the work.
             if index:
                 failpoint("worker.push.mid")
             reply = shard.push_locally(header(index), parts[index].segments)

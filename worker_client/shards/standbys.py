@@ -40,7 +40,7 @@ class ShardPlaces:
     """The addresses of all shards. Thread-safe. `ask_again` registers again, unless that has been done since a version of the addresses.
 
     `on_change` is called, by whichever thread, when other processes hold the shards than before. While a call is under way that takes
-    long, a thread of its own asks the chief now and then: whoever has called could not.
+    long, a separate thread asks the chief now and then, because the blocked caller cannot.
     """
 
     def __init__(self, registration: Registration, *, ask_again: Callable[[int], Registration]) -> None:

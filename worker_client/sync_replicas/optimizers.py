@@ -160,7 +160,7 @@ class TrainOp:
         gradients = self._gradients(run)
         loss = run.loss(self.loss) if self.loss is not None else LossResult(value=None)
         value = None if loss.value is None else number_of(loss.value)
-        # From here on a failure leaves open whether the contribution counts, so whoever runs this again must find it done.
+        # From here on a failure leaves open whether the contribution counts, so running this again must find it done.
         self._note_unknown(run, loss=value)
         try:
             report = session.step(gradients, updates=loss.updates or None, metrics=loss.metrics or None)

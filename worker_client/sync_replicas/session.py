@@ -48,7 +48,7 @@ log = logging.getLogger("lockstep.worker")
 NO_LIMIT_S = 1e9
 
 
-# Called with the worker's index (None: any) and whether whoever holds that index is to be pushed aside.
+# Called with the worker's index (None: any) and whether to take that index from its present holder.
 Opener = Callable[[int | None, bool], Session]
 
 
@@ -112,7 +112,7 @@ class SessionCreator:
         return waiting.call(attempt, what=f"a new session for worker {worker_index}", timeout_s=limit_s)
 
     def end_training(self, session: Session) -> None:
-        """After synchronous training, the chief worker's end is everybody's: in the original its queue of tokens closes."""
+        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes."""
         policy = self._graph.policy
         if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
             session.finish(f"the chief worker ({session.worker_index}) has ended its session")
