@@ -24,7 +24,7 @@ LINGER_S = 0.002
 _MAX_UNKEPT = 512
 # Records of one epoch, as a power of two.
 _BITS_OF_AN_EPOCH = 32
-_MAX_EPOCH = 1 << 30  # beyond it, which nobody reaches by training, versions only count on
+_MAX_EPOCH = 1 << 30  # beyond it, which training never reaches, versions only count on
 
 
 class RecordVersions:
@@ -161,7 +161,7 @@ class Answers:
         self._line.refuse_all(error)
 
     def end(self, error: PsError) -> None:
-        """The epoch is over. Whoever still waits gets this error."""
+        """The epoch is over. Calls that still wait get this error."""
         self._linger.clear()
         self._line.refuse_all(error)
 
@@ -172,7 +172,7 @@ class Answers:
         return bool(self._line or self._sure)
 
     def applied(self, contributors: Sequence[PushId], *, is_held: bool) -> None:
-        """All shards have applied these; `is_held`: nobody hears of the step for now. They are sure from now on."""
+        """All shards have applied these, so they are certain; `is_held`: the step is not announced yet."""
         if not self._is_needed:
             return
         if is_held:
@@ -228,7 +228,7 @@ class Answers:
         self._out.add(KeepRecord(epoch=self._epoch, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
 
     def kept(self, event: RecordKept) -> None:
-        """A record is kept: answers who waited for that, and has the next one kept if somebody waits for it."""
+        """A record is kept: answers the calls that waited for it, and has the next one kept if a call waits for that."""
         record = self._on_its_way
         if record is None or (event.epoch, event.version) != (self._epoch, record.version):
             return
@@ -264,7 +264,7 @@ class Answers:
                 self._line.answer(blocked.who, one.value)
 
     def _keep_if_awaited(self) -> None:
-        """Has a record kept if somebody waits for one, and none is on its way."""
+        """Has a record kept if a call waits for one and none is on its way."""
         versions = (blocked.ask.version for blocked in self._line)
         if self._on_its_way is None and any(version is not None and version > self._versions.latest for version in versions):
             self.keep(for_all=False)

@@ -1,7 +1,7 @@
 """Checkpoints: when a step is saved, the one that is being made, the newest whole one, and who wants one. Knows no storage, clock or wire.
 
 One checkpoint is made at a time: all shards copy the same step (no other is applied meanwhile), then write; then the manifest is written.
-A step may be held back behind a gate: nobody hears of it before it is saved, so that it cannot be lost.
+A step may be held back behind a gate: it is announced only once it is saved, so that it cannot be lost.
 """
 
 import math
@@ -199,7 +199,7 @@ class Checkpoints:
         return True
 
     def hold(self, gate: Gate) -> None:
-        """Saves a step before anybody hears of it, as soon as no other save is under way; nothing else may be under way at the shards."""
+        """Saves a step before it is announced, as soon as no other save is under way; nothing else may be under way at the shards."""
         self._gate = gate
         self._explain_hold()
         if self._save is None:
@@ -313,7 +313,7 @@ class Checkpoints:
     # -- who wants one
 
     def want(self, request: int, call: int | None, *, until: float) -> None:
-        """Somebody wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
+        """A client wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
         if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
             raise LimitExceeded(f"{_MAX_WAITING} requests for a checkpoint are waiting already; try again when one is done")
         wish = self._wishes.setdefault(request, _Wish())

@@ -340,7 +340,7 @@ class Coordinator:
             raise TrainingFailed(self._failure)
 
     def refuse_if_recovering(self, now: float) -> None:
-        """Raises Unavailable while nothing can be counted, so that whoever calls tries again."""
+        """Raises Unavailable while nothing can be counted, so that the caller tries again."""
         if self._recovery.why:
             raise Unavailable(self.explain(now))
 
@@ -374,22 +374,22 @@ class Coordinator:
         self._out.afterwards(self.proceed)
 
     def answer_about_model(self) -> None:
-        """The shards, or the model, have changed: whoever waits for that is answered."""
+        """The shards, or the model, have changed: answers the calls that wait for that."""
         self._models.answer_waiting()
 
     def refuse_participants(self, error: PsError) -> None:
-        """Everybody who waits as a participant gets this error."""
+        """All calls that wait as participants get this error."""
         self._training.refuse_tokens(error)
         self._models.refuse_participants(error)
         self._training.refuse_the_rest(error)
 
     # -- who comes and goes
     #
-    # Nobody is taken in before the chief knows which chiefs there were before it: a number that it gave earlier might be another process's,
+    # No participant is admitted before the chief knows its predecessors: a number that it gave earlier might be another process's,
     # whose contributions the shards or a checkpoint know. A call that comes earlier waits; its answer says what for.
 
     def welcome(self) -> None:
-        """Whoever came before the chief knew its predecessors is taken in once the event has been dealt with, or refused."""
+        """Participants that came before the chief knew its predecessors are admitted, or refused, once the event has been handled."""
         if self._arrivals:
             self._out.afterwards(self._take_in)
 
@@ -444,7 +444,7 @@ class Coordinator:
                 self._out.refuse(blocked.call, error)
 
     def _arrival_expired(self, blocked: Blocked[RegisterRequest], now: float) -> None:
-        """Somebody has waited to be taken in as long as one call may."""
+        """A call has waited for admission as long as one call may."""
         self._arrivals.refuse(blocked.who, Unavailable(self.explain(now)))
 
     def _heartbeat(self, call: int, request: HeartbeatRequest, now: float) -> None:
@@ -457,7 +457,7 @@ class Coordinator:
         self._out.reply(call, self.is_finished)
 
     def _deregister(self, call: int, request: DeregisterRequest, now: float) -> None:
-        """Somebody says goodbye."""
+        """A participant leaves."""
         member = self._members.look_up_leaver(request.participant)
         self._out.reply(call, None)
         if member.state is MemberState.LEFT:
@@ -491,7 +491,7 @@ class Coordinator:
     # -- how training ends
 
     def _finish_training(self, call: int | None, request: FinishTrainingRequest, now: float) -> None:
-        """Somebody wants training to end."""
+        """A client ends training."""
         if self.is_over:
             if call is not None:
                 self._out.reply(call, self.step)
@@ -554,7 +554,7 @@ class Coordinator:
             self._end_if_deserted()
 
     def _end_if_deserted(self) -> None:
-        """Ends the processes, once, if training is over and nobody takes part any more."""
+        """Ends the processes, once, if training is over and all participants have left."""
         if self._is_ended or self._checkpoints.is_saving_last or self._members.num_live or not self.is_over:
             return
         self._is_ended = True
@@ -592,7 +592,7 @@ class Coordinator:
     # -- checkpoints
 
     def _want_checkpoint(self, call: int | None, request: SaveCheckpointRequest, now: float) -> None:
-        """Somebody wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
+        """A client wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
         if self._settings.config.checkpoints is None:
             raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
         self.refuse_if_failed()

@@ -49,7 +49,7 @@ def _shuffled(number: int, half: int, key: bytes) -> int:
 MAX_RANGES_A_CALL = 1024
 # Of all workers: of passes without end one could lease ranges until there is no memory left.
 MAX_LEASED = 1 << 20
-# Passes that may be under way: nobody can have ranges of later ones, and a list of what is done is kept for each.
+# Passes that may be under way: no worker can have ranges of later ones, and a list of what is done is kept for each.
 MAX_PASSES_AHEAD = 64
 _Holder = tuple[int, int]  # worker, incarnation
 
@@ -105,7 +105,7 @@ class DataLeases:
         self.spec = spec
         last_incarnation, last_request, last = self._latest.get(worker, (0, -1, ()))
         if last_incarnation == incarnation and request_id <= last_request:
-            # A copy that comes late, perhaps after the worker has used what it was given: nobody would hear of others.
+            # A late copy, perhaps after the worker has used its ranges: the worker would never learn of others.
             still = (identity for identity in last if self._leased.get(identity) == (worker, incarnation))
             return tuple(spec.range(identity) for identity in still) if request_id == last_request else ()
         granted: list[int] = []
@@ -162,7 +162,7 @@ class DataLeases:
         return done
 
     def finish(self, ranges: Iterable[int]) -> None:
-        """These are done, whoever had them."""
+        """Marks these as done, whichever worker had them."""
         if self.spec is not None:
             for identity in ranges:
                 self._leased.pop(identity, None)
@@ -173,7 +173,7 @@ class DataLeases:
         return self._counted.get(push_id, ())
 
     def may_use(self, worker: int, incarnation: int, ranges: Sequence[int]) -> bool:
-        """Whether the worker may contribute what is made from these: none is done, in a contribution, or leased to somebody else."""
+        """Whether the worker may contribute what is made from these: none is done, in a contribution, or leased to another worker."""
         if self.spec is None or not ranges:
             return True
         holder = (worker, incarnation)
@@ -226,7 +226,7 @@ class DataLeases:
         return DataStatus(name=self.spec.name, epoch=number, num_done=self._num_done.get(number, 0), num_leased=num_leased, num_ranges=size)
 
     def explain(self) -> str:
-        """Says what somebody who gets no range waits for."""
+        """Says what a worker that gets no range waits for."""
         holders = sorted({worker for worker, _ in self._leased.values()})
         named = ", ".join(f"worker {worker}" for worker in holders[:5]) + (f" and {len(holders) - 5} more" if len(holders) > 5 else "")
         parts = [f"{len(self._leased)} ranges of the training data are leased to {named}"] if holders else []

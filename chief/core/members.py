@@ -255,7 +255,7 @@ class Membership:
         # with: who was numbered there by that chief, or one before it, is in what was brought back. 0: none is known.
         self._life = 0
         self._earlier = (0, 0)
-        # Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before.
+        # Whether the earlier chiefs and epochs are known. No participant is admitted before.
         self._knows_predecessors = False
         self._epoch = epoch
         self._why_epoch = ""
@@ -285,7 +285,7 @@ class Membership:
 
     @property
     def knows_predecessors(self) -> bool:
-        """Whether it is known which chiefs, and which epochs, there were before this one. Nobody is to be taken in before."""
+        """Whether the earlier chiefs and epochs are known. No participant is admitted before."""
         return self._knows_predecessors
 
     @property
@@ -322,7 +322,7 @@ class Membership:
         return self._members[kind].get(index)
 
     def knows(self, participant: Participant) -> bool:
-        """Whether somebody has had this place here."""
+        """Whether a participant has had this place here."""
         return participant.index in self._members[participant.kind]
 
     def participant(self, member: Member) -> Participant:
@@ -357,7 +357,7 @@ class Membership:
         return member
 
     def look_up_leaver(self, participant: Participant) -> Member:
-        """As `look_up`, but whoever stems from an earlier epoch may say goodbye too."""
+        """As `look_up`, but a participant of an earlier epoch may leave too."""
         return self.look_up(replace(participant, epoch=self._epoch) if participant.epoch < self._epoch else participant)
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
@@ -382,7 +382,7 @@ class Membership:
         self._earlier = earlier
 
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
-        """Numbers from now on as this chief, in this life; whoever was taken in before registers again, and is given a new number."""
+        """From now on gives numbers as this chief, in this life. Participants admitted before register again and get new numbers."""
         self._life = life
         for member in self.all():
             self._end(member)
@@ -428,7 +428,7 @@ class Membership:
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
         if member is None and _chief_of(former) == self._chief_incarnation:
-            return None  # this chief has given it to nobody
+            return None  # this chief has not given it
         if member is None:
             member = self._recognised(request, former, now=now)
         elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
@@ -594,7 +594,7 @@ def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy
     """Returns R, or fewer: what the living workers can still give, and those that are expected and never came; at least `min_replicas`.
 
     `starved`: workers that live and have nothing to contribute, since all training data is done or leased to others. Where there are
-    some, whoever is gone or never came would have none either, so the step takes what it can get, and one contribution at least.
+    some, a worker that is gone or never came would have none either, so the step takes what it can get, and one contribution at least.
     """
     required = config.num_required
     counted = policy.num_contributions

@@ -65,7 +65,7 @@ class CheckpointFound:
     """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with what is wrong with them.
 
     `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
-    `failure`: why nobody knows, since storage cannot be read now.
+    `failure`: why that is unknown: storage cannot be read now.
     """
 
     checkpoint: Checkpoint | None
@@ -333,7 +333,7 @@ class AdoptShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
-    """Nobody needs the cluster any more: shut down the shards, then end with this exit code."""
+    """The cluster is no longer needed: shut down the shards, then end with this exit code."""
 
     exit_code: int
     reason: str
@@ -341,7 +341,7 @@ class EndProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something happened that belongs in the log, in words; `is_detail`: only where somebody looks closely."""
+    """Something happened that belongs in the log, in words; `is_detail`: only at the level DEBUG."""
 
     text: str
     is_warning: bool = False
@@ -359,7 +359,7 @@ Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | Adopt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Somebody asks for something; `call` None: nobody wants the answer."""
+    """A caller's request; `call` None: it wants no answer."""
 
     call: int | None
     request: Request[Any]

@@ -26,7 +26,7 @@ from ps_protocol.roles.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
 
-# Who waits for the model: a worker that presented its own, or somebody who wants to know it.
+# Who waits for the model: a worker that presented its own, or a client that wants to know it.
 _Ask = RegisterModelRequest | GetModelRequest
 
 
@@ -156,7 +156,7 @@ class ModelRegistry:
         self.held = ()
 
     def release(self, worker: int) -> bool:
-        """A worker is gone; True if it was to initialise the model, and somebody else must."""
+        """A worker is gone; True if it was to initialise the model and another must."""
         if self.is_created or self.initializer is None or self.initializer[0] != worker:
             return False
         self.initializer = None
@@ -288,7 +288,7 @@ class ModelCalls:
             self._out.reply(call, self._so_far(ask, now) if reply is None else reply)
 
     def _answer_to(self, ask: _Ask) -> ModelReply | AgreedModel | None:
-        """Returns what somebody who waits can be told now; None: nothing yet. Raises what it is refused with."""
+        """Returns the answer for a waiting call; None: none yet. Raises the error that refuses it."""
         self._host.refuse_if_failed()
         return self._join(ask) if isinstance(ask, RegisterModelRequest) else self._agreed_if_any()
 
@@ -305,7 +305,7 @@ class ModelCalls:
         if not self._servers.are_adopted:
             return None
         if ask.joins_only and registry.initializer is None and not registry.held:
-            return None  # waits for somebody else's; where shards hold values of the model there is nothing to initialise
+            return None  # waits for another worker's; where shards hold values of the model there is nothing to initialise
         state = registry.join(participant.index, participant.incarnation, model)
         return None if state is ModelState.WAIT else self._reply(state)
 

@@ -53,7 +53,7 @@ class ShardTable:
         return tuple(record.standby for record in self._records) if self.version else ()
 
     def held_by(self, index: int, *, address: str, standby: str, missing: str) -> None:
-        """Says who holds a shard that was given a standby. `version` grows if that is somebody else than before; it begins with 0."""
+        """Says which servers hold a shard that has a standby. `version` grows when they change; it begins with 0."""
         record = self._records[index]
         if (address, standby) != (record.address, record.standby) or not self.version:
             self.version += 1

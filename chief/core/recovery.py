@@ -212,13 +212,13 @@ class Host(Protocol):
         """Another training takes the place of the one that there is."""
 
     def refuse_participants(self, error: PsError) -> None:
-        """Everybody who waits as a participant gets this error."""
+        """All calls that wait as participants get this error."""
 
     def answer_about_model(self) -> None:
-        """The shards, or the model, have changed: whoever waits for that is answered."""
+        """The shards, or the model, have changed: answers the calls that wait for that."""
 
     def welcome(self) -> None:
-        """Whoever came before the chief knew its predecessors can be taken in."""
+        """Participants that came before the chief knew its predecessors can be admitted."""
 
     def finish(self, reason: str, now: float) -> None:
         """Training is finished."""
@@ -240,7 +240,7 @@ class Recovery:
         self._parts, self._host, self._new_life = parts, host, new_life
         self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
-        self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or nobody has looked yet
+        self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or there was no look yet
         # Why shards are being brought back to a checkpoint or taken over from another chief, and what comes of it; empty: they are not.
         self._why = self._plan = ""
         self._pause = parts.timers.timer(self._try_again)
@@ -275,7 +275,7 @@ class Recovery:
         return (self._stage is None or isinstance(self._stage, _Begun)) and self._model.model is None and not self._model.held
 
     def give_up(self) -> None:
-        """Training is over: whoever needs the values of the last step finds them in its checkpoint."""
+        """Training is over: the values of the last step are in its checkpoint."""
         self._why = ""
 
     # -- the beginning
@@ -457,7 +457,7 @@ class Recovery:
         self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only))
 
     def _try_again_later(self, search: Search, why: str, now: float) -> None:
-        """Storage cannot be read, for now: whoever runs it may mend that."""
+        """Storage cannot be read for now; an operator may repair it."""
         search.num_failures += 1
         pause_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** (search.num_failures - 1))
         self._pause.set(now + pause_s)
@@ -599,7 +599,7 @@ class Recovery:
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
         """Takes note of where the shards are. Returns why training cannot go on there, in words; empty: it can."""
         record, names = stage.record, self._servers.names
-        # At once: a record may have to be kept for the data that is leased while nobody knows the model.
+        # At once: a record may have to be kept for the data that is leased while the model is unknown.
         self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
         policy = new_policy(self._config if record is None else self._config.with_policy(record.policy))
         found = resumption(adoptions, names=names, has_steps=policy.counts(is_applied=False))
@@ -651,7 +651,7 @@ class Recovery:
         return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in held)
 
     def _take_data(self, stage: _TakingOver, record: ChiefRecord, held: Sequence[Adoption]) -> None:
-        """What is done of the training data; and whoever contributed to it may have some of it still."""
+        """The training data that is done. Workers that contributed to it may still hold some of it."""
         self._data.resume(record.data)
         if record.data is None:
             return
@@ -661,7 +661,7 @@ class Recovery:
         stage.awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
-        """Training begins where the shards are, with an interrupted step repeated; if nobody knows the model, once a worker does."""
+        """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
         found = stage.found
         assert found is not None
         if self._model.model is None:
@@ -752,7 +752,7 @@ class Recovery:
             self._host.finish(f"max_steps {max_steps} reached", now)
 
     def _leave_epoch(self) -> None:
-        """What is under way comes to nothing, and nobody is served before there is a step again."""
+        """Discards what is under way. Participants are not served before there is a step again."""
         self._checkpoints.roll_back()
         self._model.close()
         self._model.lose()

@@ -94,7 +94,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What outlives an epoch: each part owns its state, and nobody replaces a part."""
+    """What outlives an epoch: each part owns its state, and is never replaced."""
 
     out: Outbox
     waiting: Waiting
@@ -133,7 +133,7 @@ class Host(Protocol):
         """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
 
     def refuse_if_recovering(self, now: float) -> None:
-        """Raises Unavailable while nothing can be counted, so that whoever calls tries again."""
+        """Raises Unavailable while nothing can be counted, so that the caller tries again."""
 
     def check_settings_may_change(self) -> None:
         """Raises TrainingFailed once training is over."""
@@ -383,11 +383,11 @@ class Training:
         return self._answers.is_keeping
 
     def opened(self) -> None:
-        """All shards hold the open step, and everybody may hear of it."""
+        """All shards hold the open step: announces it."""
         self._under_way = None
 
     def refuse_tokens(self, error: PsError) -> None:
-        """Everybody who waits for a token gets this error."""
+        """All calls that wait for a token get this error."""
         self._tokens.refuse_all(error)
 
     def refuse_the_rest(self, error: PsError) -> None:
@@ -403,7 +403,7 @@ class Training:
         self._answers.release()
 
     def end(self) -> None:
-        """Another epoch begins, or the same one anew. Whoever still waits asks again."""
+        """Another epoch begins, or the same one anew. Calls that still wait ask again."""
         self._return_timer.clear()
         words = "the parameter servers have been brought to another step"
         for blocked in self._tokens:
@@ -432,7 +432,7 @@ class Training:
         self._tokens.refuse(gone.index, error)
         participant = self._members.participant(gone)
         for blocked in self._ranges:
-            # What would come back for others must not be leased to it, which nobody would take from it again.
+            # Ranges that would come back for others must not be leased to it: they would never be taken back.
             if blocked.ask.participant == participant:
                 self._ranges.refuse(blocked.who, error)
         self._grant(self._policy.drop(gone.index), now)
@@ -659,7 +659,7 @@ class Training:
                 self._answers.tell_of_lease(blocked.call, reply, now=now)
 
     def _stop_waiting_for_data(self, now: float) -> None:
-        """Whoever has not come back by now may find what it has with others."""
+        """Ranges of workers that have not come back by now may go to others."""
         self._awaited.clear()
         self._return_timer.clear()
         self._answer_about_ranges(now)
@@ -745,7 +745,7 @@ class Training:
         return False
 
     def hold(self, gate: Gate) -> None:
-        """Has a step saved before anybody hears of it."""
+        """Has a step saved before it is announced."""
         self._under_way = UnderWay.SAVE
         self._checkpoints.hold(gate)
 
@@ -899,7 +899,7 @@ class Training:
     # -- settings
 
     def change_settings(self, call: int, request: ChangeSettingsRequest, now: float) -> None:
-        """Somebody wants other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
+        """A client wants other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
         self._host.check_settings_may_change()
         self._settings.ask(call, request)
         self.proceed(now)

@@ -1,6 +1,6 @@
 """Calls that block, timers, and what is to be done: the one place where calls wait, expire, are cancelled or refused.
 
-Knows numbers, callables and answers; decides nothing, and reads no clock. Whoever has callers wait keeps them in a `Line` of its own, and
+Knows numbers, callables and answers; decides nothing, and reads no clock. A module whose callers wait has its own `Line`, and
 says what happens to one whose time is up.
 """
 
@@ -205,14 +205,14 @@ class Line(Generic[Ask]):
         return frozenset(self._blocked)
 
     def get(self, who: int) -> Blocked[Ask] | None:
-        """Returns the call that somebody waits in, if it does."""
+        """Returns the call that a participant waits in, if it does."""
         return self._blocked.get(who)
 
     def block(self, call: int, ask: Ask, *, until: float | None = None, who: int | None = None) -> None:
-        """Has a call wait, of somebody who does not wait in this line."""
+        """Has a call wait, of a participant that does not wait in this line."""
         who = call if who is None else who
         blocked = self._blocked[who] = Blocked(call, who, ask, self)
-        self._all[call] = blocked  # type: ignore[assignment]  # whoever takes it out knows its line
+        self._all[call] = blocked  # type: ignore[assignment]  # its line takes it out
         if until is not None:
             timer = self._idle.pop() if self._idle else self._waiting.timers.timer(self._nothing)
             timer.action = partial(self._expire, blocked)
@@ -220,7 +220,7 @@ class Line(Generic[Ask]):
             blocked.timer = timer
 
     def take(self, who: int) -> Blocked[Ask] | None:
-        """Takes somebody out, whom the caller answers."""
+        """Takes a participant's call out; the caller answers it."""
         blocked = self._blocked.pop(who, None)
         if blocked is not None:
             self._all.pop(blocked.call, None)
@@ -230,14 +230,14 @@ class Line(Generic[Ask]):
         return blocked
 
     def answer(self, who: int, value: Answer) -> bool:
-        """Answers somebody; False if it does not wait here."""
+        """Answers a participant; False if it does not wait here."""
         blocked = self.take(who)
         if blocked is not None:
             self._waiting.out.reply(blocked.call, value)
         return blocked is not None
 
     def refuse(self, who: int, error: PsError) -> bool:
-        """Answers somebody with an error; False if it does not wait here."""
+        """Answers a participant with an error; False if it does not wait here."""
         blocked = self.take(who)
         if blocked is not None:
             self._waiting.out.refuse(blocked.call, error)
@@ -254,7 +254,7 @@ class Line(Generic[Ask]):
             self.refuse(who, error)
 
     def cancel(self, blocked: Blocked[Ask]) -> None:
-        """Somebody has gone away."""
+        """A participant has gone away."""
         self.take(blocked.who)
         if self.on_cancel is not None:
             self.on_cancel(blocked)

@@ -1,7 +1,7 @@
 """The seam for coordination policies: the coordinator tells what happened, and asks what follows. Knows worker numbers and steps.
 
 A policy decides when a contribution counts, when there is something to apply, and when a worker may go on. It knows no leases, calls or
-clocks. Its contributions are applied by somebody else, one step at a time: `contributors` as long as it `is_complete`, then `advance`.
+clocks. The caller applies its contributions, one step at a time: `contributors` as long as it `is_complete`, then `advance`.
 """
 
 from collections.abc import Sequence
@@ -88,13 +88,13 @@ class Policy(Protocol):
         """Whether it counts contributions that servers have applied as they came, or (not `is_applied`) have staged."""
 
     def is_ahead(self, step: int) -> bool:
-        """Whether nobody can have variables of this step yet."""
+        """Whether no worker can have variables of this step yet."""
 
     def is_stale(self, step: int, *, oldest_kept: int) -> bool:
         """Whether what was computed from this step cannot be applied any more; servers keep nothing of steps before `oldest_kept`."""
 
     def slowest(self) -> Sequence[int]:
-        """Returns the live workers that others may have to wait for; empty: nobody waits for anybody."""
+        """Returns the live workers that others may have to wait for; empty: no worker waits for another."""
 
     def lead(self, worker: int) -> int:
         """Returns how many contributions a live worker is ahead of those."""

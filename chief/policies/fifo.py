@@ -1,7 +1,7 @@
 """The token queue of tf.compat.v1.train.SyncReplicasOptimizer, with all its habits: for conformance. Knows no leases, calls or clocks.
 
 A token is the step's number at the time it was put in. It is needed to leave a step, not to start one. Workers take tokens in order of
-their asking, whoever they are for, so an old one may be handed out, and the gradients computed with it are dropped.
+their asking, for any worker, so an old one may be handed out, and the gradients computed with it are dropped.
 """
 
 from collections import deque
@@ -93,11 +93,11 @@ class FifoPolicy:
         return step < self.step
 
     def slowest(self) -> Sequence[int]:
-        """Nobody waits for another worker by name."""
+        """None: workers do not wait for particular workers."""
         return ()
 
     def lead(self, worker: int) -> int:
-        """Nobody is ahead."""
+        """None: no worker is ahead."""
         return 0
 
     def finish(self) -> None:
@@ -115,11 +115,11 @@ class FifoPolicy:
         return policy
 
     def may_contribute(self, worker: int) -> bool:
-        """Always: nobody needs a token to start."""
+        """Always: no worker needs a token to start."""
         return True
 
     def has_contributed(self, worker: int) -> bool:
-        """Whether the worker waits for a token: whoever does not may contribute again."""
+        """Whether the worker waits for a token: one that does not may contribute again."""
         return worker in self._wishes
 
     def holds_token(self, worker: int) -> bool:
@@ -127,7 +127,7 @@ class FifoPolicy:
         return False
 
     def join(self, worker: int) -> None:
-        """Changes nothing: nobody is expected."""
+        """Changes nothing: no worker is expected."""
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Counts a contribution of the open step, from whomever, until there are R."""

@@ -48,11 +48,11 @@ class FreePolicy:
         return is_applied
 
     def slowest(self) -> Sequence[int]:
-        """Nobody waits for anybody."""
+        """None: no worker waits for another."""
         return ()
 
     def lead(self, worker: int) -> int:
-        """Nobody is ahead."""
+        """None: no worker is ahead."""
         return 0
 
     def may_contribute(self, worker: int) -> bool:
@@ -60,7 +60,7 @@ class FreePolicy:
         return True
 
     def has_contributed(self, worker: int) -> bool:
-        """Never: nobody's share is ever given."""
+        """Never: shares are not counted."""
         return False
 
     def holds_token(self, worker: int) -> bool:
@@ -68,7 +68,7 @@ class FreePolicy:
         return False
 
     def join(self, worker: int) -> None:
-        """Changes nothing: nobody waits for anybody."""
+        """Changes nothing: no worker waits for another."""
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Counts what the servers have applied, as the step that is open now; once closed it is not counted any more."""

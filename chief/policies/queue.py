@@ -119,7 +119,7 @@ class QueuePolicy:
         return not is_applied
 
     def may_contribute(self, worker: int) -> bool:
-        """Always: nobody needs a token to start."""
+        """Always: no worker needs a token to start."""
         return True
 
     def has_contributed(self, worker: int) -> bool:
@@ -194,7 +194,7 @@ class QueuePolicy:
         return self._hand_out([push_id.worker] if push_id.worker in self._wishes else [])
 
     def close(self) -> None:
-        """Takes no more contributions, and lets nobody go on."""
+        """Takes no more contributions and hands out no more tokens."""
         self._is_closed = True
 
     def finish(self) -> None:
@@ -225,7 +225,7 @@ class QueuePolicy:
         self._queue.append(entry)
         progress = self._progress.get(worker)
         if progress is None:
-            return  # gone: what it gave is applied, and nobody waits for that
+            return  # gone: its contribution is applied, and no caller waits for that
         if progress.incarnation != incarnation:
             progress.incarnation, progress.num_pending = incarnation, 0
         progress.num_pending += 1

@@ -155,7 +155,7 @@ class SyncPolicy:
 
     @property
     def num_free_tokens(self) -> int:
-        """Extra tokens of the open step that nobody holds."""
+        """Extra tokens of the open step that are not handed out."""
         return self._tokens.num_free
 
     @property
@@ -181,11 +181,11 @@ class SyncPolicy:
         return step < self.step
 
     def slowest(self) -> Sequence[int]:
-        """Nobody waits for another worker by name."""
+        """None: workers do not wait for particular workers."""
         return ()
 
     def lead(self, worker: int) -> int:
-        """Nobody is ahead."""
+        """None: no worker is ahead."""
         return 0
 
     def finish(self) -> None:

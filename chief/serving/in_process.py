@@ -91,7 +91,7 @@ class _Link:
         return self._at_shards.whole(self._index, self._shard.apply_step, request)
 
     async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
-        """Does nothing: the shard is memory, and lives as long as somebody holds it."""
+        """Does nothing: the shard is memory, and lives as long as it is referenced."""
 
     async def close(self) -> None:
         """Does nothing: there is no connection."""
@@ -250,7 +250,7 @@ class InProcessChief(Chief):
                         self._changed.wait(None if due is None else max(0.001, min(due - self._clock(), threading.TIMEOUT_MAX)))
                 self._carry_out(work)
         except BaseException:
-            # Ctrl-C in a wait: the coordinator must not keep a place for somebody who is gone.
+            # Ctrl-C in a wait: the coordinator must not keep a place for a caller that is gone.
             self._report(ev.CallCancelled(call=call))
             raise
         finally:
@@ -273,7 +273,7 @@ class InProcessChief(Chief):
     def _handle_locked(self, event: ev.Event) -> list[Work]:
         """Tells the coordinator and hands out its answers; returns what must be done without the lock.
 
-        There is nothing to end when all have left: the shards are memory, and live as long as somebody holds them.
+        There is nothing to end when all have left: the shards are memory, and live as long as they are referenced.
         """
         work = []
         for instruction in self._coordinator.handle(event, self._clock()):
@@ -285,7 +285,7 @@ class InProcessChief(Chief):
         return work
 
     def _carry_out(self, work: Sequence[Work]) -> None:
-        """Does what is to be done at the shards. What follows from a step, another contribution's turn, is for whoever waits."""
+        """Carries out the instructions for the shards. The caller that waits does what follows from a step: the next contribution."""
         if not work:
             return
         own, interrupt = deque(work), None
@@ -302,7 +302,7 @@ class InProcessChief(Chief):
             try:
                 at_shards.carry_out(item)
             except Exception as error:
-                # A defect: the other threads must not wait for a step that nobody will finish.
+                # A defect: the other threads must not wait for a step that will never finish.
                 self._report(ev.ShardFailed(shard=at_shards.shard, why=f"it broke off: {error!r}"))
                 raise
             interrupt = at_shards.interrupt or interrupt

@@ -34,7 +34,7 @@ _ANY_HOST = ("0.0.0.0", "::", "")
 
 
 def reachable(address: str) -> str:
-    """Returns an address as others may call it; empty if it is that of every network interface, which is nobody's name."""
+    """Returns an address as others may call it; empty if it stands for every network interface, which no caller can use."""
     parsed = parse_address(address)
     return "" if _is_everywhere(parsed) else address
 
@@ -128,7 +128,7 @@ class ChiefServer:
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
 
     async def wait(self) -> int:
-        """Returns the exit code when training is over and nobody needs the cluster. Raises PsError if the shards are not to be had."""
+        """Returns the exit code when training is over and the cluster is unused. Raises PsError if the shards cannot be taken."""
         own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
         if not own:
             log.warning("listening at all addresses, and it is not known which of them others can reach: give --advertise HOST:PORT")

@@ -61,7 +61,7 @@ class ShardCalls:
         self._heard_at[index] = self.pace.now()
 
     def heard_all(self) -> None:
-        """All shards have just answered to somebody else, so that nobody need look at them. Thread-safe."""
+        """All shards have just answered another caller, so they need not be checked. Thread-safe."""
         self._heard_at[:] = [self.pace.now()] * len(self.links)
 
     def silence_s(self, index: int) -> float:

@@ -73,7 +73,7 @@ class CheckpointStore:
             log.warning("cannot remove what is left of a checkpoint tag=%s cause=%s", tag, error.message)
 
     def prune(self, keep: int) -> None:
-        """Removes what is too old, and what is left of attempts, once one has been committed. Takes long; nobody need wait for it."""
+        """Removes old checkpoints and the rest of failed attempts, once one has been committed. Takes long; need not be waited for."""
         try:
             removed = prune(self._storage, cluster=self._cluster, keep=keep, spare=self._latest.values(), known=self._known)
         except PsError as error:

@@ -49,13 +49,13 @@ from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message
 
-# The ways to a parameter server that a step takes when all is well: one attempt, and nobody waits for it. Repeat and explain nothing.
+# A step's calls to a parameter server when all is well: one attempt, without waiting. They repeat and explain nothing.
 
 
 log = logging.getLogger("lockstep.chief")
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
-# Short: whoever insists asks again, says what is wrong, and waits as long as a step may take.
+# Short: the caller that insists asks again, reports what is wrong, and waits as long as a step may take.
 _TIMEOUT_S = 1.0
 
 Report = Callable[[bool], None]
@@ -86,7 +86,7 @@ class DirectLink(Protocol):
 class BlockingCaller:
     """Implements ShardCaller by a call that blocks until the step is applied, and raises PsError: in a thread of its own.
 
-    `is_quick` says whether the call would now return in a moment, without waiting for anybody: then any thread may make it.
+    `is_quick` says whether the call would now return in a moment, without waiting: then any thread may make it.
     """
 
     def __init__(self, apply_step: Callable[[ApplyRequest], object], *, is_quick: Callable[[], bool], name: str) -> None:
@@ -530,7 +530,7 @@ class GrpcShardLink:
 
 # Has all shards apply a step at once, each by a way of its own: the fast way while all is well. Says whether it went well, no more.
 #
-# What does not go well here is repeated by whoever insists, and explained there: applying a step twice is applying it once.
+# A failure here is repeated and explained by the caller that insists: applying a step twice is applying it once.
 
 
 class ShardLanes:

@@ -12,7 +12,7 @@ from ps_protocol.wire.codec import unpack_record
 # The requests to shards that carry out an instruction of the coordinator, and what it learns from the answers.
 
 
-# What storage fails with while it cannot be read, or until somebody lets it.
+# Errors of storage that cannot be read for now, or until permissions change.
 PASSING = (StorageFailed, PermissionDenied)
 
 

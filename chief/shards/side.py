@@ -27,7 +27,7 @@ from ps_protocol.process.waiting import delays_s
 
 log = logging.getLogger("lockstep.chief")
 
-# Whoever was restarted is found within this.
+# A restarted server is found within this.
 _MAX_PAUSE_S = 0.5
 
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ class LoopPace:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._rng = random.Random()
-        # Whoever looks for a checkpoint shall find the one that is just becoming whole.
+        # A search for a checkpoint must find the one that is just being completed.
         self._storage = asyncio.Lock()
 
     def now(self) -> float:
@@ -172,7 +172,7 @@ class ShardSide:
             try:
                 await asyncio.wait_for(self._work.shut_down(index, reason), within_s)
             except (Unavailable, Cancelled) as error:
-                # As a rule whoever ends all processes has ended this one too.
+                # Usually the launcher that ends all processes has ended this one too.
                 log.info("parameter server is gone or unreachable, and was not told to end ps=%d cause=%s", index, error.message)
             except (TimeoutError, PsError) as error:
                 log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")

@@ -30,7 +30,7 @@ from ps_protocol.roles.shard import (
 # One replica of a shard that has several, and what several of them say taken together.
 
 
-# Whoever does not answer within this, while the other does, is lost.
+# A replica that does not answer within this, while its twin does, is lost.
 GRACE_S = 0.7
 _PAUSE_S = 0.1
 
@@ -160,7 +160,7 @@ async def all_of(*calls: Awaitable[Any]) -> list[Any]:
 
 
 async def finished(tasks: Tasks, *, chief_incarnation: int) -> dict[Replica, str]:
-    """Returns once all have ended but for those that are lost, with the reasons: nobody waits for these once another has succeeded."""
+    """Returns once all have ended but the lost ones, with the reasons. Lost ones are not waited for once another has succeeded."""
     lost: dict[Replica, str] = {}
     try:
         while pending := [task for one, task in tasks.items() if not task.done() and one not in lost]:
@@ -270,7 +270,7 @@ class ReplicatedLink:
         return self._finding is None or self._finding.is_proven
 
     def distrust(self) -> ShardStatus:
-        """Nobody else can vouch for what was found: counts the shard as lost."""
+        """No other replica can confirm what was found: counts the shard as lost."""
         assert self._finding is not None
         self._finding = distrusted(self._finding)
         return self._note(self._finding.status())
@@ -399,7 +399,7 @@ class ReplicatedLink:
         """Closes all connections."""
         await asyncio.gather(*(one.link.close() for one in self.replicas))
 
-    # -- for whoever brings replicas back
+    # -- for bringing replicas back
 
     async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
         """Puts one replica under the chief that has the shard."""

@@ -60,7 +60,7 @@ class ShardWork:
         self._authority = authority
         self._store = store
         self._on_superseded = on_superseded
-        # Whoever ends all processes ends the parameter servers at the same time: no reason to warn anybody.
+        # A launcher that ends all processes ends the parameter servers at the same time: no reason for a warning.
         self.is_ending = False
         self._num_restoring = 0
         self._packer = RecordPacker()
@@ -244,7 +244,7 @@ class ShardWork:
         try:
             await link.shutdown(epoch=authority.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
         except EpochMismatch as error:
-            # Restarted since this chief adopted it: nobody's, and empty, so of no use to anybody who is left.
+            # Restarted since this chief adopted it: it belongs to no chief and is empty, so of no use.
             if error.facts.get("epoch") != "0":
                 raise
             await link.shutdown(epoch=0, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
