@@ -42,6 +42,15 @@ def start_role(
     return start(stack, "-m", module, "--announce", announce, *words, environment=environment, log=log)
 
 
+def talking(stack: ExitStack, *command: object, stderr: int | None = None) -> Process:
+    """Starts a command that a test talks to through its standard input and output; ends with `stack`."""
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
+        stack.callback(stream.close)
+    stack.callback(end, process)
+    return process
+
+
 @contextmanager
 def speaking(*words: str) -> Iterator["subprocess.Popen[str]"]:
     """A process `python WORDS` whose standard error a test reads as text; killed at the end if it still runs."""

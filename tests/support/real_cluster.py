@@ -13,7 +13,7 @@ from typing import Any
 import worker_client
 from benchmarks.harness.relay import Relay
 from tests.support.clusters import Shape, start_chief
-from tests.support.processes import Process, announced, end, start_role
+from tests.support.processes import Process, announced, end, start_role, talking
 from tests.support.repository import ROOT
 
 Outcome = Callable[[], Any]
@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, chief_address: str, index: int, stack: ExitStack) -> None:
         command = [sys.executable, "-m", "tests.support.worker_tasks", chief_address, str(index)]
         self.index = index
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = talking(stack, *command)
         stack.callback(self._end)
 
     def begin(self, task: str, **arguments: Any) -> Outcome:

@@ -18,8 +18,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
 from tests.support.clusters import GrpcTestCluster, Shape, start_chief, start_ps_process
-from tests.support.processes import announced, end
-from tests.support.repository import ROOT
+from tests.support.processes import announced, talking
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import machine_name
 
@@ -83,17 +82,6 @@ with worker_client.connect(sys.argv[1], worker_index=0) as session:
 """
 
 
-def start_python(stack: ExitStack, *arguments: str) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    for stream in (process.stdin, process.stdout, process.stderr):
-        assert stream is not None
-        stack.callback(stream.close)
-    stack.callback(end, process)
-    return process
-
-
 def read_line(stream: IO[bytes] | None) -> str:
     assert stream is not None
     return stream.readline().decode().strip()
@@ -101,7 +89,7 @@ def read_line(stream: IO[bytes] | None) -> str:
 
 def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(total_num_replicas=2, lease_s=30), stack, directory=socket_dir)
-    holder = start_python(stack, "-c", HOLDER, cluster.chief_address)
+    holder = talking(stack, sys.executable, "-c", HOLDER, cluster.chief_address, stderr=subprocess.PIPE)
     assert read_line(holder.stdout) == "ready"
     with pytest.raises(WorkerIndexTaken, match=f"worker 0 is already running on {machine_name()} pid {holder.pid}"):
         cluster.session(0)
@@ -143,7 +131,7 @@ with worker_client.connect(sys.argv[1]) as session:
     print("parent:", session.step({"w": numpy.ones(3)}).outcome.name, flush=True)
 """
     cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
-    process = start_python(stack, "-W", "ignore", "-c", script, cluster.chief_address)
+    process = talking(stack, sys.executable, "-W", "ignore", "-c", script, cluster.chief_address, stderr=subprocess.PIPE)
     assert "a fork must connect anew" in read_line(process.stdout)
     assert read_line(process.stdout) == "parent: ACCEPTED"
 
@@ -172,7 +160,7 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
     if phase == "joining":
         # It waits for a parameter server that does not take the first values.
         stop(ps)
-    worker = start_python(stack, "-m", "tests.processes.roles.interrupted_worker", phase, address)
+    worker = talking(stack, sys.executable, "-m", "tests.processes.roles.interrupted_worker", phase, address, stderr=subprocess.PIPE)
     assert read_line(worker.stdout) == phase
     if phase in ("pushing", "reading"):
         stop(ps)

@@ -130,6 +130,33 @@ def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
             assert trainer.read()[0] == 2
 
 
+def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server) -> None:
+    """F29: a caller opens and cancels streams as fast as it can, while a worker trains."""
+
+    def num_threads() -> int:
+        return sum(thread.name.startswith("rpc") for thread in threading.enumerate())
+
+    read = pb.ReadVariablesRequest(epoch=EPOCH, layout_hash=MIXED.hash).SerializeToString()
+    push = push_stream(server.trainer.header(7, step=server.step))[:1]
+    server.apply_one()
+    step, num_before = server.step, num_threads()
+    num_staged = server.trainer.shard.status().report.num_staged
+    for number in range(500):
+        reading, pushing = server.raw.begin_read(read), server.raw.begin_push(push)
+        if number % 10 == 0:
+            with contextlib.suppress(grpc.RpcError):  # more streams than one connection may have are refused
+                next(reading)
+        if number % 100 == 0:
+            server.apply_one()
+        reading.cancel()
+        pushing.cancel()
+    server.apply_one()
+    assert server.step == step + 6
+    assert server.trainer.shard.status().report.num_staged == num_staged
+    # Threads begin calls, a few at a time, and none stays with one.
+    assert num_threads() <= num_before + 32
+
+
 def test_idle_streams_are_cut() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
