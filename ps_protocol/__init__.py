@@ -2,5 +2,5 @@
 
 from ps_protocol.rpc import library
 
-# Here, since it is to be before anybody imports grpc, and whoever does imports something of this package as well.
+# Here, because it must run before grpc is imported, and every module that imports grpc imports this package too.
 library.prepare_import()

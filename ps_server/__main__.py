@@ -16,7 +16,7 @@ _EXIT_USAGE = 2
 def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
     _leave_out_openssl(are_files_hashed=_has_checkpoints(sys.argv, os.environ))
-    # Each worker has some, and nobody here knows how many workers there will be.
+    # Each worker has some, and the server does not know how many workers there will be.
     library.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
     from ps_protocol.errors import PsError

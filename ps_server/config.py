@@ -92,7 +92,7 @@ def machine_memory_bytes() -> int:
 
 
 def default_apply_threads() -> int:
-    """Returns how many threads an apply has if nobody says: the processors that this process, or its container, may use, up to 8."""
+    """Returns the default number of apply threads: the processors that this process, or its container, may use, up to 8."""
     counts = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MAX_DEFAULT_APPLY_THREADS]
     # Not a number ("max") or not there: no limit.
     with contextlib.suppress(OSError, ValueError):

@@ -56,7 +56,7 @@ class ChiefSilence:
         if now - self._looked_at > _LATE_S:
             self._heard_at = now
         self._looked_at = now
-        # Who calls without adopting (a chief that waits for another shard, an operator) does not make this shard anybody's.
+        # A caller that does not adopt (a chief that waits for another shard, an operator) does not take this shard.
         since = self._heard_at if is_adopted else self._started_at
         due = since + FIRST_WARNING_S if since > self._warned_at else self._warned_at + WARNING_INTERVAL_S
         if now < due:
@@ -164,7 +164,7 @@ class ParameterServer:
         log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
 
     def wait(self) -> str:
-        """Returns, with the reason, when somebody has asked the server to end: `request_stop`, or the chief by an RPC. Then call `stop`.
+        """Returns, with the reason, when the server has been asked to end: by `request_stop`, or by the chief's RPC. Then call `stop`.
 
         Warns meanwhile of a chief that is not heard.
         """

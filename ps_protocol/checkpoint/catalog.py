@@ -34,7 +34,7 @@ def open_storage(place: str) -> CheckpointStorage:
         if parts.netloc not in ("", "localhost"):
             raise InvalidSpec(f"checkpoint directory {place!r}: names the host {parts.netloc!r}; want file:///path, with three slashes")
         return LocalStorage(unquote(parts.path))
-    # Not at the top: fsspec is an extra, and nobody who keeps checkpoints in a directory needs it.
+    # Not at the top: fsspec is an extra, which checkpoints in a directory do not need.
     from ps_protocol.checkpoint.fsspec_storage import RemoteStorage
 
     return RemoteStorage(place)

@@ -21,7 +21,7 @@ class RemoteStorage:
     """A CheckpointStorage at a URL. Its credentials are those that fsspec's package for it finds in the environment."""
 
     def __init__(self, url: str) -> None:
-        self._place = _USER.sub("//", url)  # whoever sees a log must not see a password
+        self._place = _USER.sub("//", url)  # logs must not show a password
         try:
             from fsspec.core import url_to_fs
         except ImportError:
@@ -44,7 +44,7 @@ class RemoteStorage:
 
     @contextmanager
     def create(self, tag: str, name: str, *, num_bytes: int) -> Iterator["_RemoteWriter"]:
-        """Creates a file of a checkpoint that is not whole yet, as CheckpointStorage says; whether there is room, nobody knows."""
+        """Creates a file of a checkpoint that is not whole yet, as CheckpointStorage says; the free space is unknown."""
         path = f"{self._directory(tag)}/{check_name(name)}"
         with storage_failures(what := f"write {path}"):
             with _failures(what):
@@ -127,7 +127,7 @@ class RemoteStorage:
                     self._files.rm(directory, recursive=True)
 
     def num_free_bytes(self) -> int | None:
-        """Nobody knows."""
+        """Returns None: the free space is unknown."""
         return None
 
     def _directory(self, tag: str) -> str:

@@ -99,7 +99,7 @@ class CheckpointStorage(Protocol):
         """Removes what an attempt left that was never committed, or what a removal left. Does nothing if there is nothing."""
 
     def num_free_bytes(self) -> int | None:
-        """Returns how many bytes there is room for; None: nobody knows."""
+        """Returns how many bytes there is room for; None: unknown."""
 
 
 def check_name(name: str) -> str:
@@ -353,7 +353,7 @@ class _LocalWriter:
 
 class _LocalReader:
     def __init__(self, path: Path) -> None:
-        # Not blocking: what is no regular file, a pipe for example, must not hold anybody up.
+        # Not blocking: a pipe, for example, must not block the caller.
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         self._path = path
         status = os.fstat(self._file)

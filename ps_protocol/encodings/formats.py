@@ -83,7 +83,7 @@ class Format:
 
     @property
     def is_decoded_on_arrival(self) -> bool:
-        """Whether each frame of a gradient is work for whoever receives it."""
+        """Whether the receiver has work to do on each frame of a gradient."""
         return isinstance(self.coding, Units) and self.coding.kept is None
 
 
@@ -183,6 +183,6 @@ def stretch(layout: Layout, memory: Array, encoding: FloatEncoding, arena: Arena
         return memory[one.start + start - arena.start : one.start + stop - arena.start].view(arena.data_type.dtype)
     units = units_of(encoding)
     if units.kept is None:
-        raise InvalidSpec(f"encoding {encoding.name}: nobody keeps gradients so")
+        raise InvalidSpec(f"encoding {encoding.name}: is not for gradients")
     first, last = ((offset - arena.start) // 4 * units.element_bytes for offset in (start, stop))
     return memory[one.start + first : one.start + last].view(units.kept)

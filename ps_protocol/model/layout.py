@@ -15,7 +15,7 @@ from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, NonFiniteGradient, 
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 
-# A shard's arena or rows, as they lie in somebody's memory: pieces that together make one run of bytes.
+# A shard's arena or rows in memory: pieces that together make one run of bytes.
 #
 # A server has its arena in one piece. A worker has it in one piece but for the variables that are split over shards: their rows lie in the
 # middle of the whole variable, so that the user gets one array and nothing is joined afterwards.
@@ -267,7 +267,7 @@ _FLOAT16, _BFLOAT16 = np.uint16(0x7C00), np.uint16(0x7F80)  # the bits of the ex
 
 
 def gradient_ranges(layout: Layout) -> tuple[ArenaRange, ...]:
-    """Returns the parts of an arena that have gradients, not plain updates: an update may be an infinity that somebody means."""
+    """Returns the parts of an arena that have gradients, not plain updates: an update may be infinite on purpose."""
     rules = layout.rules
     return tuple(arena for arena in layout.arenas if (rule := rules[arena.rule]) is None or not rule.is_update_rule)
 

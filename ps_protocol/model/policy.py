@@ -11,7 +11,7 @@ MAX_REPLICAS = 100_000
 
 
 class PolicyName(enum.Enum):
-    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: nobody waits."""
+    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: no worker waits."""
 
     SYNC = 1
     SSP = 2

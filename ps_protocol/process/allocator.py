@@ -33,6 +33,6 @@ def give_back_freed_memory() -> None:
 
 
 def is_allowed(environment: Mapping[str, str]) -> bool:
-    """Whether nobody has said otherwise."""
+    """Whether the environment leaves this on."""
     is_tuned = any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
     return environment.get(SWITCH) != "0" and not is_tuned

@@ -66,7 +66,7 @@ def enable_failpoints(environment: Mapping[str, str], *, is_enabled: bool) -> No
 
 
 def enable_worker_failpoints(environment: Mapping[str, str]) -> None:
-    """As `enable_failpoints`, for a process without flags: asks LOCKSTEP_ENABLE_FAILPOINTS=1. Other programs' variables harm nobody."""
+    """As `enable_failpoints`, for a process without flags: asks LOCKSTEP_ENABLE_FAILPOINTS=1. Other programs' variables do no harm."""
     enable_failpoints(environment, is_enabled=environment.get(ENABLING_VARIABLE, "").strip() == "1")
 
 

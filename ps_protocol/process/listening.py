@@ -55,7 +55,7 @@ def most_connections() -> int:
 
 
 def announce(path: Path, *, address: str) -> None:
-    """Writes `address` as the one line of the file, all at once: whoever finds the file finds it whole. Raises InvalidSpec if it cannot."""
+    """Writes `address` as the one line of the file, all at once, so that no reader finds half of it. Raises InvalidSpec if it cannot."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(f"{address}\n", encoding="utf-8")
@@ -72,7 +72,7 @@ def _check_unix(address: Address) -> None:
         try:
             probe.connect(address.path)
         except (FileNotFoundError, ConnectionRefusedError):
-            # Nobody, or the file of one that was killed, which gRPC replaces. The directory must be there all the same.
+            # Nothing, or the file of a killed server, which gRPC replaces. The directory must exist all the same.
             os.stat(os.path.dirname(address.path))
         else:
             raise OSError(errno.EADDRINUSE, "")

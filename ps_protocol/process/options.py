@@ -105,7 +105,7 @@ class Given:
         self._environment = environment
 
     def __contains__(self, option: Option[Any]) -> bool:
-        """Whether somebody said anything about it."""
+        """Whether it was given, by flag or variable."""
         return bool(self.source(option))
 
     def __getitem__(self, option: Option[T]) -> T:

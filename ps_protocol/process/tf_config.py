@@ -97,7 +97,7 @@ def _addresses(cluster: dict[str, object], job: str) -> tuple[str, ...]:
 
 def _check_task(config: TfConfig) -> None:
     addresses = {"ps": config.ps, "worker": config.workers}.get(config.task_type)
-    # A cluster that lists nobody of this job leaves the task's address to flags and other variables.
+    # A cluster without tasks of this job leaves the task's address to flags and other variables.
     if addresses and config.task_index >= len(addresses):
         raise InvalidSpec(
             f"TF_CONFIG: task is {config.task_type} {config.task_index}, but cluster.{config.task_type} has {len(addresses)} addresses"

@@ -48,7 +48,7 @@ def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float
 
 # Repeats an idempotent call for as long as its server cannot be reached.
 #
-# The clients of this package make one attempt a call; whoever wants patience wraps the call:
+# The clients of this package make one attempt a call. To retry, wrap the call:
 #
 # waiting.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
 
@@ -86,7 +86,7 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
 
 
 class _Wait:
-    """One caller's patience: what it waits for, since when, and why."""
+    """One caller's wait: what it waits for, since when, and why."""
 
     def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
         self._what, self._timeout_s, self._stop = what, timeout_s, stop
@@ -105,7 +105,7 @@ class _Wait:
         elapsed_s = self._timeout_s - left_s
         if delay_s >= left_s:
             raise Unavailable(f"{failure.message} (tried for {elapsed_s:.1f} s)", facts=failure.facts) from None
-        # The pause counts: when it ends, nobody shall have waited over 2 s in silence.
+        # The pause counts: no wait may exceed 2 s without a log line.
         if elapsed_s + delay_s >= self._next_notice_s:
             log.warning("still trying what=%s elapsed_s=%.1f left_s=%.1f cause=%s", self._what, elapsed_s, left_s, failure.message)
             self._next_notice_s = elapsed_s + NOTICE_INTERVAL_S

@@ -1,4 +1,4 @@
-"""Named gradient accumulators: what can be asked of whoever holds them, and the values of those calls. Knows no transport, no sum."""
+"""Named gradient accumulators: the calls to their holder, and the values of those calls. Knows no transport, no sum."""
 
 import enum
 import hashlib

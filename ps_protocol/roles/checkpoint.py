@@ -39,7 +39,7 @@ class ChiefRecord:
 
     `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
-    Of `epoch` (0: nobody says) and the open `step`: what was `chosen` for that (a worker may know it) and the training data done.
+    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it) and the training data done.
     `earlier`: the life of the cluster, and its chief, that made the checkpoint which the present life has begun with.
     """
 

@@ -237,7 +237,7 @@ class Request(Protocol[Answer_co]):
 class RegisterRequest:
     """Asks to take part; `index` None: the lowest free one. `request_id` is random.
 
-    `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if nobody took its place.
+    `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if its place was not taken.
     `held`: ranges of the training data that it was leased as that one, and still has.
     """
 

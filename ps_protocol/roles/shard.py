@@ -54,7 +54,7 @@ class PushHeader:
     the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
     `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: nobody will apply them, and the shard lets go of those that it still holds. `life`: of the
+    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds. `life`: of the
     cluster that the worker is registered in; 0: it knows none.
     """
 

@@ -21,7 +21,7 @@ from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole, check_allowed, is_open, is_standing
 from ps_protocol.security.tokens import TokenTable, authorization_in
 
-# Calls of those who only look, or operate: only so many at once, so that they keep nobody from training.
+# Calls of observers and operators: only so many at once, so that they do not keep workers from training.
 
 
 # Of each of these roles at one server. A call may hold a thread, and a message of up to 16 MiB.
@@ -115,16 +115,16 @@ class StandingCalls:
         context.cancel()
 
 
-# Calls that anybody may make, without a token: served without a thread, and only so many at once.
+# Calls that need no token: served without a thread, and only so many at once.
 
 
 # Of strangers, all together: what they may have a server remember, up to a message of 16 MiB each. One more ends the oldest, so that they
-# keep nobody out: a question for the health is there with its call, and answered in a moment.
+# refuse no one: a health check arrives with its request, and is answered in a moment.
 MAX_OPEN_CALLS = 8
 
 
 class OpenCalls:
-    """The calls under way that nobody had to be let in for. Thread-safe."""
+    """The calls under way that need no admission. Thread-safe."""
 
     def __init__(self, *, limit: int = MAX_OPEN_CALLS) -> None:
         self._limit = limit
@@ -208,7 +208,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
             role = self._role(details.invocation_metadata)
         except PsError as error:
             return self._refusal(error)
-        # Only now: nobody from outside shall learn which methods there are.
+        # Only now: outsiders must not learn which methods there are.
         handler = continuation(details)
         if handler is None:
             return None
@@ -245,12 +245,12 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
                 self._note(message, context)
                 send_response(None)
 
-            # Without waiting for the request: whoever is not let in holds no thread.
+            # Without waiting for the request: a refused caller holds no thread.
             self._refusals[message] = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
         return self._refusals[message]
 
     def _note(self, message: str, context: grpc.ServicerContext) -> None:
-        """Has the log say who was refused; seldom, so that nobody fills it, and by another thread: writing it may wait for its reader."""
+        """Logs who was refused: seldom, so that the log cannot be flooded, and from another thread, since writing may block."""
         with self._lock:
             self._num_refused += 1
             is_due = time.monotonic() >= self._next_note

@@ -36,7 +36,7 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # The default of 2 pings would end keepalive in the middle of a long wait for a token.
     ("grpc.http2.max_pings_without_data", 0),
-    # Room for an error's text and facts, which `status.py` cuts to fit; no more, since anybody may fill it.
+    # Room for an error's text and facts, which `status.py` cuts to fit; no more, since any caller may fill it.
     ("grpc.max_metadata_size", 16_384),
 )
 
@@ -82,7 +82,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 def server_options() -> list[tuple[str, int]]:
     """Returns the options for `grpc.server` and `grpc.aio.server`."""
-    # Whoever reaches the port can hold connections: they must not take the descriptors that a checkpoint or a worker's memory needs.
+    # Any host that reaches the port can hold connections: they must not take the descriptors that a checkpoint or a worker's memory needs.
     return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
 
 
@@ -160,7 +160,7 @@ class Access:
         return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
 
 
-# For whoever was given nothing: loopback, Unix sockets, and networks where everybody is trusted.
+# For callers without credentials: loopback, Unix sockets, and networks where every host is trusted.
 DEFAULT_ACCESS = Access()
 
 

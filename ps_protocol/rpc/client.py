@@ -73,7 +73,7 @@ class CancellingOnInterrupt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._call is not None and not self._outlives_block:
-            # Without effect once the call is over; otherwise the block failed, and nobody wants the rest.
+            # Without effect once the call is over; otherwise the block failed, and the rest is not wanted.
             self._call.cancel()
         if self._is_active:
             _set_handler(_SIGINT, signal.default_int_handler)

@@ -131,7 +131,7 @@ class _DirectStream:
         self._unsent.clear()
         if self._is_sending:
             # What is being written to a server that is stopped stays so until it goes on, or is given up. gRPC keeps the call, and
-            # descriptors of it, until somebody has taken the last event.
+            # descriptors of it, until its last event has been taken.
             threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True).start()
         else:
             self._take_last_events()

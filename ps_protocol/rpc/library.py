@@ -25,7 +25,7 @@ _OFF = ("event_engine_client", "event_engine_listener", "event_engine_callback_c
 _EACH_ITS_OWN = "poll"
 # Each has a connection or two.
 _FEW_WORKERS = 32
-# While nobody waits for a message, somebody must look all the same: whether a server can be reached again. gRPC's default is 5 s.
+# While no thread waits for a message, one must still check whether a server can be reached again. gRPC's default is 5 s.
 _BACKUP_MS = 100
 
 
@@ -44,13 +44,13 @@ def expect_many_connections() -> None:
 
 
 def expect_workers(number: int | None) -> None:
-    """Chooses for a server of so many workers; None: nobody knows, and mostly they are few. Before the import."""
+    """Chooses for a server of so many workers; None: unknown, and mostly they are few. Before the import."""
     if (number or 0) > _FEW_WORKERS:
         expect_many_connections()
 
 
 def settings(environment: Mapping[str, str], *, has_many_connections: bool = False) -> dict[str, str]:
-    """Returns what the environment is to say while the library is loaded; nothing if somebody has said otherwise."""
+    """Returns what the environment is to say while the library is loaded; nothing if it is set already."""
     said = environment.get(_EXPERIMENTS, "")
     if environment.get(SWITCH) == "0" or "event_engine" in said:
         return {}

@@ -424,7 +424,7 @@ class _EventPeer:
     def _close(self) -> None:
         with self._lock:
             handler, self._handler = self._handler, None
-            # A call that is over and still held by somebody can make gRPC's waiting for events return at once, again and again.
+            # A finished call that is still referenced can make gRPC's wait for events return at once, again and again.
             self._call = None
         if handler is not None:
             try:

@@ -26,7 +26,7 @@ from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
 from ps_protocol.v1 import error_pb2
 from ps_protocol.wire.call_errors import fitting, typed_error
 
-# Typed errors and plain words for what gRPC itself reports: nobody answered, or none of ours.
+# Typed errors and plain words for what gRPC itself reports: no answer, or an answer that is not ours.
 
 
 # What gRPC's text contains -> what it means, and what to do. The first that occurs counts.
@@ -49,7 +49,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("Failed parsing HTTP/2", "what listens there does not speak gRPC; check the address"),
     ("onnection reset", "the connection was lost; did it end?"),
     ("Socket closed", "the connection was lost; did it end?"),
-    # Whoever reads when it is cut hears that the socket was closed, and who comes later, that it is.
+    # A reader at that moment gets "socket closed"; a later call finds it closed.
     ("FD shutdown", "the connection was lost; did it end?"),
     ("FD Shutdown", "the connection was lost; did it end?"),
     ("Endpoint closing", "the connection was lost; did it end?"),
@@ -120,7 +120,7 @@ def answering(context: grpc.ServicerContext, *, server_name: str = "the server")
     except PsError as error:
         _abort(context, error)
     except grpc.RpcError:
-        # The request iterator ends so when the client has gone: nobody is left to be answered.
+        # The request iterator ends so when the client has gone: there is no one to answer.
         if context.is_active():
             _abort(context, defect(server_name))
         raise
@@ -172,7 +172,7 @@ def defect(server_name: str) -> InternalError:
 
 
 def _answer(error: PsError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
-    # Somebody may keep the error, and shall not keep with it all that it came through.
+    # A caller may keep the error, and must not keep every frame of its traceback with it.
     error.__traceback__ = None
     text, facts = fitting(error)
     details = error_pb2.ErrorDetails(reason=error.reason, facts=facts)

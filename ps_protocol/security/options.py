@@ -45,7 +45,7 @@ class Security:
 
     @property
     def is_closed(self) -> bool:
-        """Whether a server lets in only those who prove who they are, and nobody else can read along."""
+        """Whether a server admits only callers that prove who they are, and traffic is encrypted."""
         return self.tls_cert is not None and (self.token_file is not None or self.verify_clients)
 
 

@@ -31,7 +31,7 @@ def _rows(service: str, roles: frozenset[CallerRole], methods: str) -> dict[str,
     return {f"/{_PACKAGE}.{service}/{method}": roles for method in methods.split()}
 
 
-# Every RPC has a row; a method without one may be called by nobody.
+# Every RPC has a row; a method without one is refused to every caller.
 ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("HandshakeService", _EVERYBODY, "Handshake"),
     # What changes a shard's model as a whole is the chief's.
@@ -64,7 +64,7 @@ _STANDING = frozenset(
 
 
 def is_open(method: str) -> bool:
-    """Whether anybody may call the method, "/service/method"."""
+    """Whether any caller may call the method, "/service/method"."""
     return method in _OPEN
 
 

@@ -25,7 +25,7 @@ LOOK_INTERVAL_S = 1.0
 # A file of this name beside a Unix socket has the tokens for it: what a launcher leaves there for everything on this machine.
 BESIDE_SOCKET = "tokens"
 _KEY, _SCHEME = "authorization", "Bearer "
-# Whoever only looks, or operates, may do so with another role's token, as far as that role may.
+# Observers and operators may use another role's token, as far as that role may.
 _STAND_INS = {
     CallerRole.OBSERVER: (CallerRole.WORKER, CallerRole.ADMIN),
     CallerRole.ADMIN: (CallerRole.WORKER, CallerRole.OBSERVER),
@@ -176,7 +176,7 @@ class TokenTable:
         if bare:
             raise InvalidSpec(f"{self._file.path}: a token without a role; a server needs lines: role token")
         self._roles = {_digest(token): role for token, role in tokens.items() if role is not None}
-        # Last: whoever sees the new number finds the new tokens.
+        # Last: a reader of the new number finds the new tokens.
         self._version += 1
 
 

@@ -45,7 +45,7 @@ _SEAL_FUTURE_WRITE = 0x0010
 class Segment:
     """One mapped segment. `arenas` are views of the mapping, which lasts as long as any of them; `descriptor` is None once it is closed.
 
-    The descriptor goes with the segment, if not before: while one is open, so is the memory, though nobody maps it.
+    The descriptor goes with the segment, if not before: while one is open, so is the memory, though no process maps it.
     """
 
     descriptor: int | None = None
@@ -67,7 +67,7 @@ class Segment:
         return self.words[NONCE_AT : NONCE_AT + 2].tobytes()
 
     def close_descriptor(self) -> None:
-        """Lets go of the descriptor: nobody else can map the segment from now on. Idempotent."""
+        """Closes the descriptor: no other process can map the segment from now on. Idempotent."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)

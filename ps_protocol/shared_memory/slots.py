@@ -52,7 +52,7 @@ class WorkerSlots:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the shard has given these slots up, though nobody may have said so yet."""
+        """Whether the shard has given these slots up, even if no call has said so yet."""
         return bool(self._slots) and self._slots[0].words[at.CLOSED] != 0
 
     @property
@@ -152,7 +152,7 @@ class WorkerSlots:
             self._remember(header, result)
 
     def release(self, sequences: Sequence[int]) -> tuple[int, ...]:
-        """Frees the slots of contributions that nobody will apply; returns those of `sequences` that the shard has to free itself.
+        """Frees the slots of contributions that will never be applied; returns those of `sequences` that the shard has to free itself.
 
         It holds the contributions that reached it by a call.
         """

@@ -85,7 +85,7 @@ def num_arenas(kind: SegmentKind) -> int:
 
 
 def private_words() -> Words:
-    """Returns the words of a header page that nobody shares."""
+    """Returns the words of a header page that is not shared."""
     return memoryview(bytearray(HEADER_BYTES)).cast("Q")
 
 

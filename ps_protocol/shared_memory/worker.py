@@ -27,7 +27,7 @@ from ps_protocol.wire.codec import decode_message
 # The variables of a shard as they lie in memory that it shares: which arena has which step, and copies of one step. No RPC, no slot.
 
 
-# A copy is faster than a step; whoever is overtaken so often asks the server, which may wait for its readers.
+# A copy is faster than a step. A reader that is overtaken this often asks the server, which may wait for its readers.
 _MAX_TRIES = 3
 
 
@@ -43,7 +43,7 @@ class SharedVariables:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the shard serves; 0: it serves nobody."""
+        """The epoch that the shard serves; 0: none."""
         return int(self._words[at.EPOCH])
 
     @property
@@ -309,7 +309,7 @@ class SharedMemoryShard(ForwardingShard):
         return self._memory_of(self._kept_slot)
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        """Does what `push_gradients` does if nobody has to be asked for it; else returns None, and has done nothing."""
+        """Does what `push_gradients` does if that takes no call; else does nothing and returns None."""
         with self._lock:
             return self._push_locally(header, gradients)
 
@@ -356,7 +356,7 @@ class SharedMemoryShard(ForwardingShard):
             return None
         slot.fill(gradients.pieces)
         reply = self._slots.commit(slot, header)
-        # If it was closed meanwhile, nobody may have seen this one: it travels, and counts once all the same.
+        # If it was closed meanwhile, the server may not have seen this one: it is sent, and still counts once.
         return None if self._slots.is_closed else reply
 
     def _push_by_call(self, slot: WorkerSlot, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:

@@ -36,7 +36,7 @@ _BYTES_FIELD_2 = 0x12
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A piece of an arena. `data` lives as long as somebody holds it."""
+    """A piece of an arena. `data` lives as long as it is referenced."""
 
     offset: int
     data: bytes | memoryview

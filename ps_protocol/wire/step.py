@@ -175,7 +175,7 @@ def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResul
         global_step=message.global_step,
         applied_step=message.applied_step if message.HasField("applied_step") else None,
         staleness=message.staleness,
-        # No weight is 0: whoever sends none means the ordinary one.
+        # No weight is 0: a message without one means the ordinary weight.
         weight=message.weight or 1.0,
     )
 

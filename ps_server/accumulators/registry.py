@@ -1,7 +1,7 @@
 """The named accumulators of a parameter server, as many threads see them: their locks, their callers and who waits. Knows no wire, no sum.
 
-A gradient or a taking that comes again, because its answer was lost, gets the first answer. Whoever has to wait longer than one call may
-last asks again and keeps its place meanwhile, for a few seconds.
+A gradient or request that is repeated, because its answer was lost, gets the first answer. A caller that waits longer than one call
+may last asks again, and keeps its place for a few seconds.
 """
 
 import contextlib
@@ -271,7 +271,7 @@ class Taking:
         return self._accumulator.wait(self._request, self._waiting)
 
     def abandon(self) -> None:
-        """Takes note that the caller is gone: the taking is withdrawn if it waits and is nobody else's. Idempotent."""
+        """Handles a caller that is gone: withdraws its request if that waits and no other call shares it. Idempotent."""
         self._leave(is_gone=True)
 
     def _leave(self, *, is_gone: bool) -> None:

@@ -23,7 +23,7 @@ from ps_server.numbers.tables import RowGradient, in_order
 class Gradient:
     """A gradient's elements; of a sparse one its rows, which `indices` name, and the shape of the whole if the sender knows it.
 
-    Whoever is given one owns its arrays. Indices of a sparse one ascend, none twice.
+    The receiver owns its arrays. Indices of a sparse one ascend, none twice.
     """
 
     values: Array
@@ -107,7 +107,7 @@ class Rounds:
         return take
 
     def cancel(self, take: Take) -> None:
-        """Withdraws a taking that waits. The gradients stay, and whoever is next may be served. Idempotent."""
+        """Withdraws a request that waits. The gradients stay, and the next request may be served. Idempotent."""
         if take in self._takes:
             self._takes.remove(take)
             self._serve()

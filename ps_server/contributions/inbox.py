@@ -403,7 +403,7 @@ class Inbox:
         self._shared.advance(step, accepts_any_step=self.accepts_any_step)
 
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
-        """Drops contributions that nobody will apply, whole or under way; a sequence of 0 stands for all of that incarnation."""
+        """Drops contributions that will never be applied, whole or under way; a sequence of 0 stands for all of that incarnation."""
         for push_id in push_ids:
             self._shared.discard(push_id)
             for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:
@@ -486,7 +486,7 @@ class Inbox:
         if found is None:
             return None
         buffer, step = found
-        # Nobody has looked at it until now.
+        # This is the first look at it.
         self._staging.clear_padding(buffer.staged)
         return Contribution(push_id, step, _NO_METRICS, memory=buffer.staged, buffer=buffer, is_found=True)
 

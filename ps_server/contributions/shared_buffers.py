@@ -1,6 +1,6 @@
 """Contributions that lie in memory which workers share: found by their ids when a step is applied. Knows headers; no lock, no mapping.
 
-A worker makes a contribution whole by writing a header, and tells nobody here. So nothing is known of it until the chief names it, or the
+A worker completes a contribution by writing a header, without a call. So the server does not know it until the chief names it, or the
 status is asked for. Every number in a header is read once and believed only if it is what it should be: the worker may write anything.
 A buffer whose worker has gone stays as long as what is whole in it may still be applied. If the worker was lost without a word, any of its
 buffers stays for some steps: perhaps it lives, has not heard of it yet, and commits one more contribution.
@@ -128,7 +128,7 @@ class SharedBuffers:
             self._drop_orphans()
 
     def discard(self, push_id: PushId) -> None:
-        """Drops a contribution that nobody will apply; a sequence of 0 stands for all of that incarnation."""
+        """Drops a contribution that will never be applied; a sequence of 0 stands for all of that incarnation."""
         for buffer in list(self):
             if buffer.key == (push_id.worker, push_id.incarnation):
                 sequence = buffer.words[at.SEQUENCE]

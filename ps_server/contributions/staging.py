@@ -123,7 +123,7 @@ class StagedGradients:
     """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 
     `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: how it came, and the bytes, where it is
-    decoded when all of it is there. `is_foreign`: the memory of `dense` is somebody else's.
+    decoded when all of it is there. `is_foreign`: `dense` lies in a worker's memory.
     """
 
     writer: SegmentWriter | DecodingWriter
@@ -162,7 +162,7 @@ class StagingMemory:
     ) -> StagedGradients:
         """Returns memory with undefined contents.
 
-        `dense`: memory of somebody else that has the arena already; then only the rows are to be written. Raises InvalidSpec if the layout
+        `dense`: foreign memory that already has the arena; then only the rows are to be written. Raises InvalidSpec if the layout
         has no such tables or slices, MalformedMessage if an arena cannot have so many bytes in that encoding, LimitExceeded.
         """
         if not sparse and not absent and dense is None and encoding is FloatEncoding.AS_IS and not encoded_bytes:

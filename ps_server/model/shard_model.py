@@ -162,7 +162,7 @@ class ShardModel:
         return list(tensors_of(self.spec, self._settings.rules, self._state(values)))
 
     def publish_restored(self, hidden: HiddenState, settings: ShardSettings) -> None:
-        """Goes on from a checkpoint, whose tensors have been filled; nobody's first values may replace these.
+        """Continues from a checkpoint whose tensors have been filled; first values may no longer replace them.
 
         Raises InvalidSpec, LimitExceeded if `hidden` is not a state of this model.
         """
@@ -239,7 +239,7 @@ class ShardModel:
         self._publish()
 
     def serve(self, epoch: int) -> None:
-        """Publishes for whom what lies in shared memory is meant; 0: for nobody."""
+        """Publishes the epoch that shared memory serves; 0: none."""
         self._arena.words[at.EPOCH] = epoch
 
     # What is read

@@ -30,7 +30,7 @@ Task = TypeVar("Task")
 
 
 class StripeRunner(Protocol):
-    """Whoever has threads for an apply. Thread-safe."""
+    """Runs the parts of an apply in threads. Thread-safe."""
 
     @property
     def num_threads(self) -> int:
@@ -217,7 +217,7 @@ def _add_up_converted(blocks: Sequence[Array], weights: Sequence[float], *, out:
 
 # Sums of squares, slice by slice, of gradients that come in parts, in any order.
 #
-# A slice's sum is that of its blocks, in their order, however the blocks were grouped and whoever added up each: the same to the last bit.
+# A slice's sum is that of its blocks, in their order, however they were grouped: the same to the last bit.
 
 
 class SquareSums:

@@ -111,7 +111,7 @@ class _PrivateVariables:
 
 
 def private_variables(arena_bytes: int) -> VariablesMemory:
-    """Returns memory that nobody shares."""
+    """Returns memory that is not shared."""
     return _PrivateVariables(arenas=(aligned_bytes(arena_bytes), aligned_bytes(arena_bytes)), words=private_words())
 
 

@@ -222,14 +222,14 @@ class Table:
             self._update_all(gradient, self._spare)
 
     def apply_on_arrival(self, gradient: RowGradient) -> None:
-        """Changes rows in place, whoever reads or changes them meanwhile: an update may be lost."""
+        """Changes rows in place, without regard to concurrent readers and writers: an update may be lost."""
         if self._rule.is_lazy:
             self._update_rows(gradient, self.values[gradient.indices])
         else:
             self._update_all(gradient, self.values)
 
     def take(self, indices: Array, *, step: int | None) -> Array:
-        """Returns a copy of rows as they were at `step` (None: as they are now, whoever changes them); raises StepGone."""
+        """Returns a copy of rows as they were at `step` (None: as they are now, even while they change). Raises StepGone."""
         # In range: checked by the caller. "clip" spares NumPy a second copy.
         rows = np.take(self.values, indices, axis=0, mode="clip")
         progress = self._progress
@@ -424,7 +424,7 @@ class TableGroup:
         self._tables = []
 
     def _mean(self, position: int, step: SparseStep) -> RowGradient | None:
-        """The mean that the optimizer gets but for its scale, in memory of its own; None if nobody has a gradient."""
+        """The mean that the optimizer gets but for its scale, in memory of its own; None without a gradient."""
         given = [(rows[position], weight) for rows, weight in zip(step.gradients, step.weights, strict=True) if position in rows]
         if not given:
             return None

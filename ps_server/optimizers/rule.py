@@ -234,7 +234,7 @@ class RuleSettings:
             rule.begin(step)
 
     def advance(self) -> None:
-        """Ends a step for all rules, also for those that nobody had a gradient for."""
+        """Ends a step for all rules, also for those without a gradient."""
         for rule in self.rules:
             rule.advance()
 

@@ -153,7 +153,7 @@ class ParameterService:
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.GetShardStatusRequest, request)
-            # Else anybody who may look could make a chief that is gone seem alive, and keep its successor waiting.
+            # Otherwise any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
             if self._is_chief(context):
                 self._shard.hear_chief(message.chief_incarnation)
                 self._on_chief_call()

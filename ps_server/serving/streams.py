@@ -162,7 +162,7 @@ class IdleStreams:
             self._takes_long_lived = False
             long_lived = [stream for stream in self._streams if stream.is_long_lived]
         for stream in long_lived:
-            # In this order: whoever comes to rest meanwhile looks.
+            # In this order: a stream that becomes idle meanwhile looks.
             stream.is_to_end = True
             if stream.is_resting:
                 stream.context.cancel()
@@ -194,7 +194,7 @@ def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = F
     """Yields a reading's messages; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
     for offset, data in reading.chunks(FRAME_BYTES, encoding):
         message = encode_frame(first, offset=offset, data=data)
-        # After the copy and before anybody sees it.
+        # After the copy and before it is visible.
         reading.check()
         yield message
         first = b""
@@ -397,7 +397,7 @@ class _Contributions:
                 if (frame is not None and not push.write(frame.offset, frame.data)) or push.is_whole:
                     break
                 frame = yield from self._next_frame()
-            # Whoever sends on does not know yet that nothing more is wanted.
+            # A caller that still sends does not know yet that nothing more is wanted.
             self._is_dropping = push.is_answered
             if not self._is_quick(push):
                 yield _Wish.TIME

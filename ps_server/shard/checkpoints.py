@@ -1,6 +1,6 @@
 """A shard's part of a checkpoint, saved and restored beside the steps. Knows files, threads and the model's state; no wire.
 
-A save copies the state, for which steps wait, and writes it, for which nobody does. A restoration reads what the shard needs, however
+A save copies the state, for which steps wait, and writes it, for which they do not. A restoration reads what the shard needs, however
 many shards saved it, and which had what.
 """
 
@@ -70,7 +70,7 @@ def run_in_thread(work: Callable[[], None]) -> None:
 
 
 def run_quietly_in_thread(work: Callable[[], None]) -> None:
-    """Does the same for work that nobody waits for: the system prefers all other threads to its own, also where they read and write."""
+    """Does the same for background work: the system prefers all other threads to its own, also for reading and writing."""
 
     def run() -> None:
         with contextlib.suppress(OSError, AttributeError):  # not every system has priorities of threads
@@ -174,7 +174,7 @@ class CopyMemories:
         return self._budget.allocate_by(lambda: CopyMemory(like), like.nbytes, purpose=purpose)
 
     def take_back(self, memory: CopyMemory) -> None:
-        """Accepts what was lent; nobody else may hold it any more."""
+        """Accepts what was lent; no other holder may be left."""
         memory.offer()
         with self._lock:
             self._kept = memory
@@ -540,7 +540,7 @@ class Checkpoints:
             self._changed.wait_for(lambda: self._save is None or self._save.is_over, timeout_s)
 
     def break_off_save(self) -> None:
-        """Lets go of a save that nobody wants any more, as soon as it comes to its next file operation. In a block, too."""
+        """Abandons a save that is no longer wanted, at its next file operation. In a block, too."""
         with self._changed:
             if self._save is not None:
                 self._save.unwanted = Cancelled(f"{self._name}: checkpoint {self._save.tag} is not wanted any more")

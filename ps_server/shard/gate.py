@@ -14,7 +14,7 @@ from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
 TURN_WAIT_S = 20.0
-# How long an apply waits for readers of what it would overwrite, where steps do not wait for anybody else.
+# How long an apply waits for readers of what it would overwrite, under policies whose steps wait for nothing else.
 READERS_WAIT_S = 2.0
 # As much as one message can carry, with room for what stands beside it.
 MAX_RECORD_BYTES = 12 << 20
@@ -61,7 +61,7 @@ class Gate:
         return _Turn(self, partial(self.check_chief, epoch, chief_incarnation))
 
     def turn(self, check: Callable[[], object]) -> "_Turn":
-        """A block with a turn that nobody else has. Waits for those under way; raises Unavailable if that takes too long.
+        """A block with an exclusive turn. Waits for those under way; raises Unavailable if that takes too long.
 
         `check` raises if the caller is not served any more; it is asked before the wait, and after it.
         """
@@ -100,7 +100,7 @@ class Gate:
             self._wait_for(lambda: not self._is_taken)
 
     def wait_for_readers(self, *, before: int) -> None:
-        """In a block: waits until nobody reads a step before `before`, without the lock, but at most READERS_WAIT_S.
+        """In a block: waits until no reader reads a step before `before`, without the lock, but at most READERS_WAIT_S.
 
         Who is slower than that has to read again, and is not waited for any more: one reader that hangs does not set the pace.
         """
@@ -110,7 +110,7 @@ class Gate:
             self._given_up_before = before
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
-        """In a block: releases the lock and waits until `is_so()` is true. Whoever makes it true must call `changed`."""
+        """In a block: releases the lock and waits until `is_so()` is true. The code that makes it true must call `changed`."""
         self._lock.wait_for(is_so)
 
     def changed(self) -> None:
@@ -312,7 +312,7 @@ class Fences:
 
     @property
     def served_epoch(self) -> int:
-        """The epoch whose callers are served; 0: nobody is."""
+        """The epoch whose callers are served; 0: none."""
         return self.epoch if self._shutdown_reason is None and not self._damage else 0
 
     @property
@@ -326,7 +326,7 @@ class Fences:
             raise ShuttingDown(f"{self._name} is shutting down: {self._shutdown_reason}")
 
     def check_running(self) -> None:
-        """Raises ShuttingDown or InternalError if the server serves nobody any more."""
+        """Raises ShuttingDown or InternalError if the server no longer serves calls."""
         self.check_not_ending()
         if self._damage:
             raise InternalError(self._damage)

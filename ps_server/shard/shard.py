@@ -192,7 +192,7 @@ class Shard:
         return self._checkpoints.restore(request, max_wait_s=max_wait_s)
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
-        """Refuses all calls from now on, and asks whoever runs the process to end it. Idempotent."""
+        """Refuses all calls from now on, and asks the process to end. Idempotent."""
         with self._gate:
             self._gate.fences.check_epoch(epoch)
         self.begin_shutdown(reason)
@@ -358,7 +358,7 @@ class Shard:
                 name=f"slot {name!r}",
             )
 
-    # Anybody's
+    # Calls from any role
 
     def read_metrics(self, *, epoch: int) -> tuple[MetricCell, ...]:
         """Returns what workers have reported, by name and worker."""
@@ -413,7 +413,7 @@ class Shard:
 
     def _apply_arrival(self, model: ShardModel, contribution: Contribution) -> PushReply:
         with self._gate.arrival() as arrival:
-            # Whoever waits may find its push answered, or the settings changed.
+            # A waiter may find its push answered, or the settings changed.
             if contribution.outcome is None and model.applies_on_arrival:
                 work = model.begin_arrival(contribution)
                 try:
@@ -427,7 +427,7 @@ class Shard:
             return model.inbox.stage(contribution, current_step=model.step)
 
     def _damage_locked(self, step: int) -> None:
-        """Notes, before anybody else has a turn, that a step was made by half."""
+        """Notes, before the next turn, that a step was left half applied."""
         self._gate.fences.note_damage(step)
         self._publish_locked()
 
@@ -457,7 +457,7 @@ class Shard:
         if model is None:
             return False
         if spec.epoch > model.spec.epoch and not (model.has_applied and model.step):
-            # Nobody has trained it: what a worker of an earlier epoch began, or a checkpoint of step 0 had, need not be gone on with.
+            # It has not been trained: what a worker of an earlier epoch began, or a checkpoint of step 0 had, may be dropped.
             self._drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(model.spec, spec)
@@ -554,7 +554,7 @@ class Shard:
             if not model.has_applied:  # one that was restored counts as such
                 self._history.created(model)
         else:
-            # Without a model nobody calls back into the shard.
+            # Without a model nothing calls back into the shard.
             self._sharings.end_locked(self._sharings.open)()
 
     def _drop_model_locked(self, reason: PsError) -> None:
@@ -581,7 +581,7 @@ class Shard:
     # Epochs
 
     def _check_same_chief_locked(self, chief_incarnation: int, chief_address: str) -> None:
-        """Two chiefs that have started at one moment have chosen one number; whoever came first keeps it."""
+        """Two chiefs that started at the same moment chose the same number; the first to arrive keeps it."""
         known = self._gate.chief.address
         if chief_incarnation == self._gate.fences.chief_incarnation and known and chief_address and chief_address != known:
             raise Superseded(

@@ -86,7 +86,7 @@ class Sharing:
             for segment in self._offered
         ]
         self._owner.grant(self, buffers)
-        # Mapped on both sides; nobody else needs to find them.
+        # Mapped on both sides; no other process needs to find them.
         for segment in self._offered:
             segment.close_descriptor()
         self._offered, self._is_granted = [], True
