@@ -21,7 +21,7 @@ from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
-from ps_protocol.wire.chief_calls import CALLS, STANDING, ChiefCall
+from ps_protocol.wire.chief_calls import CALLS, CONVERSED, ChiefCall
 from ps_protocol.wire.codec import decode_message
 
 
@@ -92,23 +92,23 @@ class ImmediateCall:
 
 
 def encoded_answer(number: int, kind: str, value: Any) -> bytes:
-    """Returns an answer on a standing stream, as it travels. `kind` is the field of its call."""
+    """Returns an answer on a long-lived stream, as it travels. `kind` is the field of its call."""
     # A message in two parts is the message; the second part is the same for all workers that get the same answer.
     return pb.ConverseResponse(call=number).SerializeToString() + _encoded(kind, value)
 
 
 def encoded_error(number: int, error: PsError) -> bytes:
-    """Returns the answer to a call on a standing stream that is refused."""
+    """Returns the answer to a call on a long-lived stream that is refused."""
     return pb.ConverseResponse(call=number, error=encode_call_error(error)).SerializeToString()
 
 
 @lru_cache(maxsize=16)
-def _encoded(kind: str, value: CommitResult | TokenReply | bool) -> bytes:
-    response: Any = {kind: STANDING[kind].encode_answer(value)}
+def _encoded(kind: str, value: CommitResult | TokenReply) -> bytes:
+    response: Any = {kind: codec.encode(value)}
     return pb.ConverseResponse(**response).SerializeToString()
 
 
-# The standing stream of one worker: calls as they come, answers as they are ready.
+# The long-lived stream of one worker: calls as they come, answers as they are ready.
 #
 # A call needs no thread while it waits: the runner hands its answer over, in the thread that has it, and that sends it.
 
@@ -130,8 +130,8 @@ class Conversation:
             raise MalformedMessage(f"call {number} is under way; give each call a number of its own")
         try:
             if kind is None:
-                raise MalformedMessage(f"call {number}: it asks for nothing that this chief knows; use the calls of their own")
-            request: Any = codec.decode(STANDING[kind].request, getattr(message, kind))
+                raise MalformedMessage(f"call {number}: it asks for nothing that this chief knows")
+            request: Any = codec.decode(CONVERSED[kind], getattr(message, kind))
         except PsError as error:
             self._peer.send(encoded_error(number, error))
             return
@@ -181,7 +181,7 @@ class ChiefService:
         self._open: dict[Handler, Peer] = {}
 
     def end_conversations(self) -> None:
-        """Ends all standing streams, once what is answered has been sent."""
+        """Ends all long-lived streams, once what is answered has been sent."""
         with self._lock:
             peers = [peer for handler, peer in self._open.items() if isinstance(handler, Conversation)]
         for peer in peers:

@@ -204,14 +204,18 @@ class ApplyReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariablesRequest:
-    """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already."""
+class ReadRequest:
+    """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already.
+
+    `slot`: that slot of the dense variables instead, of the latest step; empty: the variables themselves.
+    """
 
     epoch: int
     step: int | None
     layout_hash: str
     encoding: FloatEncoding = FloatEncoding.AS_IS
     held_step: int | None = None
+    slot: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

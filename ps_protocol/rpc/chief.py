@@ -8,29 +8,27 @@ from typing import Any, Self, cast
 from google.protobuf.message import Message
 
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, HeartbeatRequest, Request
+from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, handshake
-from ps_protocol.rpc.client_stream import StandingStream
+from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
-from ps_protocol.wire.chief_calls import BY_REQUEST, STANDING
+from ps_protocol.wire.chief_calls import BY_REQUEST, FIELDS
 from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.ChiefService"
 TIMEOUT_S = 10.0
-# A sign of life comes from another thread, which must not keep the worker's from its stream.
-_STANDING = {call.request: kind for kind, call in STANDING.items() if call.request is not HeartbeatRequest}
 
 
 class GrpcChief(Chief):
     """The chief at `address`. Implements Chief: thread-safe, one attempt a call, nothing is sent before the first call.
 
     A call that waits is given 10 s more than it may wait. `cluster` is what `handshake` insists on; "" accepts any. What is called with
-    every step travels on a standing stream (Converse), or by calls of its own (CommitPush, DequeueToken) if the chief has no such stream.
+    every step travels on a long-lived stream (Converse).
     """
 
     def __init__(self, address: str, *, cluster: str = "", access: Access = DEFAULT_ACCESS) -> None:
@@ -38,7 +36,7 @@ class GrpcChief(Chief):
         self._cluster = cluster
         self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
-        self._stream = StandingStream(self._connection, "Converse", deadlines=self._deadlines)
+        self._streams = Streams(self._connection, "Converse", deadlines=self._deadlines)
         self._numbers = itertools.count(1)
         self._limit_s = math.inf
 
@@ -55,11 +53,13 @@ class GrpcChief(Chief):
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""
-        call, message = BY_REQUEST[type(request)], codec.encode(request)
+        message = codec.encode(request)
         timeout_s = min(min(getattr(request, "max_wait_s", 0.0), MAX_WAIT_SLICE_S) + TIMEOUT_S, self._limit_s)
-        kind = _STANDING.get(type(request))
-        if kind is not None and (response := self._converse(kind, message, timeout_s=timeout_s, awaited=request.awaited)) is not None:
-            return cast("Answer", call.decode_answer(getattr(response, kind)))
+        kind = FIELDS.get(type(request))
+        if kind is not None:
+            response = self._converse(kind, message, timeout_s=timeout_s, awaited=request.awaited)
+            return codec.decode(request.answer, getattr(response, kind))
+        call = BY_REQUEST[type(request)]
         answer = self._connection.unary(call.name, message, call.response_message, timeout_s=timeout_s, awaited=request.awaited)
         return cast("Answer", call.decode_answer(answer))
 
@@ -72,16 +72,16 @@ class GrpcChief(Chief):
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The chief goes on. Idempotent."""
-        self._stream.close()
+        self._streams.close()
         self._deadlines.close()
         self._connection.close()
 
-    def _converse(self, kind: str, message: Message, *, timeout_s: float, awaited: str) -> pb.ConverseResponse | None:
-        """Returns the answer to a call on the standing stream; None if there is none to be had: then a call of its own will do."""
+    def _converse(self, kind: str, message: Message, *, timeout_s: float, awaited: str) -> pb.ConverseResponse:
+        """Returns the answer to a call on a long-lived stream."""
         number = next(self._numbers)
 
-        def exchange(standing: StandingStream) -> pb.ConverseResponse:
-            stream = standing.stream
+        def exchange(use: LongLivedStream) -> pb.ConverseResponse:
+            stream = use.stream
             request: Any = {kind: message}
             stream.send(pb.ConverseRequest(call=number, **request).SerializeToString())
             while True:
@@ -89,7 +89,7 @@ class GrpcChief(Chief):
                 if answer.call == number:
                     return answer
 
-        answer = self._stream.use(exchange, timeout_s=timeout_s, awaited=awaited)
-        if answer is not None and answer.HasField("error"):
+        answer = self._streams.use(exchange, timeout_s=timeout_s, awaited=awaited)
+        if answer.HasField("error"):
             raise decode_call_error(answer.error)
         return answer

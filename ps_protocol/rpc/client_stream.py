@@ -1,4 +1,4 @@
-"""Streams that stand, as callers have them: worked by the calling thread itself, opened when first used, and again once broken.
+"""Long-lived streams, as callers have them: worked by the calling thread itself, opened when first used, and again once broken.
 
 Knows gRPC's streams and bytes; no message.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from ps_protocol.errors import Cancelled, LimitExceeded, PsError, Unavailable, Unimplemented
+from ps_protocol.errors import Cancelled, LimitExceeded, PsError, Unavailable
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.status import from_ending
@@ -226,39 +226,23 @@ def _text(details: bytes | str | None) -> str:
     return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
 
 
-# One standing stream to a method of a server: opened when first used, and again after it has broken.
+# Long-lived streams to a method of a server: opened when first used, and again after they have broken.
 
 
 Result = TypeVar("Result")
 
 
-class StandingStream:
-    """A stream that outlives its uses. Thread-safe: one use at a time; a second caller gets an answer at once and does without."""
+class LongLivedStream:
+    """A stream that outlives its uses, of which there is one at a time. Any thread may `cancel` and `expire`; see `Streams`."""
 
     def __init__(self, connection: Connection, method: str, *, deadlines: CallDeadlines) -> None:
         self._connection = connection
         self._method = method
         self._deadlines = deadlines
-        self._lock = threading.Lock()
         self._stream: Stream | None = None
-        self._is_served = True
-        self._is_cut = self._has_expired = self._is_closed = False
-
-    def use(self, act: Callable[["StandingStream"], Result], *, timeout_s: float, awaited: str) -> Result | None:
-        """Returns what `act` does with `stream`; None if the server has no such stream, or another thread is using it.
-
-        Whatever `act` raises breaks the stream. One that breaks by itself raises Unavailable, or the error that the server ended it with;
-        the next use opens another. Raises DeadlineExceeded when `timeout_s` is up, Cancelled after `close`. Ctrl-C breaks the stream.
-        """
-        if not self._is_served or not self._lock.acquire(blocking=False):
-            return None
-        try:
-            with CancellingOnInterrupt(outlives_block=True) as block:
-                self._is_cut = self._has_expired = False
-                block.watch(self)
-                return self._use(act, timeout_s=timeout_s, awaited=awaited)
-        finally:
-            self._lock.release()
+        self._has_rested = self._is_cut = self._has_expired = self._is_closed = False
+        # What a use has asked for and not received: whoever uses the stream next finds it here. Nothing, once the stream is broken off.
+        self.asked: object = None
 
     @property
     def stream(self) -> Stream:
@@ -272,9 +256,40 @@ class StandingStream:
                 self._stream.cancel()
         return self._stream
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether another use may follow."""
+        return self._stream is not None and not self._is_cut
+
+    def use(self, act: Callable[["LongLivedStream"], Result], *, timeout_s: float, awaited: str) -> Result:
+        """See `Streams.use`."""
+        number, is_done = self._deadlines.begin(self, timeout_s=timeout_s), False
+        try:
+            try:
+                result = act(self)
+            except StreamEnded as end:
+                if not self._has_rested or not isinstance(self._error(end, awaited=awaited, timeout_s=timeout_s), LimitExceeded):
+                    raise
+                # The server has too many streams at rest, and ended this one after its last answer.
+                self.break_off()
+                result = act(self)
+            is_done = self._has_rested = True
+            return result
+        except StreamEnded as end:
+            error = self._error(end, awaited=awaited, timeout_s=timeout_s)
+            try:
+                raise error from None
+            finally:
+                del error  # which holds this frame now
+        finally:
+            self._deadlines.end(number)
+            if not is_done or self._is_cut:
+                self.break_off()
+
     def break_off(self) -> None:
         """Ends the stream, for the one whose use it is; `stream` is another one then."""
         stream, self._stream = self._stream, None
+        self._has_rested, self.asked = False, None
         if stream is not None:
             stream.end()
 
@@ -291,35 +306,9 @@ class StandingStream:
         self.cancel()
 
     def close(self) -> None:
-        """Ends the stream, and the use under way with Cancelled. Idempotent."""
+        """Ends the use under way with Cancelled."""
         self._is_closed = True
         self.cancel()
-        if self._lock.acquire(blocking=False):
-            try:
-                self.break_off()
-            finally:
-                self._lock.release()
-
-    def _use(self, act: Callable[["StandingStream"], Result], *, timeout_s: float, awaited: str) -> Result | None:
-        number, is_done = self._deadlines.begin(self, timeout_s=timeout_s), False
-        try:
-            result = act(self)
-            is_done = True
-            return result
-        except StreamEnded as end:
-            error = self._error(end, awaited=awaited, timeout_s=timeout_s)
-            if isinstance(error, (Unimplemented, LimitExceeded)):
-                # An older server, or one that has no thread for another standing stream.
-                self._is_served = False
-                return None
-            try:
-                raise error from None
-            finally:
-                del error  # which holds this frame now
-        finally:
-            self._deadlines.end(number)
-            if not is_done or self._is_cut:
-                self.break_off()
 
     def _error(self, end: StreamEnded, *, awaited: str, timeout_s: float) -> PsError:
         target = self._connection.target
@@ -331,3 +320,52 @@ class StandingStream:
         return from_ending(
             code, end.details, () if self._has_expired else end.metadata, target=target, awaited=awaited, timeout_s=timeout_s
         )
+
+
+class Streams:
+    """The streams to one method of a server. Thread-safe: one stream is kept, and uses at the same time have others, that end with them."""
+
+    def __init__(self, connection: Connection, method: str, *, deadlines: CallDeadlines) -> None:
+        self._connection = connection
+        self._method = method
+        self._deadlines = deadlines
+        self._lock = threading.Lock()
+        self._kept: LongLivedStream | None = None
+        self._in_use: set[LongLivedStream] = set()
+        self._is_closed = False
+
+    def use(self, act: Callable[[LongLivedStream], Result], *, timeout_s: float, awaited: str) -> Result:
+        """Returns what `act` does with a stream; it may be called twice, if the first stream had been ended while nobody used it.
+
+        Whatever `act` raises breaks the stream. One that breaks by itself raises Unavailable, or the error that the server ended it with;
+        the next use opens another. Raises DeadlineExceeded when `timeout_s` is up, Cancelled after `close`. Ctrl-C breaks the stream.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise Cancelled(f"{self._connection.target}: the connection was closed by this process")
+            stream, self._kept = self._kept, None
+            if stream is None:
+                stream = LongLivedStream(self._connection, self._method, deadlines=self._deadlines)
+            self._in_use.add(stream)
+        try:
+            with CancellingOnInterrupt(outlives_block=True) as block:
+                block.watch(stream)
+                return stream.use(act, timeout_s=timeout_s, awaited=awaited)
+        finally:
+            with self._lock:
+                self._in_use.remove(stream)
+                is_kept = self._kept is None and not self._is_closed and stream.may_be_kept
+                if is_kept:
+                    self._kept = stream
+            if not is_kept:
+                stream.break_off()
+
+    def close(self) -> None:
+        """Ends the streams, and the uses under way with Cancelled. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            kept, self._kept, in_use = self._kept, None, [*self._in_use]
+        for stream in in_use:
+            stream.close()
+        if kept is not None:
+            kept.break_off()

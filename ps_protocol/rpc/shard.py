@@ -5,10 +5,9 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
-from google.protobuf.message import Message
 
 from ps_protocol.encodings.arena import decoding_writer
 from ps_protocol.encodings.formats import FloatEncoding
@@ -26,6 +25,7 @@ from ps_protocol.roles.shard import (
     MetricCell,
     PushHeader,
     PushReply,
+    ReadRequest,
     RestoreProgress,
     RestoreRequest,
     RowsRequest,
@@ -34,21 +34,17 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardSpec,
     ShardStatus,
-    VariablesRequest,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, handshake
-from ps_protocol.rpc.client_stream import StandingStream, Stream
+from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
-from ps_protocol.wire.codec import decode_message, encode_standing_request
+from ps_protocol.wire.codec import decode_message, pack_read_request
 from ps_protocol.wire.frames import Frame, FrameWriter, encode_stream, parse, write_frames
 
-# Streams from a shard that begin with a step, into memory.
-
-
-Downward = TypeVar("Downward", pb.ReadVariablesResponse, pb.ReadSlotResponse, pb.ReadRowsResponse)
+# The streams of rows, which begin with a step.
 
 
 def kept_open(messages: Iterable[bytes], *, until: threading.Event) -> Iterator[bytes]:
@@ -58,84 +54,64 @@ def kept_open(messages: Iterable[bytes], *, until: threading.Event) -> Iterator[
     until.wait()
 
 
-def step_of(message: bytes, message_type: type[Downward], *, source: str) -> int:
+def step_of(message: bytes, *, source: str) -> int:
     """Returns the step that the first message of a stream names; raises MalformedMessage."""
-    header, _ = parse(message, message_type)
+    header, _ = parse(message, pb.ReadRowsResponse)
     if header is None:
         raise MalformedMessage(f"{source}: the stream does not begin with a step")
     return header.step
 
 
-def receive_into(
-    messages: Iterator[bytes], message_type: type[Downward], writer: FrameWriter, *, source: str, held_step: int | None = None
-) -> int:
-    """Writes the frames of a stream and returns its step; that of `held_step` may have none. Raises MalformedMessage, TruncatedStream."""
-    header, frame = parse(next(messages, b""), message_type)
+def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, source: str) -> int:
+    """Writes the frames of a stream and returns its step. Raises MalformedMessage, TruncatedStream."""
+    header, frame = parse(next(messages, b""), pb.ReadRowsResponse)
     if header is None:
         raise MalformedMessage(f"{source}: the stream does not begin with a step")
     if frame is not None:
         writer.write(frame.offset, frame.data)
-    write_frames(messages, message_type, writer)
-    if writer.num_written or header.step != held_step:
-        writer.finish()
+    write_frames(messages, pb.ReadRowsResponse, writer)
+    writer.finish()
     return header.step
 
 
-# Variables read over a standing stream, also before they are there.
+# Variables read over a long-lived stream, also before they are there.
 
 
-class VariablesStream:
-    """One request at a time. At most one step is expected; a read of anything else breaks the stream, since its answer may be large."""
+class VariablesStreams:
+    """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
-    def __init__(self, standing: StandingStream, *, source: str) -> None:
-        self._standing = standing
+    def __init__(self, streams: Streams, *, source: str) -> None:
+        self._streams = streams
         self._source = source
-        # What was asked for before it was there, and on which stream.
-        self._expected: tuple[VariablesRequest, Stream] | None = None
 
-    def expect(self, request: VariablesRequest, *, timeout_s: float) -> None:
-        """Asks for a step that need not be there yet, and does not wait for it. Raises what `StandingStream.use` raises."""
+    def expect(self, request: ReadRequest, *, timeout_s: float) -> None:
+        """Asks for a step that need not be there yet, and does not wait for it. Raises what `Streams.use` raises."""
 
-        def ask(standing: StandingStream) -> bool:
-            if self._taken_up(standing, request) is None:
-                standing.stream.send(encode_standing_request(request, max_wait_s=MAX_WAIT_SLICE_S))
-            self._expected = request, standing.stream
-            return True
+        def ask(use: LongLivedStream) -> None:
+            if not _is_under_way(use, request):
+                use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S))
+            use.asked = request
 
-        self._standing.use(ask, timeout_s=timeout_s, awaited="nothing")
+        self._streams.use(ask, timeout_s=timeout_s, awaited="nothing")
 
-    def read(self, request: VariablesRequest, writer: FrameWriter, *, timeout_s: float, awaited: str) -> int | None:
-        """Fills the writer's memory and returns the step; None if that cannot be done over a standing stream now.
+    def read(self, request: ReadRequest, into: Callable[[], FrameWriter], *, timeout_s: float, awaited: str) -> int:
+        """Fills memory, by a writer that `into` makes, and returns the step. Raises what the answer says, and as `Streams.use`."""
 
-        Raises the errors of ReadVariables and what `StandingStream.use` raises.
-        """
-
-        def receive(standing: StandingStream) -> int | PsError:
-            expected = self._taken_up(standing, dataclasses.replace(request, held_step=None))
-            if expected is not None:
-                found = self._answer(standing.stream, request, writer)
+        def receive(use: LongLivedStream) -> int | PsError:
+            if _is_under_way(use, dataclasses.replace(request, held_step=None)):
+                found = self._answer(use.stream, request, into())
                 if not isinstance(found, StepNotReady):
                     return found
                 # It was waited for in vain; but now it may be there.
-            standing.stream.send(encode_standing_request(request))
-            return self._answer(standing.stream, request, writer)
+            use.stream.send(pack_read_request(request))
+            return self._answer(use.stream, request, into())
 
-        found = self._standing.use(receive, timeout_s=timeout_s, awaited=awaited)
+        found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
         if isinstance(found, PsError):
             raise found
         return found
 
-    def _taken_up(self, standing: StandingStream, request: VariablesRequest) -> VariablesRequest | None:
-        """Returns the request if it is under way already. If another one is, the stream is broken off."""
-        expected, self._expected = self._expected, None
-        if expected is None or expected[1] is not standing.stream:
-            return None
-        if expected[0] == request:
-            return request
-        standing.break_off()
-        return None
-
-    def _answer(self, stream: Stream, request: VariablesRequest, writer: FrameWriter) -> int | PsError:
+    def _answer(self, stream: Stream, request: ReadRequest, writer: FrameWriter) -> int | PsError:
         header, frame = self._parse(stream.receive())
         if header is None:
             raise MalformedMessage(f"{self._source}: an answer does not begin with a header")
@@ -156,9 +132,17 @@ class VariablesStream:
         writer.finish()
         return header.step
 
-    def _parse(self, message: bytes) -> tuple[pb.VariablesHeader | None, Frame | None]:
-        header, frame = parse(message, pb.StreamVariablesResponse)
+    def _parse(self, message: bytes) -> tuple[pb.ReadHeader | None, Frame | None]:
+        header, frame = parse(message, pb.ReadResponse)
         return (None if header is None else header.header), frame
+
+
+def _is_under_way(use: LongLivedStream, request: ReadRequest) -> bool:
+    """Whether the request has been sent already; not any more then. If another one has, the stream is broken off."""
+    asked, use.asked = use.asked, None
+    if asked is not None and asked != request:
+        use.break_off()
+    return asked == request
 
 
 SERVICE = "ps_protocol.v1.ParameterService"
@@ -173,9 +157,9 @@ LARGE_BYTES = 1 << 20
 class GrpcShard:
     """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
-    The chief's standing stream, CommandShard, is not here: it belongs to an event loop (`chief/shards/link.py`).
+    The chief's long-lived stream, CommandShard, is not here: it belongs to an event loop (`chief/shards/link.py`).
     `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
-    What is called with every step goes over standing streams, or by calls of its own if the server has none, or another thread uses them.
+    What is called with every step goes over long-lived streams, of which each call has one to itself.
     """
 
     def __init__(
@@ -191,9 +175,9 @@ class GrpcShard:
         self._index, self._cluster = index, cluster
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
-        self._pushes = StandingStream(self._connection, "StreamPushes", deadlines=self._deadlines)
-        self._reads = StandingStream(self._connection, "StreamVariables", deadlines=self._deadlines)
-        self._variables = VariablesStream(self._reads, source=self._connection.target)
+        self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
+        self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
+        self._variables = VariablesStreams(self._reads, source=self._connection.target)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
         self._is_prepared = False
@@ -302,23 +286,15 @@ class GrpcShard:
         held_step: int | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Receives the variables of a step (StreamVariables, else ReadVariables) into the caller's memory; returns their step."""
+        """Receives the variables of a step into the caller's memory; returns their step."""
         self._prepare(into.nbytes)
         request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
         awaited = "the variables" if step is None else f"the variables of step {step}"
-        limit_s = _limit(timeout_s)
-        found = self._variables.read(request, self._variables_writer(request, into), timeout_s=limit_s, awaited=awaited)
-        if found is not None:
-            return found
-
-        def receive(messages: Iterator[bytes]) -> int:
-            writer = self._variables_writer(request, into)
-            return receive_into(messages, pb.ReadVariablesResponse, writer, source=self._connection.target, held_step=held_step)
-
-        return self._connection.stream_down("ReadVariables", codec.encode(request), receive, timeout_s=limit_s, awaited=awaited)
+        writer = partial(self._variables_writer, request, into)
+        return self._variables.read(request, writer, timeout_s=_limit(timeout_s), awaited=awaited)
 
     def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
-        """Asks for a step on the standing stream, which then leaves as soon as it is there."""
+        """Asks for a step on a long-lived stream, which then leaves as soon as it is there."""
         request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash)
         with contextlib.suppress(PsError):  # what is wrong will be wrong when it is read, too
             self._variables.expect(request, timeout_s=CONTROL_TIMEOUT_S)
@@ -337,24 +313,20 @@ class GrpcShard:
         return None
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Sends one contribution (StreamPushes, else PushGradients); if it is dropped as stale, the answer may come before all is sent."""
+        """Sends one contribution; if it is dropped as stale, the answer may come before all is sent."""
         self._prepare(gradients.nbytes)
         message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
 
         message.content_bytes = gradients.nbytes
 
-        def exchange(standing: StandingStream) -> pb.StreamPushesResponse:
-            sent = encode_stream(pb.StreamPushesRequest(header=message), gradients)
-            answer = decode_message(pb.StreamPushesResponse, standing.stream.exchange(sent))
+        def exchange(use: LongLivedStream) -> pb.PushResponse:
+            sent = encode_stream(pb.PushRequest(header=message), gradients)
+            answer = decode_message(pb.PushResponse, use.stream.exchange(sent))
             if answer.push_id != message.push_id:
                 raise MalformedMessage(f"{self._connection.target}: an answer to push {answer.push_id}, not to {header.push_id}")
             return answer
 
         answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
-        if answer is None:
-            sent = encode_stream(pb.PushGradientsRequest(header=message), gradients)
-            reply = self._connection.stream_up("PushGradients", sent, pb.PushGradientsResponse, timeout_s=limit_s, awaited=awaited)
-            return codec.decode(PushReply, reply)
         if answer.HasField("error"):
             raise decode_call_error(answer.error)
         return codec.decode(PushReply, answer.reply)
@@ -377,10 +349,10 @@ class GrpcShard:
         def receive(messages: Iterator[bytes]) -> int:
             if meanwhile is not None:
                 first = next(messages, b"")
-                meanwhile(step_of(first, pb.ReadRowsResponse, source=self._connection.target))
+                meanwhile(step_of(first, source=self._connection.target))
                 is_over.set()
                 messages = itertools.chain([first], messages)
-            return receive_into(messages, pb.ReadRowsResponse, into.writer(), source=self._connection.target)
+            return receive_into(messages, into.writer(), source=self._connection.target)
 
         try:
             return self._connection.stream_both(
@@ -406,8 +378,8 @@ class GrpcShard:
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Receives one slot of all variables into the caller's memory; returns its step."""
-        request = pb.ReadSlotRequest(epoch=epoch, name=name, layout_hash=layout_hash)
-        return self._read("ReadSlot", request, pb.ReadSlotResponse, into, timeout_s=_limit(timeout_s), awaited=f"slot {name!r}")
+        request = ReadRequest(epoch=epoch, step=None, layout_hash=layout_hash, slot=name)
+        return self._variables.read(request, into.writer, timeout_s=_limit(timeout_s), awaited=f"slot {name!r}")
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
@@ -416,11 +388,11 @@ class GrpcShard:
         self._deadlines.close()
         self._connection.close()
 
-    def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> VariablesRequest:
+    def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> ReadRequest:
         encoding = self._variables_encoding if layout_hash in self._layouts else FloatEncoding.AS_IS
-        return VariablesRequest(epoch=epoch, step=step, layout_hash=layout_hash, encoding=encoding, held_step=held_step)
+        return ReadRequest(epoch=epoch, step=step, layout_hash=layout_hash, encoding=encoding, held_step=held_step)
 
-    def _variables_writer(self, request: VariablesRequest, into: Segments) -> FrameWriter:
+    def _variables_writer(self, request: ReadRequest, into: Segments) -> FrameWriter:
         if request.encoding is FloatEncoding.AS_IS:
             return into.writer()
         return decoding_writer(self._layouts[request.layout_hash], request.encoding, into)
@@ -429,12 +401,6 @@ class GrpcShard:
         if num_bytes >= LARGE_BYTES and not self._is_prepared:
             keep_freed_memory()
             self._is_prepared = True
-
-    def _read(self, method: str, request: Message, message_type: type[Downward], into: Segments, *, timeout_s: float, awaited: str) -> int:
-        def receive(messages: Iterator[bytes]) -> int:
-            return receive_into(messages, message_type, into.writer(), source=self._connection.target)
-
-        return self._connection.stream_down(method, request, receive, timeout_s=timeout_s, awaited=awaited)
 
 
 def _limit(timeout_s: float | None) -> float:

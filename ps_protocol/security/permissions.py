@@ -37,15 +37,15 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     # What changes a shard's model as a whole is the chief's.
     **_rows("ParameterService", _CHIEF, "AdoptShard ConfigureShard PrepareStep ApplyStep CommandShard"),
     **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
-    **_rows("ParameterService", _WORKER, "CreateVariables PushGradients StreamPushes ShareMemory"),
-    **_rows("ParameterService", _READERS, "ReadVariables StreamVariables ReadRows ReadMetrics ReadSlot"),
+    **_rows("ParameterService", _WORKER, "CreateVariables Push ShareMemory"),
+    **_rows("ParameterService", _READERS, "Read ReadRows ReadMetrics"),
     **_rows("ParameterService", _EVERYBODY, "GetShardStatus"),
     **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
     **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),
     **_rows("AccumulatorService", _READERS, "GetAccumulator"),
     # Observers are participants, too: they have a lease, so that the processes stay until they have read.
     **_rows("ChiefService", _READERS, "RegisterWorker Heartbeat DeregisterWorker GetModel"),
-    **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization CommitPush DequeueToken Converse LeaseRanges"),
+    **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization Converse LeaseRanges"),
     **_rows("ChiefService", _OPERATORS, "ChangeSettings SaveCheckpoint FinishTraining"),
     **_rows("ChiefService", _EVERYBODY, "GetClusterStatus"),
     # As long as the caller likes: not for strangers, as the question for the health is.
@@ -56,8 +56,8 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
 _OPEN = frozenset({f"/{HEALTH}/Check"})
 # Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
 _STANDING = frozenset(
-    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["StreamPushes", "StreamVariables", "ShareMemory", "CommandShard"]}
-    | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "PushGradients", "ReadVariables", "ReadRows", "ReadSlot"]}
+    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["Push", "Read", "ShareMemory", "CommandShard"]}
+    | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "ReadRows"]}
     | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
     | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}
 )

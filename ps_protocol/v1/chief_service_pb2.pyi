@@ -315,12 +315,6 @@ class CommitPushRequest(_message.Message):
     commit: PushCommit
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
-class CommitPushResponse(_message.Message):
-    __slots__ = ("result",)
-    RESULT_FIELD_NUMBER: _ClassVar[int]
-    result: CommitResult
-    def __init__(self, result: _Optional[_Union[CommitResult, _Mapping]] = ...) -> None: ...
-
 class DequeueTokenRequest(_message.Message):
     __slots__ = ("participant", "local_step", "request_id", "max_wait", "commit")
     PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
@@ -335,7 +329,7 @@ class DequeueTokenRequest(_message.Message):
     commit: PushCommit
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
-class DequeueTokenResponse(_message.Message):
+class TokenReply(_message.Message):
     __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -356,30 +350,26 @@ class DequeueTokenResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
-    __slots__ = ("call", "dequeue_token", "commit_push", "heartbeat")
+    __slots__ = ("call", "token", "commit")
     CALL_FIELD_NUMBER: _ClassVar[int]
-    DEQUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_PUSH_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     call: int
-    dequeue_token: DequeueTokenRequest
-    commit_push: CommitPushRequest
-    heartbeat: HeartbeatRequest
-    def __init__(self, call: _Optional[int] = ..., dequeue_token: _Optional[_Union[DequeueTokenRequest, _Mapping]] = ..., commit_push: _Optional[_Union[CommitPushRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ...) -> None: ...
+    token: DequeueTokenRequest
+    commit: CommitPushRequest
+    def __init__(self, call: _Optional[int] = ..., token: _Optional[_Union[DequeueTokenRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitPushRequest, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("call", "dequeue_token", "commit_push", "heartbeat", "error")
+    __slots__ = ("call", "token", "commit", "error")
     CALL_FIELD_NUMBER: _ClassVar[int]
-    DEQUEUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_PUSH_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     call: int
-    dequeue_token: DequeueTokenResponse
-    commit_push: CommitPushResponse
-    heartbeat: HeartbeatResponse
+    token: TokenReply
+    commit: CommitResult
     error: _error_pb2.CallError
-    def __init__(self, call: _Optional[int] = ..., dequeue_token: _Optional[_Union[DequeueTokenResponse, _Mapping]] = ..., commit_push: _Optional[_Union[CommitPushResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., token: _Optional[_Union[TokenReply, _Mapping]] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class GetClusterStatusRequest(_message.Message):
     __slots__ = ("max_ledger_entries",)

@@ -219,29 +219,43 @@ class CreateVariablesResponse(_message.Message):
     created: bool
     def __init__(self, created: bool = ...) -> None: ...
 
-class ReadVariablesRequest(_message.Message):
-    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step")
+class ReadRequest(_message.Message):
+    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step", "max_wait", "slot")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     HELD_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     layout_hash: str
     encoding: FloatEncoding
     held_step: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ...) -> None: ...
+    max_wait: _duration_pb2.Duration
+    slot: str
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ...) -> None: ...
 
-class ReadVariablesResponse(_message.Message):
-    __slots__ = ("step", "frame")
-    STEP_FIELD_NUMBER: _ClassVar[int]
+class ReadResponse(_message.Message):
+    __slots__ = ("header", "frame")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
-    step: int
+    header: ReadHeader
     frame: _tensor_pb2.ArenaFrame
-    def __init__(self, step: _Optional[int] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ReadHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
-class PushGradientsRequest(_message.Message):
+class ReadHeader(_message.Message):
+    __slots__ = ("step", "num_bytes", "error")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    num_bytes: int
+    error: _error_pb2.CallError
+    def __init__(self, step: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+
+class PushRequest(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -302,7 +316,7 @@ class Metric(_message.Message):
     weight: float
     def __init__(self, value: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
-class PushGradientsResponse(_message.Message):
+class PushReply(_message.Message):
     __slots__ = ("result", "step")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -310,49 +324,15 @@ class PushGradientsResponse(_message.Message):
     step: int
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., step: _Optional[int] = ...) -> None: ...
 
-class StreamPushesRequest(_message.Message):
-    __slots__ = ("header", "frame")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    header: PushHeader
-    frame: _tensor_pb2.ArenaFrame
-    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
-
-class StreamPushesResponse(_message.Message):
+class PushResponse(_message.Message):
     __slots__ = ("push_id", "reply", "error")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
-    reply: PushGradientsResponse
+    reply: PushReply
     error: _error_pb2.CallError
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushGradientsResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
-
-class StreamVariablesRequest(_message.Message):
-    __slots__ = ("read", "max_wait")
-    READ_FIELD_NUMBER: _ClassVar[int]
-    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
-    read: ReadVariablesRequest
-    max_wait: _duration_pb2.Duration
-    def __init__(self, read: _Optional[_Union[ReadVariablesRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
-
-class StreamVariablesResponse(_message.Message):
-    __slots__ = ("header", "frame")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    header: VariablesHeader
-    frame: _tensor_pb2.ArenaFrame
-    def __init__(self, header: _Optional[_Union[VariablesHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
-
-class VariablesHeader(_message.Message):
-    __slots__ = ("step", "num_bytes", "error")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    num_bytes: int
-    error: _error_pb2.CallError
-    def __init__(self, step: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class CommandShardRequest(_message.Message):
     __slots__ = ("call", "apply", "prepare", "configure")
@@ -573,24 +553,6 @@ class MetricCell(_message.Message):
     count: int
     last: float
     def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
-
-class ReadSlotRequest(_message.Message):
-    __slots__ = ("epoch", "name", "layout_hash")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    name: str
-    layout_hash: str
-    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ..., layout_hash: _Optional[str] = ...) -> None: ...
-
-class ReadSlotResponse(_message.Message):
-    __slots__ = ("step", "frame")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    frame: _tensor_pb2.ArenaFrame
-    def __init__(self, step: _Optional[int] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class GetShardStatusRequest(_message.Message):
     __slots__ = ("chief_incarnation",)

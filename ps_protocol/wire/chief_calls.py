@@ -39,13 +39,6 @@ _ALL = (
     ),
     _call("GetModel", chief.GetModelRequest),
     _call(
-        "CommitPush",
-        chief.CommitPushRequest,
-        lambda result: pb.CommitPushResponse(result=codec.encode(result)),
-        lambda message: codec.decode(chief.CommitResult, message.result),
-    ),
-    _call("DequeueToken", chief.DequeueTokenRequest),
-    _call(
         "ChangeSettings",
         chief.ChangeSettingsRequest,
         lambda reply: pb.ChangeSettingsResponse(settings=codec.encode_some(reply)),
@@ -62,9 +55,6 @@ _ALL = (
 )
 CALLS: Mapping[str, ChiefCall] = {call.name: call for call in _ALL}
 BY_REQUEST: Mapping[type, ChiefCall] = {call.request: call for call in _ALL}
-# Those that may also travel on the standing stream (Converse), by their fields there.
-STANDING: Mapping[str, ChiefCall] = {
-    "dequeue_token": CALLS["DequeueToken"],
-    "commit_push": CALLS["CommitPush"],
-    "heartbeat": CALLS["Heartbeat"],
-}
+# What Converse is asked with, by its fields; the answer has the field of the same name.
+CONVERSED: Mapping[str, type] = {"token": chief.DequeueTokenRequest, "commit": chief.CommitPushRequest}
+FIELDS: Mapping[type, str] = {request: field for field, request in CONVERSED.items()}

@@ -97,15 +97,19 @@ def some_wait(max_wait_s: float) -> Duration | None:
     return encode_duration(max_wait_s) if max_wait_s else None
 
 
-def encode_standing_request(request: shard.VariablesRequest, *, max_wait_s: float = 0.0) -> bytes:
-    """Encodes which variables are wanted on a standing stream, and how long a step that is not there yet is waited for."""
-    return parameter_service_pb2.StreamVariablesRequest(read=encode(request), max_wait=some_wait(max_wait_s)).SerializeToString()
+def pack_read_request(request: shard.ReadRequest, *, max_wait_s: float = 0.0) -> bytes:
+    """Returns as bytes which variables are wanted, and how long a step that is not there yet is waited for."""
+    message = encode(request)
+    if max_wait_s:
+        message.max_wait.CopyFrom(encode_duration(max_wait_s))
+    packed: bytes = message.SerializeToString()
+    return packed
 
 
-def decode_standing_request(request: bytes) -> tuple[shard.VariablesRequest, float]:
-    """Decodes and checks a request of a standing stream; the seconds to wait are never more than 20."""
-    message = decode_message(parameter_service_pb2.StreamVariablesRequest, request)
-    return decode_field(shard.VariablesRequest, message, "read"), decode_short_wait(message)
+def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float]:
+    """Returns the checked request that bytes are, and the seconds that its step may be waited for: never more than 20."""
+    message = decode_message(parameter_service_pb2.ReadRequest, data)
+    return decode(shard.ReadRequest, message), decode_short_wait(message)
 
 
 class RecordPacker:
@@ -169,7 +173,7 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         value=shard.PushReply,
-        message=parameter_service_pb2.PushGradientsResponse,
+        message=parameter_service_pb2.PushReply,
         encode=step.encode_push_reply,
         decode=step.decode_push_reply,
     ),
@@ -192,7 +196,9 @@ PAIRS: tuple[Pair, ...] = (
         encode=step.encode_apply_reply,
         decode=step.decode_apply_reply,
     ),
-    Pair(value=shard.VariablesRequest, message=parameter_service_pb2.ReadVariablesRequest, check=special.check_read_request),
+    Pair(
+        value=shard.ReadRequest, message=parameter_service_pb2.ReadRequest, filled=frozenset({"max_wait"}), check=special.check_read_request
+    ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
     Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
@@ -243,7 +249,7 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         value=chief.TokenReply,
-        message=chief_service_pb2.DequeueTokenResponse,
+        message=chief_service_pb2.TokenReply,
         encode=step.encode_token_reply,
         decode=step.decode_token_reply,
     ),

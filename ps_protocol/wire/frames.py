@@ -15,13 +15,10 @@ from ps_protocol.wire.codec import decode_message
 StreamMessage = TypeVar(
     "StreamMessage",
     pb.CreateVariablesRequest,
-    pb.PushGradientsRequest,
-    pb.ReadVariablesResponse,
-    pb.ReadSlotResponse,
+    pb.PushRequest,
+    pb.ReadResponse,
     pb.ReadRowsRequest,
     pb.ReadRowsResponse,
-    pb.StreamPushesRequest,
-    pb.StreamVariablesResponse,
     accumulator_service_pb2.ApplyGradientRequest,
     accumulator_service_pb2.TakeGradientResponse,
 )

@@ -67,7 +67,7 @@ def decode_shard_spec(message: parameter_service_pb2.ShardSpec, decode: Decode) 
     )
 
 
-def check_read_request(message: parameter_service_pb2.ReadVariablesRequest) -> None:
+def check_read_request(message: parameter_service_pb2.ReadRequest) -> None:
     """Raises InvalidSpec if variables do not travel as the message wants."""
     if all(message.encoding != one.value for one in _FOR_VARIABLES):
         raise no_encoding(message.encoding, _FOR_VARIABLES, what="variables")

@@ -101,12 +101,12 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
     )
 
 
-def encode_push_reply(reply: PushReply) -> parameter_service_pb2.PushGradientsResponse:
+def encode_push_reply(reply: PushReply) -> parameter_service_pb2.PushReply:
     """Encodes what became of a push."""
-    return parameter_service_pb2.PushGradientsResponse(result=_PUSH_RESULTS[reply.result], step=reply.step)
+    return parameter_service_pb2.PushReply(result=_PUSH_RESULTS[reply.result], step=reply.step)
 
 
-def decode_push_reply(message: parameter_service_pb2.PushGradientsResponse) -> PushReply:
+def decode_push_reply(message: parameter_service_pb2.PushReply) -> PushReply:
     """Decodes what became of a push."""
     return PushReply(result=decode_choice(PushResult, message.result, field="result"), step=message.step)
 
@@ -203,9 +203,9 @@ def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> Dequ
     )
 
 
-def encode_token_reply(reply: TokenReply) -> chief_service_pb2.DequeueTokenResponse:
+def encode_token_reply(reply: TokenReply) -> chief_service_pb2.TokenReply:
     """Encodes how a wait for a token ended."""
-    return chief_service_pb2.DequeueTokenResponse(
+    return chief_service_pb2.TokenReply(
         result=_RESULTS[reply.result],
         step=reply.step,
         commit=None if reply.commit is None else encode_commit_result(reply.commit),
@@ -217,7 +217,7 @@ def encode_token_reply(reply: TokenReply) -> chief_service_pb2.DequeueTokenRespo
     )
 
 
-def decode_token_reply(message: chief_service_pb2.DequeueTokenResponse) -> TokenReply:
+def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
     """Decodes how a wait for a token ended."""
     return TokenReply(
         result=decode_choice(TokenResult, message.result, field="result"),

@@ -16,13 +16,11 @@ from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, Take
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import (
     ApplyRequest,
-    PushHeader,
     RestoreRequest,
     RowsRequest,
     SaveRequest,
     ShardSettings,
     ShardSpec,
-    VariablesRequest,
 )
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
@@ -35,7 +33,7 @@ from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
 from ps_protocol.wire.special import encode_taken
 from ps_server.accumulators.registry import AccumulatorRegistry
-from ps_server.serving.streams import IdleStreams, content_messages, index_blocks, row_messages
+from ps_server.serving.streams import IdleStreams, index_blocks, row_messages
 from ps_server.shard.shard import Shard
 from ps_server.shard.sharing import Claim, Sharing
 
@@ -90,24 +88,6 @@ class ParameterService:
                 _feed(creation, frame, messages, pb.CreateVariablesRequest)
                 return pb.CreateVariablesResponse(created=creation.finish()).SerializeToString()
 
-    def ReadVariables(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._answering(context), self._idle_streams.watching(context, name="ReadVariables") as stream:
-            wanted = codec.decode(VariablesRequest, decode_message(pb.ReadVariablesRequest, request))
-            reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
-            header = pb.ReadVariablesResponse(step=reading.step).SerializeToString()
-            if reading.step == wanted.held_step:
-                yield header
-            else:
-                yield from stream.outgoing(content_messages(header, reading, wanted.encoding))
-
-    def PushGradients(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with self._answering(context), self._idle_streams.watching(context, name="PushGradients") as stream:
-            messages = stream.incoming(requests)
-            header, frame = _first(messages, pb.PushGradientsRequest)
-            with self._shard.open_push(codec.decode(PushHeader, header.header)) as push:
-                _feed(push, frame, messages, pb.PushGradientsRequest)
-                return codec.pack(push.finish())
-
     def ApplyStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = codec.decode(ApplyRequest, decode_message(pb.ApplyStepRequest, request))
@@ -142,13 +122,6 @@ class ParameterService:
         with self._answering(context):
             cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
             return pb.ReadMetricsResponse(cells=codec.encode_each(cells)).SerializeToString()
-
-    def ReadSlot(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._answering(context), self._idle_streams.watching(context, name="ReadSlot") as stream:
-            message = decode_message(pb.ReadSlotRequest, request)
-            reading = self._shard.open_slot(message.name, epoch=message.epoch, layout_hash=message.layout_hash)
-            header = pb.ReadSlotResponse(step=reading.step).SerializeToString()
-            yield from stream.outgoing(content_messages(header, reading))
 
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):

@@ -22,14 +22,14 @@ from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage,
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ShardSettings, VariablesRequest
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
 from ps_protocol.rpc.server_stream import Peer, StreamThread, standing_method_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
-from ps_protocol.wire.codec import decode_message, decode_standing_request
+from ps_protocol.wire.codec import decode_message, unpack_read_request
 from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
@@ -38,41 +38,35 @@ from ps_server.shard.shard import Shard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 #
-# A long-lived stream rests between two of its calls, for as long as it likes; so there may only be so many of them.
+# A long-lived stream rests between two of its calls, for as long as it likes; so only so many may rest. One more is ended when its call is
+# answered: its caller begins another for the next call.
 
 
 log = logging.getLogger("lockstep.server")
 
 IDLE_LIMIT_S = 30.0
-# Leaves threads for all other calls; who gets no long-lived stream does without.
+# Leaves threads for all other calls.
 MAX_LONG_LIVED = 3_072
 
 Message = TypeVar("Message")
 
 
 class Stream:
-    """One stream under way, and since when it has waited for its peer; None while the server itself is at work.
+    """One stream under way, and since when it has waited for its peer; None while it may, or while the server itself is at work."""
 
-    `is_resting` is for long-lived streams: set by who serves it while it may wait for its peer as long as it likes.
-    """
-
-    def __init__(self, context: grpc.ServicerContext, name: str, *, is_long_lived: bool) -> None:
+    def __init__(self, context: grpc.ServicerContext, name: str) -> None:
         self.context = context
         self.name = name
-        self.is_long_lived = is_long_lived
-        self.is_resting = is_long_lived
-        self.is_to_end = False
+        self.is_resting = self.is_to_end = False
         self.waiting_since: float | None = None
 
-    def rest(self) -> None:
-        """Notes that a long-lived stream has done what its peer asked for."""
-        self.is_resting = True
-        if self.is_to_end:
-            self.context.cancel()
-
     def begin_waiting(self) -> None:
-        """Notes that its peer is to send, in the middle of what it has begun; until `waiting_since` is None again."""
+        """Notes that its peer is to send, in the middle of what it has begun."""
         self.waiting_since = time.monotonic()
+
+    def begin_work(self) -> None:
+        """Notes that its peer has sent what it was waited for."""
+        self.is_resting, self.waiting_since = False, None
 
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Yields what the peer sends."""
@@ -103,9 +97,10 @@ class IdleStreams:
     def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_long_lived: int = MAX_LONG_LIVED) -> None:
         self._limit_s = limit_s
         self._max_long_lived = max_long_lived
-        self._num_long_lived = 0
         self._takes_long_lived = True
         self._streams: set[Stream] = set()
+        # Those of them that may rest.
+        self._long_lived: set[Stream] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-streams", daemon=True)
@@ -125,57 +120,69 @@ class IdleStreams:
         if self._thread.is_alive():
             self._thread.join()
 
-    def watching(self, context: grpc.ServicerContext, *, name: str) -> contextlib.AbstractContextManager[Stream]:
-        """Watches one stream for as long as the block lasts."""
-        return self._watching(Stream(context, name, is_long_lived=False))
-
     @contextlib.contextmanager
-    def long_lived(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
-        """Watches one long-lived stream for as long as the block lasts; it begins at rest. Raises LimitExceeded if there are too many."""
-        stream = self.begin_long_lived(context, name=name)
+    def watching(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one stream for as long as the block lasts."""
+        stream = Stream(context, name)
+        with self._lock:
+            self._streams.add(stream)
         try:
             yield stream
         finally:
             self.end_of(stream)
 
-    def begin_long_lived(self, context: grpc.ServicerContext, *, name: str) -> Stream:
-        """As `long_lived`, for a stream that no block serves: until `end_of`."""
-        stream = Stream(context, name, is_long_lived=True)
+    @contextlib.contextmanager
+    def long_lived(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one stream that rests from its beginning on, for as long as the block lasts. Raises LimitExceeded if too many do."""
+        with self.watching(context, name=name) as stream:
+            self._let_rest(stream)
+            yield stream
+
+    def begin(self, context: grpc.ServicerContext, *, name: str) -> Stream:
+        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send."""
+        stream = Stream(context, name)
+        stream.begin_waiting()
         with self._lock:
-            if self._num_long_lived >= self._max_long_lived or not self._takes_long_lived:
-                raise LimitExceeded(
-                    f"{name}: {self._num_long_lived} long-lived streams, {self._max_long_lived} at most; use single calls instead"
-                )
-            self._num_long_lived += 1
             self._streams.add(stream)
         return stream
 
+    def rest(self, stream: Stream, peer: Peer) -> None:
+        """Lets a stream rest whose peer has its answer, or ends it if too many do."""
+        if stream not in self._long_lived:
+            try:
+                self._let_rest(stream)
+            except LimitExceeded as error:
+                peer.end(error)
+                return
+        stream.is_resting = True
+        if stream.is_to_end:
+            stream.context.cancel()
+
     def end_of(self, stream: Stream) -> None:
-        """The end of what `begin_long_lived` began. Call it once."""
+        """The end of what `begin` began."""
         with self._lock:
-            self._num_long_lived -= 1
             self._streams.discard(stream)
+            self._long_lived.discard(stream)
 
     def end_long_lived(self) -> None:
         """Cancels the long-lived streams when they rest, and takes no more: for a server that is about to end."""
         with self._lock:
             self._takes_long_lived = False
-            long_lived = [stream for stream in self._streams if stream.is_long_lived]
+            long_lived = [*self._long_lived]
         for stream in long_lived:
             # In this order: a stream that becomes idle meanwhile looks.
             stream.is_to_end = True
             if stream.is_resting:
                 stream.context.cancel()
 
-    @contextlib.contextmanager
-    def _watching(self, stream: Stream) -> Iterator[Stream]:
+    def _let_rest(self, stream: Stream) -> None:
         with self._lock:
-            self._streams.add(stream)
-        try:
-            yield stream
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
+            num = len(self._long_lived)
+            if num >= self._max_long_lived or not self._takes_long_lived:
+                raise LimitExceeded(f"{stream.name}: {num} long-lived streams, {self._max_long_lived} at most; begin another for each call")
+            if stream in self._streams:
+                self._long_lived.add(stream)
+        stream.is_resting = True
 
     def _run(self) -> None:
         while not self._stopping.wait(self._limit_s / 4):
@@ -291,8 +298,8 @@ class PushStream:
 
     def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
-        self._stream = idle_streams.begin_long_lived(context, name="StreamPushes")
-        self._flow: _Flow = _Contributions(shard, peer, self._stream, name=name).flow()
+        self._stream = idle_streams.begin(context, name="Push")
+        self._flow: _Flow = _Contributions(shard, peer, self._stream, idle_streams=idle_streams, name=name).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
         self._thread = StreamThread(peer, server_name=name)
@@ -343,9 +350,9 @@ class PushStream:
 class _Contributions:
     """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
 
-    def __init__(self, shard: Shard, peer: Peer, stream: Stream, *, name: str) -> None:
-        self._shard, self._peer, self._stream, self._name = shard, peer, stream, name
-        self._is_dropping = False
+    def __init__(self, shard: Shard, peer: Peer, stream: Stream, *, idle_streams: IdleStreams, name: str) -> None:
+        self._shard, self._peer, self._stream, self._idle_streams, self._name = shard, peer, stream, idle_streams, name
+        self._is_dropping = self._has_ended = False
         # Begins the next contribution, and was read too early.
         self._ahead: bytes | None = None
 
@@ -354,14 +361,15 @@ class _Contributions:
         while True:
             message, self._ahead = self._ahead, None
             if message is None:
-                self._stream.rest()
                 message = yield _Wish.MESSAGE
-                self._stream.is_resting = False
+                self._stream.begin_work()
             if message is None:
                 return
             answer = yield from self._answer(message)
             if answer is not None:
                 self._peer.send(answer)
+            if self._ahead is None:
+                self._idle_streams.rest(self._stream, self._peer)
 
     def _answer(self, message: bytes) -> Generator[_Wish, bytes | None, bytes | None]:
         """Takes in the contribution that begins with `message`, or drops a frame of one that has its answer."""
@@ -369,12 +377,12 @@ class _Contributions:
         try:
             if takes_long(message):
                 yield _Wish.TIME
-            header, frame = parse(message, pb.StreamPushesRequest)
+            header, frame = parse(message, pb.PushRequest)
             if header is None:
-                raise MalformedMessage("StreamPushesRequest: a frame that belongs to no contribution; begin each with its header")
+                raise MalformedMessage("PushRequest: a frame that belongs to no contribution; begin each with its header")
             push_id, self._is_dropping = header.header.push_id, False
             reply = yield from self._take(codec.decode(PushHeader, header.header), frame, num_bytes=header.header.content_bytes)
-            return pb.StreamPushesResponse(push_id=push_id, reply=codec.encode(reply)).SerializeToString()
+            return pb.PushResponse(push_id=push_id, reply=codec.encode(reply)).SerializeToString()
         except PsError as error:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
         except Exception:
@@ -382,7 +390,7 @@ class _Contributions:
         if self._is_dropping and push_id is None:
             return None
         self._is_dropping = True
-        return pb.StreamPushesResponse(push_id=push_id, error=encode_call_error(failure)).SerializeToString()
+        return pb.PushResponse(push_id=push_id, error=encode_call_error(failure)).SerializeToString()
 
     def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int) -> Generator[_Wish, bytes | None, PushReply]:
         with self._shard.open_push(header) as push:
@@ -397,6 +405,8 @@ class _Contributions:
                 if (frame is not None and not push.write(frame.offset, frame.data)) or push.is_whole:
                     break
                 frame = yield from self._next_frame()
+                if self._has_ended:
+                    return push.finish()  # raises, and says what is missing
             # A caller that still sends does not know yet that nothing more is wanted.
             self._is_dropping = push.is_answered
             if not self._is_quick(push):
@@ -409,12 +419,13 @@ class _Contributions:
     def _next_frame(self) -> Generator[_Wish, bytes | None, Frame | None]:
         self._stream.begin_waiting()
         message = yield _Wish.MESSAGE
-        self._stream.waiting_since = None
+        self._stream.begin_work()
         if message is not None and takes_long(message):
             yield _Wish.TIME
+        self._has_ended = message is None
         if message is None:
-            raise TruncatedStream("the stream ended in the middle of a contribution; nothing was changed; send it again")
-        header, frame = parse(message, pb.StreamPushesRequest)
+            return None
+        header, frame = parse(message, pb.PushRequest)
         if header is not None:
             self._ahead = message
             raise TruncatedStream("the next contribution began in the middle of this one; nothing was changed; send it again")
@@ -446,22 +457,26 @@ class VariablesStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
-        self._stream = idle_streams.begin_long_lived(context, name="StreamVariables")
+        self._stream = idle_streams.begin(context, name="Read")
         self._waiting: _Wait | None = None
         self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
         """Answers a request, now or when its step is there."""
         self._peer.pause()
+        self._stream.begin_work()
         try:
-            wanted, max_wait_s = decode_standing_request(message)
+            wanted, max_wait_s = unpack_read_request(message)
         except PsError as error:
             self._break_off(error)
             return
-        if max_wait_s > 0:
+        if max_wait_s > 0 and not wanted.slot:
             self._waiting = wait = _Wait(self, wanted)
             if not self.look(wait):
                 wait.begin(self._deadlines, max_wait_s)
+        elif wanted.slot:
+            # A step that is being applied is waited for.
+            self._thread.do(partial(self.answer, wanted))
         else:
             self.answer(wanted)
 
@@ -490,10 +505,13 @@ class VariablesStream:
                 self._break_off(defect(self._name))
         return True
 
-    def answer(self, wanted: VariablesRequest) -> None:
+    def answer(self, wanted: ReadRequest) -> None:
         """Answers a request that does not wait, or not any more."""
         try:
-            reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            if wanted.slot:
+                reading = self._shard.open_slot(wanted.slot, epoch=wanted.epoch, layout_hash=wanted.layout_hash)
+            else:
+                reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
             self._send(wanted, reading)
         except PsError as error:
             self._break_off(error)
@@ -504,20 +522,19 @@ class VariablesStream:
         """Has the shard forget a request."""
         self._shard.forget(wait.look)
 
-    def _send(self, wanted: VariablesRequest, reading: Reading) -> None:
-        header = pb.VariablesHeader(step=reading.step)
+    def _send(self, wanted: ReadRequest, reading: Reading) -> None:
+        header = pb.ReadHeader(step=reading.step)
         if reading.step == wanted.held_step:
-            self._peer.send(pb.StreamVariablesResponse(header=header).SerializeToString())
+            self._peer.send(pb.ReadResponse(header=header).SerializeToString())
             self._done()
             return
         header.num_bytes = num_bytes = reading.nbytes(wanted.encoding)
-        first = pb.StreamVariablesResponse(header=header).SerializeToString()
+        first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
             for message in content_messages(first, reading, wanted.encoding):
                 self._peer.send(message)
             self._done()
             return
-        self._stream.is_resting = False
         self._thread.do(partial(self._send_one_by_one, first, reading, wanted.encoding))
 
     def _send_one_by_one(self, first: bytes, reading: Reading, encoding: FloatEncoding) -> None:
@@ -537,18 +554,18 @@ class VariablesStream:
             messages.close()
 
     def _break_off(self, error: PsError) -> None:
-        self._peer.send(pb.StreamVariablesResponse(header=pb.VariablesHeader(error=encode_call_error(error))).SerializeToString())
+        self._peer.send(pb.ReadResponse(header=pb.ReadHeader(error=encode_call_error(error))).SerializeToString())
         self._done()
 
     def _done(self) -> None:
-        self._stream.rest()
+        self._idle_streams.rest(self._stream, self._peer)
         self._peer.go_on()
 
 
 class _Wait:
     """A request that waits for its step. Thread-safe: it is answered once, by the step, the time or the end of the stream."""
 
-    def __init__(self, stream: VariablesStream, wanted: VariablesRequest) -> None:
+    def __init__(self, stream: VariablesStream, wanted: ReadRequest) -> None:
         self.wanted = wanted
         self._stream = stream
         self._lock = threading.Lock()
@@ -609,15 +626,15 @@ class CommandStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
-        self._stream = idle_streams.begin_long_lived(context, name="CommandShard")
+        self._stream = idle_streams.begin(context, name="CommandShard")
         self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
         """Carries out a command, or has the stream's thread do it."""
         if not self._thread.has_begun and self._shard.is_quick:
-            self._stream.is_resting = False
+            self._stream.begin_work()
             self._carry_out(message, self._peer.send)
-            self._stream.rest()
+            self._idle_streams.rest(self._stream, self._peer)
         else:
             self._peer.pause()
             self._thread.do(partial(self._take_time, message))
@@ -637,13 +654,13 @@ class CommandStream:
     def _take_time(self, message: bytes) -> None:
         # The next one may come while this is at work.
         self._peer.go_on()
-        self._stream.is_resting = False
+        self._stream.begin_work()
         answers: list[bytes] = []
         self._carry_out(message, answers.append)
         for answer in answers:
             if self._peer.wait_for_room():
                 self._peer.send(answer)
-        self._stream.rest()
+        self._idle_streams.rest(self._stream, self._peer)
 
     def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
         """Carries out a command and answers it before readers learn of the new step. Raises MalformedMessage."""
@@ -682,10 +699,10 @@ class StreamService:
     def __init__(self, shard: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None] = lambda: None) -> None:
         name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
-        self.StreamPushes = standing_method_handler(
+        self.Push = standing_method_handler(
             lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, name=name), server_name=name
         )
-        self.StreamVariables = standing_method_handler(
+        self.Read = standing_method_handler(
             lambda peer, context: VariablesStream(shard, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
             server_name=name,
         )

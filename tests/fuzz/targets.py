@@ -17,8 +17,8 @@ from ps_protocol.wire import frames as framing
 from tests.support.checkpoints import checkpoint_of
 
 _STREAMS: tuple[Any, ...] = (
-    *(pb.CreateVariablesRequest, pb.PushGradientsRequest, pb.ReadVariablesResponse, pb.ReadSlotResponse, pb.ReadRowsRequest),
-    *(pb.ReadRowsResponse, pb.StreamPushesRequest, pb.StreamVariablesResponse),
+    *(pb.CreateVariablesRequest, pb.PushRequest, pb.ReadResponse, pb.ReadRowsRequest),
+    *(pb.ReadRowsResponse,),
     *(accumulator_service_pb2.ApplyGradientRequest, accumulator_service_pb2.TakeGradientResponse),
 )
 
@@ -82,7 +82,7 @@ def _outcome(parse: Callable[..., tuple[Any, Any]], message: bytes, message_type
 
 
 def _frame_examples() -> tuple[bytes, ...]:
-    header = pb.PushGradientsRequest(header=pb.PushHeader(epoch=3, step=7, layout_hash="abc")).SerializeToString()
+    header = pb.PushRequest(header=pb.PushHeader(epoch=3, step=7, layout_hash="abc")).SerializeToString()
     return (b"", header, *(framing.encode_frame(first, offset=offset, data=b"12345") for first in (b"", header) for offset in (0, 300)))
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,9 +13,11 @@ import numpy as np
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.shard import PushHeader, PushReply, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
-from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
+from ps_protocol.rpc.status import status_of
+from ps_protocol.v1 import error_pb2, handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
+from ps_protocol.wire.call_errors import decode_call_error
 from ps_server.config import ParameterServerConfig
 from tests.support.shards import MIXED, Trainer, open_server
 
@@ -58,13 +60,21 @@ class RawShard:
         call = self._channel.stream_stream(path or f"/{SERVICE}/{method}")(iter(messages), timeout=TIMEOUT_S, compression=compression)
         return outcome(call)
 
+    def push(self, *messages: bytes) -> Outcome:
+        """Sends one contribution; see `answered`."""
+        return answered(self.call("Push", *messages), lambda data: pb.PushResponse.FromString(data))
+
+    def read(self, message: bytes) -> Outcome:
+        """Reads variables once; see `answered`."""
+        return answered(self.call("Read", message), lambda data: pb.ReadResponse.FromString(data).header)
+
     def begin_push(self, messages: Iterable[bytes]) -> Any:
         """Begins a push and returns the call, to be cancelled or awaited."""
-        return self._channel.stream_unary(f"/{SERVICE}/PushGradients").future(iter(messages), timeout=TIMEOUT_S)
+        return self._channel.stream_stream(f"/{SERVICE}/Push")(iter(messages), timeout=TIMEOUT_S)
 
     def begin_read(self, message: bytes) -> Any:
         """Begins to read variables and returns the call."""
-        return self._channel.unary_stream(f"/{SERVICE}/ReadVariables")(message, timeout=TIMEOUT_S)
+        return self._channel.unary_stream(f"/{SERVICE}/Read")(message, timeout=TIMEOUT_S)
 
     def begin_rows(self, messages: Iterable[bytes]) -> Any:
         """Begins to read rows and returns the call."""
@@ -85,6 +95,20 @@ def outcome(call: Any) -> Outcome:
     return Outcome(call.code(), str(metadata.get("ps-reason", "")), call.details() or "", tuple(messages))
 
 
+def answered(ended: Outcome, answer_of: Callable[[bytes], Any]) -> Outcome:
+    """A stream for one call: what was answered with an error, as a call that ended with it."""
+    for message in ended.messages:
+        answer = answer_of(message)
+        if answer.HasField("error"):
+            return refused(answer.error)
+    return ended
+
+
+def refused(error: error_pb2.CallError) -> Outcome:
+    """A call that a long-lived stream answered with an error, as a call that ended with it."""
+    return Outcome(status_of(decode_call_error(error)), error.reason, error.message, ())
+
+
 def frame(offset: int, data: bytes) -> tensor_pb2.ArenaFrame:
     """A frame."""
     return tensor_pb2.ArenaFrame(offset=offset, data=data)
@@ -94,8 +118,8 @@ def push_stream(header: PushHeader | pb.PushHeader, *frames: tensor_pb2.ArenaFra
     """The messages of a push: the header alone, then each frame alone."""
     message = header if isinstance(header, pb.PushHeader) else codec.encode(header)
     return [
-        pb.PushGradientsRequest(header=message).SerializeToString(),
-        *(pb.PushGradientsRequest(frame=each).SerializeToString() for each in frames),
+        pb.PushRequest(header=message).SerializeToString(),
+        *(pb.PushRequest(frame=each).SerializeToString() for each in frames),
     ]
 
 
@@ -133,12 +157,12 @@ class Server:
 
     def push(self, *frames: tensor_pb2.ArenaFrame, **changes: Any) -> Outcome:
         header = self.trainer.header(**{"step": self.step, **changes})
-        return self.raw.call("PushGradients", *push_stream(header, *frames))
+        return self.raw.push(*push_stream(header, *frames))
 
     def push_header(self, **changes: object) -> Outcome:
         header = codec.encode(self.trainer.header(step=self.step))
         header.MergeFrom(pb.PushHeader(**changes))  # type: ignore[arg-type]
-        return self.raw.call("PushGradients", *push_stream(header, frame(0, bytes(MIXED.nbytes))))
+        return self.raw.push(*push_stream(header, frame(0, bytes(MIXED.nbytes))))
 
     def create(self, spec: pb.ShardSpec, *frames: tensor_pb2.ArenaFrame) -> Outcome:
         return self.raw.call("CreateVariables", *create_stream(spec, *frames))
@@ -188,7 +212,7 @@ def _called_server(**fields: Any) -> Iterator[Server]:
 def push_reply(ended: Outcome) -> PushReply:
     """What a push that ended well was answered."""
     assert ended.code is grpc.StatusCode.OK, ended.text
-    return codec.decode(PushReply, pb.PushGradientsResponse.FromString(ended.messages[0]))
+    return codec.decode(PushReply, pb.PushResponse.FromString(ended.messages[0]).reply)
 
 
 def cut_push_off(server: Server, messages: list[bytes]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
-from ps_protocol.roles.shard import PushHeader, PushId
+from ps_protocol.roles.shard import PushHeader, PushId, ShardStatus
 from tests.support.faults import Flaky
 from worker_client import Session
 from worker_client.cluster.chief import ChiefLink
@@ -146,6 +146,9 @@ class _Shard:
     def create_variables(self, spec: Any, *arguments: Any, **named: Any) -> Any:
         spec = dataclasses.replace(spec, epoch=1)
         return self._cluster.inner.shards[self._index].create_variables(spec, *arguments, **named)
+
+    def status(self) -> ShardStatus:
+        return dataclasses.replace(self._cluster.inner.shards[self._index].status(), epoch=self._cluster.epoch)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""

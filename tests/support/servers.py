@@ -36,10 +36,17 @@ def downward(service: str, **methods: Method) -> grpc.GenericRpcHandler:
     )
 
 
+def both_ways(service: str, **methods: Method) -> grpc.GenericRpcHandler:
+    """Returns a service of methods that take and give streams of bytes."""
+    return grpc.method_handlers_generic_handler(
+        service, {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
+    )
+
+
 @contextlib.contextmanager
 def serving(*handlers: grpc.GenericRpcHandler, address: str = "127.0.0.1:0") -> Iterator[str]:
     """Serves on threads until the block ends; yields the address."""
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=server_options())
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=server_options())
     server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port(address)
     server.start()

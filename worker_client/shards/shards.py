@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from ps_protocol.errors import PsError, StepGone, StepNotReady, Unavailable
+from ps_protocol.errors import EpochMismatch, PsError, StepGone, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
@@ -324,8 +324,14 @@ class Shards:
 
     def slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers, sorted."""
-        names = self.each("list the slots", lambda _, shard, __: shard.status().slots)
-        return sorted({name for shard_names in names for name in shard_names})
+
+        def names(index: int, shard: Shard, timeout_s: float) -> tuple[str, ...]:
+            status = shard.status()
+            if status.epoch != self.epoch:
+                raise EpochMismatch(f"ps {index}: cluster epoch is {status.epoch}, you have epoch {self.epoch}")
+            return status.slots
+
+        return sorted({name for shard_names in self.each("list the slots", names) for name in shard_names})
 
     def metrics(self) -> Sequence[MetricCell]:
         """Returns what workers have reported."""

@@ -1,9 +1,9 @@
-"""Two ways in which a worker may call its chief, for asyncio: call by call, or by a standing stream. Knows messages; no worker's loop."""
+"""How a worker calls its chief, for asyncio. Knows messages; no worker's loop."""
 
 import asyncio
 import itertools
 import time
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -13,68 +13,15 @@ from ps_protocol.v1 import chief_service_pb2 as pb
 _SERVICE = "ps_protocol.v1.ChiefService"
 _TIMEOUT_S = 60.0
 
-Response = TypeVar("Response", bound=Message)
-Timed = tuple[float, pb.DequeueTokenResponse]
+Timed = tuple[float, pb.TokenReply]
 
 
-class Calls(Protocol):
-    """What a worker asks of its chief with every step. Answers come with the moment at which they were there."""
-
-    async def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
-        """Takes the worker in."""
-
-    async def dequeue(self, request: pb.DequeueTokenRequest) -> Timed:
-        """Has a contribution counted, and waits for a token."""
-
-    async def heartbeat(self, request: pb.HeartbeatRequest) -> None:
-        """Renews the lease."""
-
-    async def leave(self, request: pb.DeregisterWorkerRequest) -> None:
-        """Ends the lease and the connection."""
-
-
-class UnaryCalls:
-    """Implements Calls: each is a call of its own, over one connection that nobody shares."""
+class Calls:
+    """What a worker asks of its chief: over one stream what comes with every step. Tokens come with the moment at which they were there."""
 
     def __init__(self, address: str) -> None:
         self._channel = open_aio_channel(address)
         self._methods: dict[str, Any] = {}
-
-    async def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
-        """Takes the worker in."""
-        return pb.RegisterWorkerResponse.FromString(await self.call("RegisterWorker", request))
-
-    async def dequeue(self, request: pb.DequeueTokenRequest) -> Timed:
-        """Has a contribution counted, and waits for a token."""
-        answer = await self.call("DequeueToken", request)
-        return time.monotonic(), pb.DequeueTokenResponse.FromString(answer)
-
-    async def heartbeat(self, request: pb.HeartbeatRequest) -> None:
-        """Renews the lease."""
-        await self.call("Heartbeat", request)
-
-    async def leave(self, request: pb.DeregisterWorkerRequest) -> None:
-        """Ends the lease and the connection."""
-        await self.call("DeregisterWorker", request)
-        await self._channel.close()
-
-    async def call(self, method: str, request: Message) -> bytes:
-        """Returns the answer's bytes: what a worker does with them is not the chief's time."""
-        if method not in self._methods:
-            self._methods[method] = self._channel.unary_unary(f"/{_SERVICE}/{method}")
-        answer: bytes = await self._methods[method](request.SerializeToString(), timeout=_TIMEOUT_S)
-        return answer
-
-    def open_stream(self, method: str) -> Any:
-        """Opens a stream of bytes both ways."""
-        return self._channel.stream_stream(f"/{_SERVICE}/{method}")()
-
-
-class StreamCalls:
-    """Implements Calls: what comes with every step goes over one standing stream."""
-
-    def __init__(self, address: str) -> None:
-        self._unary = UnaryCalls(address)
         self._numbers = itertools.count(1)
         self._under_way: dict[int, asyncio.Future[tuple[float, pb.ConverseResponse]]] = {}
         self._stream: Any = None
@@ -83,27 +30,34 @@ class StreamCalls:
 
     async def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
         """Takes the worker in."""
-        return await self._unary.register(request)
+        return pb.RegisterWorkerResponse.FromString(await self._call("RegisterWorker", request))
 
     async def dequeue(self, request: pb.DequeueTokenRequest) -> Timed:
         """Has a contribution counted, and waits for a token."""
-        at, answer = await self._ask(pb.ConverseRequest(call=next(self._numbers), dequeue_token=request))
-        return at, answer.dequeue_token
+        at, answer = await self._ask(pb.ConverseRequest(call=next(self._numbers), token=request))
+        return at, answer.token
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> None:
         """Renews the lease."""
-        await self._ask(pb.ConverseRequest(call=next(self._numbers), heartbeat=request))
+        await self._call("Heartbeat", request)
 
     async def leave(self, request: pb.DeregisterWorkerRequest) -> None:
         """Ends the lease and the connection."""
         if self._reader is not None:
             self._reader.cancel()
             self._stream.cancel()
-        await self._unary.leave(request)
+        await self._call("DeregisterWorker", request)
+        await self._channel.close()
+
+    async def _call(self, method: str, request: Message) -> bytes:
+        if method not in self._methods:
+            self._methods[method] = self._channel.unary_unary(f"/{_SERVICE}/{method}")
+        answer: bytes = await self._methods[method](request.SerializeToString(), timeout=_TIMEOUT_S)
+        return answer
 
     async def _ask(self, request: pb.ConverseRequest) -> tuple[float, pb.ConverseResponse]:
         if self._stream is None:
-            self._stream = self._unary.open_stream("Converse")
+            self._stream = self._channel.stream_stream(f"/{_SERVICE}/Converse")()
             self._reader = asyncio.get_running_loop().create_task(self._read())
         answered = self._under_way[request.call] = asyncio.get_running_loop().create_future()
         async with self._turn:  # gRPC takes one message at a time
@@ -124,6 +78,3 @@ class StreamCalls:
             for answered in self._under_way.values():
                 answered.set_exception(error)
             self._under_way.clear()
-
-
-KINDS: dict[str, type[UnaryCalls] | type[StreamCalls]] = {"unary": UnaryCalls, "converse": StreamCalls}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.worker import Station
-from benchmarks.suites.scale.calls import KINDS, Calls
+from benchmarks.suites.scale.calls import Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
@@ -28,7 +28,7 @@ from ps_protocol.wire import codec
 from ps_protocol.wire.fields import decode_duration, encode_max_wait
 from ps_protocol.wire.frames import encode_stream
 
-_PUSH = "/ps_protocol.v1.ParameterService/PushGradients"
+_PUSH = "/ps_protocol.v1.ParameterService/Push"
 _MAX_WAIT_S = 20.0
 # How many at once register, or push: an operator starts machines at some rate too.
 _AT_ONCE = 32
@@ -42,7 +42,6 @@ class Crowd:
     first: int
     count: int
     num_rounds: int
-    via: str
     pause_s: float
 
 
@@ -50,7 +49,7 @@ class CrowdWorker:
     """One worker of the crowd."""
 
     def __init__(self, crowd: Crowd, index: int) -> None:
-        self._calls: Calls = KINDS[crowd.via](crowd.chief)
+        self._calls = Calls(crowd.chief)
         self._index = index
         self._step = self._sequence = 0
         self._participant = Participant(epoch=0, kind=ParticipantKind.WORKER, index=index, incarnation=0)
@@ -70,7 +69,7 @@ class CrowdWorker:
     async def push(self, shard: Any, header: Any, gradient: Segments) -> None:
         """Gives the one parameter server its contribution to the step."""
         self._sequence += 1
-        message = parameter_service_pb2.PushGradientsRequest(header=codec.encode(header(self._push_id, self._step)))
+        message = parameter_service_pb2.PushRequest(header=codec.encode(header(self._push_id, self._step)))
         await shard(b"".join(encode_stream(message, gradient)))
 
     async def take_token(self) -> tuple[int, float]:

@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1000, help="registered workers (default 1000)")
     parser.add_argument("--processes", type=int, default=4, help="processes that these workers are in (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="steps to measure (default 10)")
-    parser.add_argument("--via", choices=("unary", "converse"), default="converse", help="how they call the chief (default converse)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     parser.add_argument("--look", type=float, default=5.0, metavar="S", help="seconds to look at heartbeats alone (default 5)")
     add_json(parser)
@@ -60,7 +59,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "workers": options.workers,
         "processes": num_processes,
-        "via": options.via,
         "sockets": "unix" if options.unix else "tcp",
         "registration_s": max(event["end"] for event in registered) - min(event["begin"] for event in registered),
         "chief_empty_bytes": empty_bytes,
@@ -80,7 +78,7 @@ def in_words(report: dict[str, Any]) -> str:
     release, first = report["release_ms"], report["first_token_ms"]
     return "\n".join(
         [
-            f"{report['workers']} workers in {report['processes']} processes, by {report['via']} over {report['sockets']}",
+            f"{report['workers']} workers in {report['processes']} processes over {report['sockets']}",
             f"  from the completing contribution to the last token: median {np.median(release):.0f} ms, worst {max(release):.0f} ms,"
             f" each round {[round(value) for value in release]}",
             f"  to the first token {np.median(first):.1f} ms, to half of them {np.median(report['median_token_ms']):.0f} ms;"
@@ -102,7 +100,6 @@ def _start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
             first=first,
             count=end - first,
             num_rounds=options.rounds,
-            via=options.via,
             pause_s=_QUIET_S,
         )
         cluster.processes.start(f"crowd {number}", cluster.processes.worker_command("benchmarks.suites.scale.crowd", crowd))

@@ -9,12 +9,11 @@ from benchmarks.__main__ import main as benchmarks
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("via", ["unary", "converse"])
-def test_every_worker_of_a_crowd_gets_its_token(via: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_worker_of_a_crowd_gets_its_token(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--workers", "20", "--processes", "2", "--rounds", "2", "--look", "0.2", "--unix", "--json"]
-    assert benchmarks(["run", "scale_workers", *arguments, "--via", via]) == 0
+    assert benchmarks(["run", "scale_workers", *arguments]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert (figures["workers"], figures["processes"], figures["via"]) == (20, 2, via)
+    assert (figures["workers"], figures["processes"]) == (20, 2)
     assert len(figures["release_ms"]) == 2
     for first, half, last in zip(figures["first_token_ms"], figures["median_token_ms"], figures["release_ms"], strict=True):
         assert 0 < first <= half <= last

@@ -23,7 +23,7 @@ METHODS = [
     for method in service.methods
 ]
 NO_MESSAGE = b"\xff"  # answered at once, with an error, by whoever looks at it
-ANSWERED_WITHIN = {"StreamPushes", "StreamVariables"}  # the stream goes on
+ANSWERED_WITHIN = {"Push", "Read"}  # the stream goes on
 
 
 @pytest.fixture(scope="module")

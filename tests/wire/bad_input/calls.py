@@ -74,10 +74,10 @@ def too_many(scene: Scene) -> Outcome:
 
 def twice(scene: Scene) -> Outcome:
     messages = push_stream(scene.shard.trainer.header(step=scene.shard.step, worker=43), WHOLE)
-    first = scene.shard.raw.call("PushGradients", *messages)
+    first = scene.shard.raw.push(*messages)
     assert first.code is OK
-    ended = scene.shard.raw.call("PushGradients", *messages)
-    assert pb.PushGradientsResponse.FromString(ended.messages[0]).result == pb.PUSH_RESULT_DUPLICATE
+    ended = scene.shard.raw.push(*messages)
+    assert pb.PushResponse.FromString(ended.messages[0]).reply.result == pb.PUSH_RESULT_DUPLICATE
     return ended
 
 
@@ -109,7 +109,7 @@ def answers(server: Server) -> bool:
 def draining(server: Server) -> Outcome:
     server.trainer.create()
     server.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
-    return server.raw.call("PushGradients", *push_stream(server.trainer.header(), WHOLE))
+    return server.raw.push(*push_stream(server.trainer.header(), WHOLE))
 
 
 def nonfinite(scene: Scene) -> Outcome:
@@ -117,7 +117,7 @@ def nonfinite(scene: Scene) -> Outcome:
     before = server.trainer.shard.status().report.num_nonfinite
     header = server.trainer.header(step=server.step)
     content = server.trainer.arena(float("nan")).tobytes()
-    ended = server.raw.call("PushGradients", *push_stream(header, frame(0, content)))
+    ended = server.raw.push(*push_stream(header, frame(0, content)))
     server.trainer.apply(header.push_id, step=server.step)
     assert server.trainer.shard.status().report.num_nonfinite > before
     return ended
@@ -127,7 +127,7 @@ def nonfinite_refused(server: Server) -> Outcome:
     trainer = server.trainer
     trainer.create()
     trainer.configure(1, rejects_nonfinite=True)
-    ended = server.raw.call("PushGradients", *push_stream(trainer.header(worker=2), frame(0, trainer.arena(float("nan")).tobytes())))
+    ended = server.raw.push(*push_stream(trainer.header(worker=2), frame(0, trainer.arena(float("nan")).tobytes())))
     assert trainer.shard.status().report.num_staged == 0
     return ended
 
@@ -182,8 +182,8 @@ def wait(scene: Scene) -> Outcome:
     request = cpb.DequeueTokenRequest(participant=chief_cases.participant(1), local_step=1, request_id=8)
     assert codec.decode(DequeueTokenRequest, request).max_wait_s == 20.0, "who names no limit gets this one"
     request.max_wait.FromMilliseconds(10)
-    ended = scene.chief("DequeueToken", request)
-    assert cpb.DequeueTokenResponse.FromString(ended.messages[0]).result == cpb.TOKEN_RESULT_WAIT
+    ended = scene.chief("Converse", cpb.ConverseRequest(token=request))
+    assert cpb.ConverseResponse.FromString(ended.messages[0]).token.result == cpb.TOKEN_RESULT_WAIT
     return ended
 
 

@@ -23,6 +23,7 @@ from tests.support.processes import Process, announced, start_role
 from tests.support.raw_shard import Outcome, RawShard, Server, outcome
 from tests.support.running_chief import Worker
 from tests.support.shards import Trainer
+from tests.support.talk import converse
 from tests.wire.bad_input import test_rows as table_cases
 
 CHIEF_SERVICE = "ps_protocol.v1.ChiefService"
@@ -44,6 +45,9 @@ class Scene:
     def chief(self, method: str, message: Message | bytes, *, timeout_s: float = TIMEOUT_S, metadata: Metadata = ()) -> Outcome:
         """Calls the chief with bytes."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
+        if method == "Converse":
+            with Access().open_channel(self.addresses["chief"]) as channel:
+                return converse(channel, data, metadata=metadata)
         return self.call("chief", f"/{CHIEF_SERVICE}/{method}", data, timeout_s=timeout_s, metadata=metadata)
 
     def call(

@@ -11,7 +11,10 @@ from chief.serving.service import SERVICE
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
+from tests.support.raw_shard import Outcome, outcome
 from tests.support.running_chief import RunningChief, Worker, client_of, cluster
+from tests.support.talk import Talk, converse
+from tests.support.waiting import wait_until
 
 
 def raw(channel: grpc.Channel, method: str) -> Any:
@@ -28,7 +31,12 @@ def register(**fields: Any) -> pb.RegisterWorkerRequest:
 
 def commit(step: int = 0, *, worker: int = 0, incarnation: int = 1, sequence: int = 99, index: int = 0, epoch: int = 1) -> Any:
     push_id = tensor_pb2.PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-    return pb.CommitPushRequest(participant=participant(index, epoch=epoch), commit=pb.PushCommit(push_id=push_id, step=step, staged=True))
+    counted = pb.PushCommit(push_id=push_id, step=step, staged=True)
+    return pb.ConverseRequest(commit=pb.CommitPushRequest(participant=participant(index, epoch=epoch), commit=counted))
+
+
+def token(**fields: Any) -> pb.ConverseRequest:
+    return pb.ConverseRequest(token=pb.DequeueTokenRequest(**fields))
 
 
 def model(optimizer: str) -> pb.RegisterModelRequest:
@@ -52,7 +60,14 @@ BAD_INPUT = [
     ("9 not a protobuf", "Heartbeat", b"\xff\xff", INVALID, "MALFORMED_MESSAGE", "2 bytes are not a HeartbeatRequest"),
     ("9 no participant", "Heartbeat", pb.HeartbeatRequest(), INVALID, "MALFORMED_MESSAGE", "participant"),
     ("9 unknown kind", "Heartbeat", pb.HeartbeatRequest(participant=participant(kind=9)), INVALID, "MALFORMED_MESSAGE", "kind"),
-    ("9 no commit", "CommitPush", pb.CommitPushRequest(participant=participant()), INVALID, "MALFORMED_MESSAGE", "commit is missing"),
+    (
+        "9 no commit",
+        "Converse",
+        pb.ConverseRequest(commit=pb.CommitPushRequest(participant=participant())),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "commit is missing",
+    ),
     (
         "19 old epoch",
         "Heartbeat",
@@ -75,7 +90,7 @@ BAD_INPUT = [
     ("33 no kind", "RegisterWorker", register(kind=0), INVALID, "MALFORMED_MESSAGE", "kind"),
     (
         "51 step ahead",
-        "CommitPush",
+        "Converse",
         commit(12),
         PRECONDITION,
         "STEP_AHEAD",
@@ -83,17 +98,17 @@ BAD_INPUT = [
     ),
     (
         "51 token ahead",
-        "DequeueToken",
-        pb.DequeueTokenRequest(participant=participant(), local_step=12),
+        "Converse",
+        token(participant=participant(), local_step=12),
         PRECONDITION,
         "STEP_AHEAD",
         "local_step 12",
     ),
-    ("52 step negative", "CommitPush", commit(-1), INVALID, "INVALID_SPEC", "local_step: got -1"),
-    ("52 step too high", "CommitPush", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
-    ("54 push id reused", "CommitPush", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
-    ("push id of another", "CommitPush", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
-    ("push sequence zero", "CommitPush", commit(1, sequence=0), INVALID, "MALFORMED_MESSAGE", "sequence"),
+    ("52 step negative", "Converse", commit(-1), INVALID, "INVALID_SPEC", "local_step: got -1"),
+    ("52 step too high", "Converse", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
+    ("54 push id reused", "Converse", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
+    ("push id of another", "Converse", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
+    ("push sequence zero", "Converse", commit(1, sequence=0), INVALID, "MALFORMED_MESSAGE", "sequence"),
     (
         "58 another model",
         "RegisterModel",
@@ -120,8 +135,8 @@ BAD_INPUT = [
     ),
     (
         "observers give nothing",
-        "DequeueToken",
-        pb.DequeueTokenRequest(participant=participant(kind=2)),
+        "Converse",
+        token(participant=participant(kind=2)),
         INVALID,
         "INVALID_SPEC",
         "an observer cannot take a token",
@@ -138,6 +153,11 @@ def busy_chief() -> Iterator[RunningChief]:
             yield chief
 
 
+def _outcome(channel: grpc.Channel, method: str, data: bytes) -> Outcome:
+    call: Any = channel.unary_stream(f"/{SERVICE}/{method}")
+    return outcome(call(data, timeout=20))
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "code", "reason", "text"), [row[1:] for row in BAD_INPUT], ids=[row[0] for row in BAD_INPUT]
 )
@@ -147,12 +167,9 @@ def test_bad_input_is_refused_with_its_status_and_the_next_call_works(
     data = request_ if isinstance(request_, bytes) else request_.SerializeToString()
     with open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
         before = client.status()
-        with pytest.raises(grpc.RpcError) as caught:
-            raw(channel, method)(data, timeout=20)
-        error: Any = caught.value
-        metadata = dict(error.trailing_metadata())
-        assert text in error.details()
-        assert (error.code(), metadata["ps-reason"]) == (code, reason)
+        ended = converse(channel, data) if method == "Converse" else _outcome(channel, method, data)
+        assert text in ended.text
+        assert (ended.code, ended.reason) == (code, reason)
         raw(channel, "Heartbeat")(pb.HeartbeatRequest(participant=participant()).SerializeToString(), timeout=20)
         after = client.status()
         assert (after.global_step, after.num_accepted, after.state) == (before.global_step, before.num_accepted, before.state)
@@ -169,16 +186,16 @@ def test_a_full_cluster_is_refused_with_its_status() -> None:
 
 
 def test_a_blocking_call_without_a_wait_of_its_own_blocks_and_one_with_zero_does_not(busy_chief: RunningChief) -> None:
-    with open_channel(busy_chief.address) as channel:
-        request = pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
-        with pytest.raises(grpc.RpcError) as caught:
-            raw(channel, "DequeueToken")(request.SerializeToString(), timeout=0.5)
-        error: Any = caught.value
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    with open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
+        talk, request = Talk(channel), pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
+        talk.ask(1, token=request)
+        wait_until(lambda: next(one.is_waiting for one in client.status().participants if one.index == 1), what="the worker waits")
         request.max_wait.CopyFrom(Duration())
-        reply = pb.DequeueTokenResponse.FromString(raw(channel, "DequeueToken")(request.SerializeToString(), timeout=20))
-        assert reply.result == pb.TOKEN_RESULT_WAIT
-        assert reply.waiting_for
+        talk.ask(2, token=request)
+        answers = {(answer := talk.answer()).call: answer.token for _ in range(2)}  # the later wish ends the earlier one
+        assert answers[2].result == pb.TOKEN_RESULT_WAIT
+        assert answers[2].waiting_for
+        talk.close()
 
 
 def test_a_parameter_servers_method_is_not_one_of_the_chiefs(busy_chief: RunningChief) -> None:

@@ -20,7 +20,7 @@ def fresh() -> Iterator[Server]:
 
 
 def test_push_before_initialisation_is_told_what_is_missing(fresh: Server) -> None:
-    ended = fresh.raw.call("PushGradients", *push_stream(fresh.trainer.header(), WHOLE))
+    ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))
     assert (ended.code, ended.reason) == (CODE.FAILED_PRECONDITION, "NOT_INITIALIZED")
     assert "waiting for a worker to initialise the model" in ended.text
 
@@ -60,6 +60,6 @@ def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
 def test_shard_that_drains_says_so(fresh: Server) -> None:
     fresh.trainer.create()
     fresh.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
-    ended = fresh.raw.call("PushGradients", *push_stream(fresh.trainer.header(), WHOLE))
+    ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))
     assert (ended.code, ended.reason) == (CODE.UNAVAILABLE, "SHUTTING_DOWN")
     assert ended.text == "ps 0 is shutting down: training is finished"

@@ -45,7 +45,7 @@ def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **
     header = codec.encode(trainer.header(step=step))
     header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
-        return raw.call("PushGradients", *push_stream(header, frame(0, content)))
+        return raw.push(*push_stream(header, frame(0, content)))
 
 
 BAD = {
@@ -105,7 +105,7 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
 @pytest.mark.parametrize("encoding", [3, 4, 99])
 def test_variables_are_not_read_in_an_encoding_for_gradients(trainer: Trainer, encoding: int) -> None:
     assert isinstance(trainer.shard, GrpcShard)
-    request = pb.ReadVariablesRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
+    request = pb.ReadRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
-        outcome = raw.call("ReadVariables", request.SerializeToString())
+        outcome = raw.read(request.SerializeToString())
     assert outcome.reason == "INVALID_SPEC" and f"got {encoding}" in outcome.text

@@ -24,7 +24,7 @@ def server() -> Iterator[Server]:
 
 def _read(server: Server, **fields: object) -> Outcome:
     request = {"epoch": EPOCH, "layout_hash": MIXED.hash, **fields}
-    return server.raw.call("ReadVariables", pb.ReadVariablesRequest(**request).SerializeToString())  # type: ignore[arg-type]
+    return server.raw.read(pb.ReadRequest(**request).SerializeToString())  # type: ignore[arg-type]
 
 
 def _apply(server: Server, **fields: object) -> Outcome:
@@ -38,8 +38,8 @@ def _adoption_from_nowhere(server: Server) -> Outcome:
     return server.raw.call("AdoptShard", request.SerializeToString())
 
 
-def _push_messages(server: Server, *messages: pb.PushGradientsRequest) -> Outcome:
-    return server.raw.call("PushGradients", *(message.SerializeToString() for message in messages))
+def _push_messages(server: Server, *messages: pb.PushRequest) -> Outcome:
+    return server.raw.push(*(message.SerializeToString() for message in messages))
 
 
 def _header(server: Server) -> pb.PushHeader:
@@ -47,12 +47,13 @@ def _header(server: Server) -> pb.PushHeader:
     return header
 
 
+FIRST, REST = frame(0, bytes(HALF)), bytes(MIXED.nbytes - HALF)
 Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]
 INVALID, FAILED = CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION
 # Case, call, status, reason, what the text contains.
 ROWS: list[Row] = [
     ("unknown method", lambda s: s.raw.call("Nothing", b""), CODE.UNIMPLEMENTED, "", "Method not found"),
-    ("message beyond the limit", lambda s: s.raw.call("PushGradients", bytes(17 << 20)), CODE.RESOURCE_EXHAUSTED, "", "larger than max"),
+    ("message beyond the limit", lambda s: s.raw.push(bytes(17 << 20)), CODE.RESOURCE_EXHAUSTED, "", "larger than max"),
     (
         "compressed message",
         lambda s: s.raw.call("AdoptShard", bytes(10_000), compression=grpc.Compression.Gzip),
@@ -135,52 +136,64 @@ ROWS: list[Row] = [
     ("apply of a negative step", lambda s: _apply(s, step=-1), FAILED, "STEP_MISMATCH", "is not the one to apply"),
     (
         "push without an id",
-        lambda s: s.raw.call("PushGradients", *push_stream(pb.PushHeader(epoch=EPOCH, layout_hash=MIXED.hash), WHOLE)),
+        lambda s: s.raw.push(*push_stream(pb.PushHeader(epoch=EPOCH, layout_hash=MIXED.hash), WHOLE)),
         INVALID,
         "MALFORMED_MESSAGE",
         "push_id is missing",
     ),
     (
         "incarnation 0",
-        lambda s: s.raw.call("PushGradients", *push_stream(pb.PushHeader(epoch=EPOCH, push_id=tensor_pb2.PushId(sequence=1)), WHOLE)),
+        lambda s: s.raw.push(*push_stream(pb.PushHeader(epoch=EPOCH, push_id=tensor_pb2.PushId(sequence=1)), WHOLE)),
         INVALID,
         "MALFORMED_MESSAGE",
         "want both >= 1",
     ),
     (
         "slot that there is not",
-        lambda s: s.raw.call("ReadSlot", pb.ReadSlotRequest(epoch=EPOCH, name="vélo\n", layout_hash=MIXED.hash).SerializeToString()),
+        lambda s: s.raw.read(pb.ReadRequest(epoch=EPOCH, slot="vélo\n", layout_hash=MIXED.hash).SerializeToString()),
         CODE.NOT_FOUND,
         "SLOT_NOT_FOUND",
         "has no slot",
     ),
     # Streams
-    ("no message", lambda s: s.raw.call("PushGradients"), INVALID, "TRUNCATED_STREAM", "ended before its first PushGradientsRequest"),
-    ("empty message", lambda s: s.raw.call("PushGradients", b""), INVALID, "MALFORMED_MESSAGE", "has no header; begin with it"),
+    ("no message", lambda s: s.raw.call("CreateVariables"), INVALID, "TRUNCATED_STREAM", "ended before its first CreateVariablesRequest"),
+    ("empty message", lambda s: s.raw.push(b""), INVALID, "MALFORMED_MESSAGE", "begin each with its header"),
     (
         "frame before the header",
-        lambda s: _push_messages(s, pb.PushGradientsRequest(frame=WHOLE), pb.PushGradientsRequest(header=_header(s))),
+        lambda s: _push_messages(s, pb.PushRequest(frame=WHOLE), pb.PushRequest(header=_header(s))),
         INVALID,
         "MALFORMED_MESSAGE",
-        "has no header",
+        "belongs to no contribution",
     ),
     (
         "header twice",
-        lambda s: _push_messages(s, *[pb.PushGradientsRequest(header=_header(s))] * 2),
+        lambda s: _push_messages(s, *[pb.PushRequest(header=_header(s))] * 2),
         INVALID,
-        "MALFORMED_MESSAGE",
-        "a header came again",
+        "TRUNCATED_STREAM",
+        "the next contribution began in the middle of this one",
     ),
     ("header alone", lambda s: s.push(), INVALID, "TRUNCATED_STREAM", f"0 of {MIXED.nbytes} bytes received; nothing was changed"),
     ("stream ends early", lambda s: s.push(frame(0, bytes(HALF))), INVALID, "TRUNCATED_STREAM", f"{HALF} of {MIXED.nbytes} bytes received"),
     ("gap", lambda s: s.push(frame(0, bytes(HALF)), frame(HALF + 64, bytes(64))), INVALID, "FRAME_OUT_OF_ORDER", f"expected {HALF}"),
     ("overlap", lambda s: s.push(frame(0, bytes(HALF)), frame(HALF - 64, bytes(64))), INVALID, "FRAME_OUT_OF_ORDER", f"expected {HALF}"),
     ("beyond the end", lambda s: s.push(frame(0, bytes(MIXED.nbytes + 64))), INVALID, "FRAME_OUT_OF_ORDER", "ends beyond the arena's"),
-    ("one byte too many", lambda s: s.push(WHOLE, frame(MIXED.nbytes, b"x")), INVALID, "FRAME_OUT_OF_ORDER", "ends beyond the arena's"),
+    (
+        "one byte too many",
+        lambda s: s.push(frame(0, bytes(HALF)), frame(HALF, bytes(MIXED.nbytes - HALF + 1))),
+        INVALID,
+        "FRAME_OUT_OF_ORDER",
+        "ends beyond the arena's",
+    ),
     ("offset of 2^64 - 1", lambda s: s.push(frame((1 << 64) - 1, b"x")), INVALID, "FRAME_OUT_OF_ORDER", "expected 0"),
     # Nothing is wrong with these
     ("one byte at a time", lambda s: s.push(*(frame(i, b"\0") for i in range(MIXED.nbytes))), CODE.OK, "", ""),
-    ("empty frames", lambda s: s.push(frame(0, b""), WHOLE, frame(MIXED.nbytes, b"")), CODE.OK, "", ""),
+    (
+        "empty frames",
+        lambda s: s.push(frame(0, b""), FIRST, frame(HALF, b""), frame(HALF, REST)),
+        CODE.OK,
+        "",
+        "",
+    ),
     ("stale", lambda s: s.push(WHOLE, step=s.step - 1, worker=9), CODE.OK, "", ""),
     ("the same model again", lambda s: s.create(s.encoded_spec()), CODE.OK, "", ""),
     (
@@ -198,8 +211,12 @@ def _no_protobuf(method: str) -> Row:
     return f"no protobuf for {method}", lambda s: s.raw.call(method, b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"
 
 
-# These answer within the stream; see test_standing_pushes and test_standing_variables.
-STANDING = {"StreamPushes", "StreamVariables"}
+# These answer within the stream.
+STANDING = {"Push", "Read"}
+ROWS += [
+    ("no protobuf for Push", lambda s: s.raw.push(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"),
+    ("no protobuf for Read", lambda s: s.raw.read(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"),
+]
 ROWS += [_no_protobuf(method) for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods_by_name if method not in STANDING]
 
 

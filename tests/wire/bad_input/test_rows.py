@@ -61,7 +61,7 @@ class Server:
         header.sparse.add(table=table, num_rows=num_rows)
         header.absent.extend(absent)
         header.MergeFrom(pb.PushHeader(**fields))
-        return self.raw.call("PushGradients", *push_stream(header, frame(0, content)))
+        return self.raw.push(*push_stream(header, *([frame(0, content)] if content else [])))
 
     def apply_one(self, *indices: int) -> None:
         """One good step: the gradient of these rows is 1."""

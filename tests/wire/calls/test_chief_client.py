@@ -54,16 +54,6 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
      pb.CompleteInitializationResponse(), None, 0.0),
     ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=encode_max_wait(20.0)),
      codec.encode(AGREED), AGREED, 20.0),
-    ("CommitPush", lambda c: c.commit_push(WORKER, COMMIT),
-     pb.CommitPushRequest(participant=codec.encode(WORKER), commit=codec.encode(COMMIT)),
-     pb.CommitPushResponse(result=codec.encode(RESULT)), RESULT, 0.0),
-    ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
-     pb.DequeueTokenRequest(participant=codec.encode(WORKER), local_step=4, request_id=7,
-                            max_wait=encode_max_wait(20.0), commit=codec.encode(COMMIT)),
-     codec.encode(TOKEN), TOKEN, 20.0),
-    ("DequeueToken", lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
-     pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=encode_max_wait(0.5)),
-     codec.encode(TOKEN), TOKEN, 0.5),
     ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
      codec.encode(STATUS), STATUS, 0.0),
     ("ChangeSettings", lambda c: c.set_policy(POLICIES[2], request_id=7, max_wait_s=2.0),
@@ -120,7 +110,7 @@ def test_call_travels_and_has_a_deadline_beyond_its_wait(
 
 
 def test_every_method_of_the_service_is_called_here() -> None:
-    # Converse has its own claims below; here the chief is an older one that does not have it.
+    # Converse has its own claims below.
     assert {row[0] for row in CALLS} == {method.name for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods} - {"Converse"}
 
 
@@ -136,13 +126,43 @@ def conversing(serve: Callable[[Any], Any]) -> Iterator[GrpcChief]:
         yield client
 
 
+# Call, what the server receives, what it answers, what the caller gets.
+TALKS: list[tuple[Call, Any, Any, object]] = [
+    (lambda c: c.commit_push(WORKER, COMMIT),
+     pb.ConverseRequest(commit=pb.CommitPushRequest(participant=codec.encode(WORKER), commit=codec.encode(COMMIT))),
+     pb.ConverseResponse(commit=codec.encode(RESULT)), RESULT),
+    (lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
+     pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), local_step=4, request_id=7,
+                                              max_wait=encode_max_wait(20.0), commit=codec.encode(COMMIT))),
+     pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
+    (lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
+     pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=encode_max_wait(0.5))),
+     pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "request_", "answer", "expected"), TALKS, ids=["commit", "token and commit", "token"])
+def test_call_of_every_step_travels_on_a_stream(call: Call, request_: Any, answer: Any, expected: object) -> None:
+    received: list[pb.ConverseRequest] = []
+
+    async def serve(context: Any) -> None:
+        received.append(pb.ConverseRequest.FromString(await context.read()))
+        answer.call = received[0].call
+        await context.write(answer.SerializeToString())
+
+    with conversing(serve) as client:
+        assert call(client) == expected
+    request_.call = received[0].call
+    assert received == [request_]
+
+
 def take(client: GrpcChief, *, max_wait_s: float = 0.0) -> chief.TokenReply:
     return client.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=max_wait_s)
 
 
 def answer_to(data: bytes, number: int | None = None) -> bytes:
     call = pb.ConverseRequest.FromString(data).call if number is None else number
-    return pb.ConverseResponse(call=call, dequeue_token=codec.encode(TOKEN)).SerializeToString()
+    return pb.ConverseResponse(call=call, token=codec.encode(TOKEN)).SerializeToString()
 
 
 def test_calls_of_every_step_share_one_stream_and_answers_to_others_are_passed_over() -> None:

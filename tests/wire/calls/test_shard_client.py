@@ -1,8 +1,9 @@
 """Claims about GrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has the real ones."""
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -28,21 +29,22 @@ from ps_protocol.rpc.shard import SERVICE, GrpcShard
 from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.frames import encode_frame, encode_stream, parse, write_frames
-from tests.support.servers import downward, serving, unary, upward
+from ps_protocol.wire.call_errors import encode_call_error
+from ps_protocol.wire.frames import encode_frame, encode_stream, parse
+from tests.support.servers import both_ways, serving, unary, upward
 
 MIB = 1 << 20
 ID = PushId(worker=0, incarnation=1, sequence=1)
 HEADER = PushHeader(epoch=1, push_id=ID, step=4, layout_hash="abc")
-STALE = pb.PushGradientsResponse(result="PUSH_RESULT_STALE", step=9).SerializeToString()
-STEP = pb.ReadVariablesResponse(step=4).SerializeToString()
+STALE = pb.PushReply(result="PUSH_RESULT_STALE", step=9)
+STEP = pb.ReadResponse(header=pb.ReadHeader(step=4, num_bytes=2000)).SerializeToString()
 
 Messages = Iterator[bytes]
 
 
 @contextlib.contextmanager
-def client_of(handler: grpc.GenericRpcHandler) -> Iterator[GrpcShard]:
-    with serving(handler) as address, contextlib.closing(GrpcShard(address, index=0)) as shard:
+def client_of(*handlers: grpc.GenericRpcHandler) -> Iterator[GrpcShard]:
+    with serving(*handlers) as address, contextlib.closing(GrpcShard(address, index=0)) as shard:
         yield shard
 
 
@@ -54,37 +56,58 @@ def read(shard: GrpcShard, into: Array, *, timeout_s: float = 10.0) -> int:
     return shard.read_variables(Segments([into]), epoch=1, step=4, layout_hash="abc", timeout_s=timeout_s)
 
 
+def pushed_to(answer: Callable[[pb.PushHeader, Messages], pb.PushResponse]) -> grpc.GenericRpcHandler:
+    """A server that answers each contribution so, from its header and the messages, with the first."""
+
+    def push(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            for message in messages:
+                header, _ = parse(message, pb.PushRequest)
+                if header is not None:  # else of a contribution that has its answer
+                    made = answer(header.header, itertools.chain([message], messages))
+                    made.push_id.CopyFrom(header.header.push_id)
+                    yield made.SerializeToString()
+
+    return both_ways(SERVICE, Push=push)
+
+
+def read_from(answer: Callable[[pb.ReadRequest], Iterable[bytes]]) -> grpc.GenericRpcHandler:
+    """A server that answers each request for variables so."""
+
+    def read(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            for message in messages:
+                yield from answer(pb.ReadRequest.FromString(message))
+
+    return both_ways(SERVICE, Read=read)
+
+
 class Memory:
     """The tensor methods of a server that keeps what was pushed and gives it back, one run of bytes for each worker."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.runs = nbytes, {0: aligned_bytes(nbytes)}
 
-    def push(self, messages: Messages, context: grpc.ServicerContext) -> bytes:
-        with answering(context):
-            header, frame = parse(next(messages), pb.PushGradientsRequest)
-            assert header is not None
-            run = self.runs.setdefault(header.header.push_id.worker, aligned_bytes(self.nbytes))
-            writer = Segments([run]).writer()
+    def push(self, header: pb.PushHeader, messages: Messages) -> pb.PushResponse:
+        assert header.content_bytes == self.nbytes
+        run = self.runs.setdefault(header.push_id.worker, aligned_bytes(self.nbytes))
+        writer = Segments([run]).writer()
+        while True:
+            _, frame = parse(next(messages), pb.PushRequest)
             if frame is not None:
                 writer.write(frame.offset, frame.data)
-            write_frames(messages, pb.PushGradientsRequest, writer)
-            writer.finish()
-            return pb.PushGradientsResponse(result="PUSH_RESULT_STAGED", step=header.header.step).SerializeToString()
+            if writer.num_written == self.nbytes:
+                return pb.PushResponse(reply=pb.PushReply(result="PUSH_RESULT_STAGED", step=header.step))
 
-    def read(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        worker = pb.ReadVariablesRequest.FromString(request).epoch
-        return encode_stream(pb.ReadVariablesResponse(step=4), Segments([self.runs[worker]]))
+    def read(self, request: pb.ReadRequest) -> Iterator[bytes]:
+        header = pb.ReadHeader(step=4, num_bytes=self.nbytes)
+        return encode_stream(pb.ReadResponse(header=header), Segments([self.runs[request.epoch]]))
 
 
 @contextlib.contextmanager
 def remembering(nbytes: int) -> Iterator[tuple[GrpcShard, Memory]]:
     memory = Memory(nbytes)
-    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        "PushGradients": grpc.stream_unary_rpc_method_handler(memory.push),
-        "ReadVariables": grpc.unary_stream_rpc_method_handler(memory.read),
-    }
-    with client_of(grpc.method_handlers_generic_handler(SERVICE, methods)) as shard:
+    with client_of(pushed_to(memory.push), read_from(memory.read)) as shard:
         yield shard, memory
 
 
@@ -132,24 +155,21 @@ def test_threads_may_share_one_shard() -> None:
 @pytest.mark.parametrize("nbytes", [1000, 64 * MIB], ids=["one message", "many"])
 def test_stale_answer_may_come_before_the_gradients_are_sent(nbytes: int) -> None:
     gradients = Segments([np.zeros(nbytes, np.uint8)])
-    with client_of(upward(SERVICE, PushGradients=lambda messages, context: STALE)) as shard:
+    with client_of(pushed_to(lambda header, messages: pb.PushResponse(reply=STALE))) as shard:
         for _ in range(3):
             assert shard.push_gradients(HEADER, gradients, timeout_s=10) == PushReply(result=PushResult.STALE, step=9)
 
 
 @pytest.mark.parametrize("nbytes", [1000, 64 * MIB], ids=["one message", "many"])
 def test_refusal_may_come_before_the_gradients_are_sent(nbytes: int) -> None:
-    def refuse(messages: Messages, context: grpc.ServicerContext) -> bytes:
-        with answering(context):
-            raise errors.LayoutMismatch("other layout")
-
-    with client_of(upward(SERVICE, PushGradients=refuse)) as shard:
+    refused = encode_call_error(errors.LayoutMismatch("other layout"))
+    with client_of(pushed_to(lambda header, messages: pb.PushResponse(error=refused))) as shard:
         with pytest.raises(errors.LayoutMismatch, match="other layout"):
             shard.push_gradients(HEADER, Segments([np.zeros(nbytes, np.uint8)]), timeout_s=10)
 
 
 def test_no_thread_is_left_after_an_early_answer() -> None:
-    with client_of(upward(SERVICE, PushGradients=lambda messages, context: STALE)) as shard:
+    with client_of(pushed_to(lambda header, messages: pb.PushResponse(reply=STALE))) as shard:
         gradients = Segments([np.zeros(16 * MIB, np.uint8)])
         shard.push_gradients(HEADER, gradients)
         before = threading.active_count()
@@ -159,15 +179,15 @@ def test_no_thread_is_left_after_an_early_answer() -> None:
         assert threading.active_count() <= before + 4
 
 
-def stuck(messages: Messages, context: grpc.ServicerContext) -> bytes:
+def stuck(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
     gone = threading.Event()
     context.add_callback(gone.set)
     gone.wait(30)
-    return b""
+    return iter(())
 
 
 def test_push_to_a_server_that_does_not_listen_ends_with_its_deadline() -> None:
-    with client_of(upward(SERVICE, PushGradients=stuck)) as shard:
+    with client_of(both_ways(SERVICE, Push=stuck)) as shard:
         with pytest.raises(
             errors.DeadlineExceeded, match=r"waited for the receipt of gradients for step 4, which did not come within 0\.3 s"
         ):
@@ -175,21 +195,32 @@ def test_push_to_a_server_that_does_not_listen_ends_with_its_deadline() -> None:
 
 
 FULL = [encode_frame(STEP, offset=0, data=bytes(1000)), encode_frame(b"", offset=1000, data=bytes(1000))]
+FEW = pb.ReadResponse(header=pb.ReadHeader(step=4, num_bytes=1000)).SerializeToString()
 BAD_READS: list[tuple[str, list[bytes], type[errors.PsError], str]] = [
-    ("nothing", [], errors.MalformedMessage, "ps 0 at .*: the stream does not begin with a step"),
-    ("no step", [encode_frame(b"", offset=0, data=bytes(2000))], errors.MalformedMessage, "does not begin with a step"),
-    ("cut off", FULL[:1], errors.TruncatedStream, "1000 of 2000 bytes"),
+    (
+        "no header",
+        [encode_frame(b"", offset=0, data=bytes(2000))],
+        errors.MalformedMessage,
+        "ps 0 at .*: an answer does not begin with a header",
+    ),
+    ("cut off", FULL[:1], errors.Unavailable, "ended the stream Read"),
     ("gap", [FULL[0], encode_frame(b"", offset=1500, data=bytes(500))], errors.FrameOutOfOrder, "offset 1500, expected 1000"),
-    ("too long", [*FULL, encode_frame(b"", offset=2000, data=b"x")], errors.FrameOutOfOrder, "beyond the arena's 2000"),
-    ("garbage", [FULL[0], b"\xff\xff"], errors.MalformedMessage, "2 bytes are not a ReadVariablesResponse"),
-    ("second step", [FULL[0], encode_frame(STEP, offset=1000, data=bytes(1000))], errors.MalformedMessage, "a header came again"),
+    ("too long", [FULL[0], encode_frame(b"", offset=1000, data=bytes(1001))], errors.FrameOutOfOrder, "beyond the arena's 2000"),
+    ("too few", [encode_frame(FEW, offset=0, data=bytes(1000))], errors.TruncatedStream, "1000 of 2000 bytes"),
+    ("garbage", [FULL[0], b"\xff\xff"], errors.MalformedMessage, "2 bytes are not a ReadResponse"),
+    ("second header", [FULL[0], encode_frame(STEP, offset=1000, data=bytes(1000))], errors.MalformedMessage, "a header came again"),
 ]
 
 
 @pytest.mark.parametrize(("messages", "error", "words"), [row[1:] for row in BAD_READS], ids=[row[0] for row in BAD_READS])
-def test_stream_that_cannot_be_right_is_refused_by_the_reader(messages: list[bytes], error: type[errors.PsError], words: str) -> None:
-    streams = iter([messages, FULL])
-    with client_of(downward(SERVICE, ReadVariables=lambda request, context: iter(next(streams)))) as shard:
+def test_answer_that_cannot_be_right_is_refused_by_the_reader(messages: list[bytes], error: type[errors.PsError], words: str) -> None:
+    answers = iter([messages, FULL])
+
+    def read_once(requests: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield from next(answers)
+
+    with client_of(both_ways(SERVICE, Read=read_once)) as shard:
         memory = np.ones(2000, np.uint8)
         with pytest.raises(error, match=words):
             read(shard, memory)
@@ -197,26 +228,25 @@ def test_stream_that_cannot_be_right_is_refused_by_the_reader(messages: list[byt
         assert not memory.any()
 
 
-def test_error_in_the_middle_of_a_read_arrives() -> None:
-    def overwritten(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            yield FULL[0]
-            raise errors.StepGone("step 4 was overwritten")
-
-    with client_of(downward(SERVICE, ReadVariables=overwritten)) as shard, pytest.raises(errors.StepGone, match="step 4 was overwritten"):
-        read(shard, np.zeros(2000, np.uint8))
+def test_error_in_the_middle_of_a_read_arrives_and_the_stream_goes_on() -> None:
+    overwritten = pb.ReadHeader(error=encode_call_error(errors.StepGone("step 4 was overwritten")))
+    answers = iter([[FULL[0], pb.ReadResponse(header=overwritten).SerializeToString()], FULL])
+    with client_of(read_from(lambda request: next(answers))) as shard:
+        with pytest.raises(errors.StepGone, match="step 4 was overwritten"):
+            read(shard, np.zeros(2000, np.uint8))
+        assert read(shard, np.zeros(2000, np.uint8)) == 4
 
 
 def test_server_is_told_when_a_reader_gives_up() -> None:
     gone = threading.Event()
 
-    def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def endless(requests: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
         context.add_callback(gone.set)
         yield b"\xff"
         while not gone.is_set():
             yield bytes(1000)
 
-    with client_of(downward(SERVICE, ReadVariables=endless)) as shard:
+    with client_of(both_ways(SERVICE, Read=endless)) as shard:
         with pytest.raises(errors.MalformedMessage):
             read(shard, np.zeros(2000, np.uint8))
         assert gone.wait(10)

@@ -18,6 +18,7 @@ from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from tests.support.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
 from tests.support.servers import unused_address
+from tests.support.talk import Talk
 from tests.support.waiting import wait_until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -105,11 +106,10 @@ def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_a
         second.join_model()
         first.commit(first.push())
         with open_channel(chief.address) as channel:
-            request = pb.DequeueTokenRequest(participant=codec.encode(first.participant), request_id=1)
-            method = channel.unary_unary(f"/{SERVICE}/DequeueToken", request_serializer=bytes, response_deserializer=bytes)
-            call = method.future(request.SerializeToString(), timeout=20)
+            talk = Talk(channel)
+            talk.ask(1, token=pb.DequeueTokenRequest(participant=codec.encode(first.participant), request_id=1))
             wait_until(lambda: client.status().participants[0].is_waiting)
-            call.cancel()
+            talk.call.cancel()
             wait_until(lambda: not client.status().participants[0].is_waiting, what="the chief forgets the caller")
         second.commit(second.push())
         reply = first.wait()

@@ -42,10 +42,10 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
         ("AdoptShard", pb.AdoptShardRequest(epoch=1, chief_incarnation=1), True),
         ("ApplyStep", codec.encode(APPLY), True),
         ("GetShardStatus", pb.GetShardStatusRequest(), True),
-        ("ReadVariables", pb.ReadVariablesRequest(epoch=1), False),
+        ("Read", pb.ReadRequest(epoch=1), False),
         ("ReadMetrics", pb.ReadMetricsRequest(epoch=1), False),
     ],
-    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "ReadVariables", "ReadMetrics"],
+    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "Read", "ReadMetrics"],
 )
 def test_what_only_a_chief_calls_is_a_sign_of_it(
     shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool

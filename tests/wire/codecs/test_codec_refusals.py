@@ -117,7 +117,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         errors.InvalidSpec,
         "local_step: got -1, want 0 to 2",
     ),
-    (PushReply, parameter_service_pb2.PushGradientsResponse(), errors.MalformedMessage, "result: got 0, want one of 1"),
+    (PushReply, parameter_service_pb2.PushReply(), errors.MalformedMessage, "result: got 0, want one of 1"),
     (ApplyRequest, parameter_service_pb2.ApplyStepRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
     (
         ApplyRequest,

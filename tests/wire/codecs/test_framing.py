@@ -16,12 +16,13 @@ from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, StreamMessage, encode_frame, encode_stream, parse, takes_long, write_frames
 from tests.support.examples import examples
 
-PUSH = pb.PushGradientsRequest(
+PUSH = pb.PushRequest(
     header=pb.PushHeader(epoch=3, push_id=tensor_pb2.PushId(worker=1, incarnation=2, sequence=1 << 63), step=1 << 40, layout_hash="abc")
 )
 CREATE = pb.CreateVariablesRequest(spec=pb.ShardSpec(epoch=1, optimizer=tensor_pb2.OptimizerSpec(name="sgd")))
-HEADERS: list[Any] = [PUSH, CREATE, pb.ReadVariablesResponse(step=1 << 40), pb.ReadVariablesResponse(step=0), pb.ReadSlotResponse(step=-1)]
-HEADERS += [pb.ReadRowsResponse(step=7), pb.ReadRowsRequest(header=pb.RowsHeader(epoch=1, table=2, step=0, num_rows=1 << 40))]
+HEADERS: list[Any] = [PUSH, CREATE, pb.ReadResponse(header=pb.ReadHeader(step=1 << 40, num_bytes=8))]
+HEADERS += [pb.ReadRowsResponse(step=step) for step in (1 << 40, 0, -1)]
+HEADERS += [pb.ReadRowsRequest(header=pb.RowsHeader(epoch=1, table=2, step=0, num_rows=1 << 40))]
 TYPES: list[Any] = list(StreamMessage.__constraints__)
 
 each_type = pytest.mark.parametrize("message_type", TYPES, ids=lambda message_type: str(message_type.__name__))
@@ -115,16 +116,16 @@ odd_messages = fields(odd_frames | st.sampled_from([PUSH.header.SerializeToStrin
 
 @settings(max_examples=examples(400))
 @given(odd_messages, st.sampled_from(TYPES))
-@example(b"\x12\x00", pb.PushGradientsRequest)  # an empty frame
-@example(b"\x12\x02\x08\x05", pb.PushGradientsRequest)  # a frame without data
-@example(b"\x12\x02\x12\x00\x12\x02\x12\x00", pb.PushGradientsRequest)  # two frames, to be merged
-@example(b"\x12\x05\x12\x01x\x08\x01", pb.PushGradientsRequest)  # data before the offset
-@example(b"\x12\x83\x80\x80\x80\x80\x80\x00\x12\x01x", pb.PushGradientsRequest)  # a length in 7 bytes
-@example(b"\x08" + b"\xff" * 9 + b"\x01", pb.ReadSlotResponse)  # step -1
-@example(b"\x08" + b"\xff" * 9 + b"\x7f", pb.ReadSlotResponse)  # more than 64 bits
-@example(b"\x08" + b"\xff" * 10, pb.ReadSlotResponse)  # no end
-@example(b"\x0a\xff\xff\xff\xff\x0f", pb.PushGradientsRequest)  # a header of 4 GiB, announced only
-@example(b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f", pb.PushGradientsRequest)
+@example(b"\x12\x00", pb.PushRequest)  # an empty frame
+@example(b"\x12\x02\x08\x05", pb.PushRequest)  # a frame without data
+@example(b"\x12\x02\x12\x00\x12\x02\x12\x00", pb.PushRequest)  # two frames, to be merged
+@example(b"\x12\x05\x12\x01x\x08\x01", pb.PushRequest)  # data before the offset
+@example(b"\x12\x83\x80\x80\x80\x80\x80\x00\x12\x01x", pb.PushRequest)  # a length in 7 bytes
+@example(b"\x08" + b"\xff" * 9 + b"\x01", pb.ReadRowsResponse)  # step -1
+@example(b"\x08" + b"\xff" * 9 + b"\x7f", pb.ReadRowsResponse)  # more than 64 bits
+@example(b"\x08" + b"\xff" * 10, pb.ReadRowsResponse)  # no end
+@example(b"\x0a\xff\xff\xff\xff\x0f", pb.PushRequest)  # a header of 4 GiB, announced only
+@example(b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f", pb.PushRequest)
 def test_unusual_layouts_mean_what_protobuf_says(message: bytes, message_type: Any) -> None:
     assert_means_the_same(message, message_type)
 
@@ -156,14 +157,14 @@ def test_empty_message_has_neither_header_nor_frame(message_type: Any) -> None:
 
 def test_payload_is_not_copied_when_it_is_read() -> None:
     message = encode_frame(PUSH.SerializeToString(), offset=5, data=bytes(1000))
-    _, frame = parse(message, pb.PushGradientsRequest)
+    _, frame = parse(message, pb.PushRequest)
     assert frame is not None
     assert isinstance(frame.data, memoryview)
     assert frame.data.obj is message
 
 
 def test_much_besides_the_data_of_a_frame_takes_long() -> None:
-    data, many = bytes(FRAME_BYTES), pb.PushGradientsRequest(header=pb.PushHeader(absent=range(20_000))).SerializeToString()
+    data, many = bytes(FRAME_BYTES), pb.PushRequest(header=pb.PushHeader(absent=range(20_000))).SerializeToString()
     assert not takes_long(encode_frame(PUSH.SerializeToString(), offset=5, data=data))
     assert takes_long(many) and takes_long(encode_frame(many, offset=0, data=b"x"))
     assert takes_long(encode_frame(b"", offset=0, data=b"x") + many)
@@ -178,7 +179,7 @@ def stream(nbytes: int, frame_bytes: int = FRAME_BYTES) -> tuple[bytes, list[byt
 @pytest.mark.parametrize("nbytes", [1, 999, 3000, 10_000])
 def test_stream_carries_the_arena_and_its_header_once(nbytes: int) -> None:
     content, messages = stream(nbytes, frame_bytes=1000)
-    parsed = [parse(message, pb.PushGradientsRequest) for message in messages]
+    parsed = [parse(message, pb.PushRequest) for message in messages]
     assert [header for header, _ in parsed] == [PUSH] + [None] * (len(messages) - 1)
     assert b"".join(bytes(frame.data) for _, frame in parsed if frame) == content
 
@@ -198,10 +199,10 @@ def test_rest_of_a_stream_is_written_in_order() -> None:
     content, messages = stream(5000, frame_bytes=1000)
     memory = np.zeros(5000, np.uint8)
     writer = Segments([memory]).writer()
-    _, first = parse(messages[0], pb.PushGradientsRequest)
+    _, first = parse(messages[0], pb.PushRequest)
     assert first is not None
     writer.write(first.offset, first.data)
-    write_frames(messages[1:], pb.PushGradientsRequest, writer)
+    write_frames(messages[1:], pb.PushRequest, writer)
     writer.finish()
     assert memory.tobytes() == content
 
@@ -228,7 +229,7 @@ def test_spoiled_streams_are_refused(spoil: Callable[[list[bytes]], list[bytes]]
     writer = Segments([np.zeros(4000, np.uint8)]).writer()
 
     def receive() -> None:
-        write_frames(spoil(messages), pb.PushGradientsRequest, writer)
+        write_frames(spoil(messages), pb.PushRequest, writer)
         writer.finish()
 
     with pytest.raises(error):
@@ -237,6 +238,6 @@ def test_spoiled_streams_are_refused(spoil: Callable[[list[bytes]], list[bytes]]
 
 def test_frame_without_data_is_harmless() -> None:
     writer = Segments([np.zeros(2, np.uint8)]).writer()
-    write_frames([b"\x12\x00", b"", encode_frame(b"", offset=0, data=b"ab"), b"\x12\x02\x08\x02"], pb.PushGradientsRequest, writer)
+    write_frames([b"\x12\x00", b"", encode_frame(b"", offset=0, data=b"ab"), b"\x12\x02\x08\x02"], pb.PushRequest, writer)
     writer.finish()
-    assert parse(b"\x12\x00", pb.PushGradientsRequest) == (None, Frame(0, memoryview(b"")))
+    assert parse(b"\x12\x00", pb.PushRequest) == (None, Frame(0, memoryview(b"")))

@@ -95,7 +95,7 @@ def test_who_only_looks_takes_no_more_room_than_is_left_for_it(files: Files, mon
         with access.open_channel(address) as channel, contextlib.ExitStack() as stack:
             for _ in range(3):
                 metadata = access.metadata_for(address)()
-                stack.callback(open_stream(channel, "/ps_protocol.v1.ParameterService/StreamVariables", metadata=metadata).end)
+                stack.callback(open_stream(channel, "/ps_protocol.v1.ParameterService/Read", metadata=metadata).end)
             wait_until(is_refused, timeout_s=20, what="streams that rest take all the room")
             for role in set(CallerRole) - {CallerRole.OBSERVER}:
                 look(files.caller(role.value, tls=False), address)

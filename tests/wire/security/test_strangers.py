@@ -72,7 +72,7 @@ def test_question_without_end_holds_no_thread(server: ParameterServer) -> None:
 def test_refused_calls_make_no_thread(server: ParameterServer) -> None:
     with stranger(server) as channel:
         before = num_rpc_threads()
-        streams = [open_stream(channel, "/ps_protocol.v1.ParameterService/StreamPushes") for _ in range(100)]
+        streams = [open_stream(channel, "/ps_protocol.v1.ParameterService/Push") for _ in range(100)]
         for stream in streams:
             with pytest.raises(StreamEnded) as ended:
                 stream.receive()

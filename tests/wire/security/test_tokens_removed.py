@@ -85,11 +85,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
 @pytest.mark.parametrize(
     ("method", "role"),
     [
-        (f"{SHARD}/StreamPushes", "worker"),
-        (f"{SHARD}/StreamVariables", "observer"),
+        (f"{SHARD}/Push", "worker"),
+        (f"{SHARD}/Read", "observer"),
         (f"{SHARD}/CommandShard", "chief"),
         (f"{SHARD}/ReadRows", "admin"),
-        (f"{SHARD}/PushGradients", "worker"),
         (f"{SHARD}/CreateVariables", "worker"),
         (f"{CHIEF}/Converse", "worker"),
     ],
@@ -116,7 +115,7 @@ def test_standing_call_ends_when_its_token_is_removed(
 
 
 def test_standing_call_ends_when_its_token_is_given_to_another_role(tokens: Tokens, addresses: dict[str, str]) -> None:
-    with standing(tokens.of("worker"), addresses[SHARD], f"{SHARD}/StreamPushes") as call:
+    with standing(tokens.of("worker"), addresses[SHARD], f"{SHARD}/Push") as call:
         tokens.lines["observer"] += tokens.lines["worker"]
         tokens.lines["worker"] = [credentials.new_token()]
         tokens.write()

@@ -1,50 +1,22 @@
-"""The standing stream of a worker, through a raw channel: answers as they are ready, and what no caller can do to it."""
+"""The long-lived stream of a worker, through a raw channel: answers as they are ready, and what no caller can do to it."""
 
-import queue
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from chief.serving.service import SERVICE
 from ps_protocol.roles.chief import Participant, PushCommit
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
+from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import encode_max_wait
 from tests.support.running_chief import RunningChief, Worker, client_of, cluster
+from tests.support.talk import Talk
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
-
-
-class Talk:
-    """One stream, with bytes both ways."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # Typed as anything: gRPC's types ask for those of the messages, and a call is an iterator, too.
-        begin: Any = channel.stream_stream(f"/{SERVICE}/Converse")
-        self.call: Any = begin(iter(self._outgoing.get, None), timeout=30)
-
-    def send(self, data: bytes) -> None:
-        self._outgoing.put(data)
-
-    def ask(self, call: int, **request: Any) -> None:
-        self.send(pb.ConverseRequest(call=call, **request).SerializeToString())
-
-    def answer(self) -> pb.ConverseResponse:
-        return pb.ConverseResponse.FromString(next(self.call))
-
-    def end(self) -> tuple[grpc.StatusCode, str]:
-        """Returns how the stream ended: status and reason; fails if an answer comes instead."""
-        with pytest.raises(grpc.RpcError):
-            self.answer()
-        return self.call.code(), dict(self.call.trailing_metadata()).get("ps-reason", "")
-
-    def close(self) -> None:
-        self._outgoing.put(None)
 
 
 @pytest.fixture
@@ -73,8 +45,11 @@ def talk(channel: grpc.Channel) -> Iterator[Talk]:
     talk.close()
 
 
-def heartbeat(participant: Participant) -> pb.HeartbeatRequest:
-    return pb.HeartbeatRequest(participant=codec.encode(participant))
+def of_stranger() -> pb.CommitPushRequest:
+    """What is answered at once, with an error: the caller is of an epoch that is not."""
+    stranger = pb.Participant(epoch=9, kind=pb.PARTICIPANT_KIND_WORKER, incarnation=1)
+    push_id = tensor_pb2.PushId(incarnation=1, sequence=1)
+    return pb.CommitPushRequest(participant=stranger, commit=pb.PushCommit(push_id=push_id, staged=True))
 
 
 def dequeue(participant: Participant, commit: PushCommit | None = None, *, request_id: int = 1, max_wait_s: float = 20.0) -> Any:
@@ -91,61 +66,60 @@ def is_waiting(worker: Worker) -> bool:
 
 
 def test_call_that_waits_holds_up_no_other(first: Worker, talk: Talk, chief: RunningChief) -> None:
-    talk.ask(7, dequeue_token=dequeue(first.participant, first.push()))
-    talk.ask(3, heartbeat=heartbeat(first.participant))
+    talk.ask(7, token=dequeue(first.participant, first.push()))
+    talk.ask(3, commit=of_stranger())
     answer = talk.answer()
-    assert (answer.call, answer.WhichOneof("response")) == (3, "heartbeat")
+    assert (answer.call, answer.error.reason) == (3, "EPOCH_MISMATCH")
     with client_of(chief) as client, Worker(client, 1) as second:
         second.join_model()
         caller, commit = codec.encode(second.participant), codec.encode(second.push())
-        talk.ask(4, commit_push=pb.CommitPushRequest(participant=caller, commit=commit))
+        talk.ask(4, commit=pb.CommitPushRequest(participant=caller, commit=commit))
         answers = {(answer := talk.answer()).call: answer for _ in range(2)}
-    assert answers[4].commit_push.result.outcome == pb.PUSH_OUTCOME_ACCEPTED
-    assert (answers[7].dequeue_token.result, answers[7].dequeue_token.step) == (pb.TOKEN_RESULT_TOKEN, 1)
+    assert answers[4].commit.outcome == pb.PUSH_OUTCOME_ACCEPTED
+    assert (answers[7].token.result, answers[7].token.step) == (pb.TOKEN_RESULT_TOKEN, 1)
 
 
 def test_error_is_the_answer_of_its_call_and_the_stream_goes_on(first: Worker, talk: Talk) -> None:
-    stranger = Participant(epoch=9, kind=first.participant.kind, index=0, incarnation=1)
-    talk.ask(1, heartbeat=heartbeat(stranger))
+    talk.ask(1, commit=of_stranger())
     answer = talk.answer()
     assert (answer.call, answer.error.reason, answer.error.facts["epoch"]) == (1, "EPOCH_MISMATCH", "1")
-    talk.ask(2, commit_push=pb.CommitPushRequest())
+    talk.ask(2, commit=pb.CommitPushRequest())
     assert talk.answer().error.reason == "MALFORMED_MESSAGE"
-    talk.ask(3, heartbeat=heartbeat(first.participant))
-    assert talk.answer().WhichOneof("response") == "heartbeat"
+    talk.ask(3, token=dequeue(first.participant, max_wait_s=0.0))
+    assert talk.answer().token.result == pb.TOKEN_RESULT_WAIT
 
 
 def test_unknown_kind_of_call_is_refused_and_the_stream_goes_on(first: Worker, talk: Talk) -> None:
     talk.ask(5)
     answer = talk.answer()
     assert (answer.call, answer.error.reason) == (5, "MALFORMED_MESSAGE")
-    talk.ask(5, heartbeat=heartbeat(first.participant))
+    talk.ask(5, commit=of_stranger())
     assert talk.answer().call == 5
 
 
 def test_what_is_no_message_ends_its_stream_and_no_other(first: Worker, talk: Talk, channel: grpc.Channel) -> None:
     other = Talk(channel)
-    other.ask(1, dequeue_token=dequeue(first.participant, first.push()))
+    other.ask(1, token=dequeue(first.participant, first.push()))
     wait_until(lambda: is_waiting(first))
     talk.send(b"\xff\xff")
     assert talk.end() == (CODE.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
     assert is_waiting(first)
-    other.ask(2, heartbeat=heartbeat(first.participant))
+    other.ask(2, commit=of_stranger())
     assert other.answer().call == 2
     other.close()
 
 
 def test_number_of_a_call_under_way_ends_the_stream_and_its_calls(first: Worker, talk: Talk) -> None:
-    talk.ask(1, dequeue_token=dequeue(first.participant, first.push()))
+    talk.ask(1, token=dequeue(first.participant, first.push()))
     wait_until(lambda: is_waiting(first))
-    talk.ask(1, heartbeat=heartbeat(first.participant))
+    talk.ask(1, commit=of_stranger())
     assert talk.end() == (CODE.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
     wait_until(lambda: not is_waiting(first))
 
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "ended"])
 def test_end_of_the_stream_ends_the_waits_on_it(first: Worker, talk: Talk, is_cut: bool) -> None:
-    talk.ask(1, dequeue_token=dequeue(first.participant, first.push()))
+    talk.ask(1, token=dequeue(first.participant, first.push()))
     wait_until(lambda: is_waiting(first))
     if is_cut:
         talk.call.cancel()
@@ -157,12 +131,12 @@ def test_end_of_the_stream_ends_the_waits_on_it(first: Worker, talk: Talk, is_cu
 def test_contribution_whose_answer_was_lost_is_counted_once(first: Worker, channel: grpc.Channel) -> None:
     commit = first.push()
     lost = Talk(channel)
-    lost.ask(1, dequeue_token=dequeue(first.participant, commit))
+    lost.ask(1, token=dequeue(first.participant, commit))
     wait_until(lambda: is_waiting(first))
     lost.call.cancel()
     again = Talk(channel)
-    again.ask(1, dequeue_token=dequeue(first.participant, commit, max_wait_s=0.0))
-    answer = again.answer().dequeue_token
+    again.ask(1, token=dequeue(first.participant, commit, max_wait_s=0.0))
+    answer = again.answer().token
     # What rides along is told with the token, which is when it is sure.
     assert (answer.result, answer.commit.outcome) == (pb.TOKEN_RESULT_WAIT, pb.PUSH_OUTCOME_UNSPECIFIED)
     assert first.chief.status().num_contributions == 1
@@ -173,14 +147,14 @@ def test_many_answers_that_nobody_takes_stop_the_reading_and_harm_nobody(first: 
     for call in range(1, 3_001):
         talk.ask(call)
     other = Talk(channel)
-    other.ask(1, heartbeat=heartbeat(first.participant))
+    other.ask(1, commit=of_stranger())
     assert other.answer().call == 1
     assert [talk.answer().call for _ in range(3_000)] == [*range(1, 3_001)]
     other.close()
 
 
 def test_ending_chief_ends_streams_at_once(chief: RunningChief, first: Worker, talk: Talk) -> None:
-    talk.ask(1, heartbeat=heartbeat(first.participant))
+    talk.ask(1, commit=of_stranger())
     talk.answer()
     first.chief.deregister_worker(first.participant)
     chief.request_stop()

@@ -27,11 +27,11 @@ class _Peer:
     num_unsent = 0
 
     def __init__(self) -> None:
-        self.answers: list[pb.StreamPushesResponse] = []
+        self.answers: list[pb.PushResponse] = []
         self.is_paused = self.has_ended = False
 
     def send(self, message: bytes) -> None:
-        self.answers.append(pb.StreamPushesResponse.FromString(message))
+        self.answers.append(pb.PushResponse.FromString(message))
 
     def wait_for_room(self) -> bool:
         raise AssertionError("the thread of events must not wait")
@@ -59,11 +59,11 @@ class _Scene:
         header = codec.encode(self.trainer.header(3, step=0))
         header.content_bytes = MIXED.nbytes
         frame = tensor_pb2.ArenaFrame(data=bytes(HALF))
-        self.stream.take(pb.StreamPushesRequest(header=header, frame=frame).SerializeToString())
+        self.stream.take(pb.PushRequest(header=header, frame=frame).SerializeToString())
 
     def take_second_half(self) -> None:
         frame = tensor_pb2.ArenaFrame(offset=HALF, data=bytes(MIXED.nbytes - HALF))
-        self.stream.take(pb.StreamPushesRequest(frame=frame).SerializeToString())
+        self.stream.take(pb.PushRequest(frame=frame).SerializeToString())
 
 
 class _Held:
@@ -122,7 +122,7 @@ def test_long_list_is_decoded_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(codec, "decode", decoding)
     scene = _Scene()
     header = codec.encode(scene.trainer.header(3, absent=tuple(range(20_000))))
-    scene.stream.take(pb.StreamPushesRequest(header=header).SerializeToString())
+    scene.stream.take(pb.PushRequest(header=header).SerializeToString())
     wait_until(lambda: bool(scene.peer.answers) and not scene.peer.is_paused, what="it is answered, and the stream takes messages again")
     assert scene.peer.answers[0].error.reason == "INVALID_SPEC"
     assert len(threads) == 1 and threads != [threading.current_thread()]

@@ -1,4 +1,4 @@
-"""What a parameter server answers on StreamPushes, to good and to bad contributions, through a raw channel."""
+"""What a parameter server answers on Push, to good and to bad contributions, through a raw channel."""
 
 import contextlib
 import threading
@@ -45,12 +45,12 @@ def server() -> Iterator[Server]:
 
 
 def _message(header: pb.PushHeader | None = None, part: tensor_pb2.ArenaFrame | None = None) -> bytes:
-    return pb.StreamPushesRequest(header=header, frame=part).SerializeToString()
+    return pb.PushRequest(header=header, frame=part).SerializeToString()
 
 
-def _answers(ended: Outcome) -> list[pb.StreamPushesResponse]:
+def _answers(ended: Outcome) -> list[pb.PushResponse]:
     assert ended.code is CODE.OK, ended.text
-    return [pb.StreamPushesResponse.FromString(message) for message in ended.messages]
+    return [pb.PushResponse.FromString(message) for message in ended.messages]
 
 
 Row = tuple[str, Callable[[Server], list[bytes]], str, str]
@@ -91,7 +91,7 @@ def test_bad_contribution_is_answered_in_the_stream_and_the_next_counts(
     server.trainer.train(server.step)
     before = server.trainer.shard.status()
     messages, good = bad(server), server.header()
-    answers = _answers(server.raw.call("StreamPushes", *messages, _message(good, WHOLE)))
+    answers = _answers(server.raw.call("Push", *messages, _message(good, WHOLE)))
     assert [answer.error.reason for answer in answers] == [reason, ""]
     assert text in answers[0].error.message
     assert answers[1].push_id == good.push_id and answers[1].reply.result == pb.PUSH_RESULT_STAGED
@@ -102,14 +102,14 @@ def test_bad_contribution_is_answered_in_the_stream_and_the_next_counts(
 
 def test_header_again_in_the_middle_begins_again(server: Server) -> None:
     header = server.header()
-    answers = _answers(server.raw.call("StreamPushes", _message(header, frame(0, bytes(HALF))), _message(header, WHOLE)))
+    answers = _answers(server.raw.call("Push", _message(header, frame(0, bytes(HALF))), _message(header, WHOLE)))
     assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM", ""]
     assert [answer.push_id for answer in answers] == [header.push_id] * 2
     server.apply(header)
 
 
 def test_contribution_that_the_stream_ends_in_has_no_effect(server: Server) -> None:
-    answers = _answers(server.raw.call("StreamPushes", _message(server.header(), frame(0, bytes(HALF)))))
+    answers = _answers(server.raw.call("Push", _message(server.header(), frame(0, bytes(HALF)))))
     assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM"]
     assert server.trainer.shard.status().report.num_staged == 0
 
@@ -126,17 +126,17 @@ def test_what_is_not_wanted_is_answered_before_it_is_sent_and_its_frames_are_dro
         yield _message(good, frame(0, bytes(HALF)))
         yield _message(None, frame(HALF, bytes(MIXED.nbytes - HALF)))
 
-    call = server.raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(messages(), timeout=TIMEOUT_S)
-    assert pb.StreamPushesResponse.FromString(next(call)).reply.result == pb.PUSH_RESULT_STALE
+    call = server.raw._channel.stream_stream(f"/{SERVICE}/Push")(messages(), timeout=TIMEOUT_S)
+    assert pb.PushResponse.FromString(next(call)).reply.result == pb.PUSH_RESULT_STALE
     is_answered.set()
-    answer = pb.StreamPushesResponse.FromString(next(call))
+    answer = pb.PushResponse.FromString(next(call))
     assert (answer.push_id, answer.reply.result) == (good.push_id, pb.PUSH_RESULT_STAGED)
     assert not list(call)
     server.apply(good)
 
 
 def test_message_beyond_the_limit_ends_the_stream_and_harms_nobody(server: Server) -> None:
-    ended = server.raw.call("StreamPushes", bytes(17 << 20))
+    ended = server.raw.call("Push", bytes(17 << 20))
     assert ended.code is CODE.RESOURCE_EXHAUSTED
     server.trainer.train(server.step)
 
@@ -156,7 +156,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
                 yield _message(codec.encode(trainer.header(5, step=1)))
                 is_over.wait(20)
 
-            call = raw._channel.stream_stream(f"/{SERVICE}/StreamPushes")(silent(), timeout=TIMEOUT_S)
+            call = raw._channel.stream_stream(f"/{SERVICE}/Push")(silent(), timeout=TIMEOUT_S)
             wait_until(lambda: call.code() is CODE.CANCELLED, what="the silent stream was cut")
             is_over.set()
             # The trainer's own stream has rested all the while.
@@ -167,7 +167,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     idle_streams.stop()
 
 
-def test_without_room_for_standing_streams_pushes_and_reads_take_calls_of_their_own() -> None:
+def test_without_room_for_streams_at_rest_each_call_has_one_of_its_own() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
@@ -176,7 +176,7 @@ def test_without_room_for_standing_streams_pushes_and_reads_take_calls_of_their_
         shard.expect_variables(epoch=3, step=1, layout_hash=MIXED.hash)
         assert trainer.train(0).step == 1
         assert trainer.read(1)[0] == 1
-    assert not idle_streams.num_streams
+        wait_until(lambda: not idle_streams.num_streams, what="the streams have ended")
 
 
 def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:

@@ -1,4 +1,4 @@
-"""Claims about the client's side of standing streams, of both kinds: what breaks them, what they survive, and what is used instead."""
+"""Claims about the client's side of long-lived streams, of both kinds: what breaks them, and what they survive."""
 
 import contextlib
 import threading
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, StepGone, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, LimitExceeded, StepGone, Unavailable, Unimplemented
 from ps_protocol.process.allocator import is_allowed, keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc import client_stream
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.client_stream import StandingStream, Stream
+from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
 from ps_protocol.rpc.status import answering
 from tests.support.servers import serving
 from tests.support.waiting import wait_until
@@ -30,16 +30,16 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @contextlib.contextmanager
-def stream_to(handler: Handler) -> Iterator[StandingStream]:
+def stream_to(handler: Handler) -> Iterator[Streams]:
     generic = grpc.method_handlers_generic_handler("S", {"M": grpc.stream_stream_rpc_method_handler(handler)})
     deadlines = CallDeadlines()
     with serving(generic) as address, contextlib.closing(Connection(address, name="ps 0", service="S")) as connection:
-        with contextlib.closing(StandingStream(connection, "M", deadlines=deadlines)) as standing:
+        with contextlib.closing(Streams(connection, "M", deadlines=deadlines)) as standing:
             yield standing
     deadlines.close()
 
 
-def ask(standing: StandingStream, *messages: bytes, timeout_s: float = 20.0) -> bytes | None:
+def ask(standing: Streams, *messages: bytes, timeout_s: float = 20.0) -> bytes:
     return standing.use(lambda use: use.stream.exchange(messages), timeout_s=timeout_s, awaited="an answer")
 
 
@@ -116,7 +116,7 @@ def test_server_that_cannot_be_reached_is_unavailable() -> None:
         connection = standing._connection
     with contextlib.closing(Connection(connection.address, name="ps 0", service="S")) as late:
         with pytest.raises(Unavailable, match="cannot reach ps 0"):
-            ask(StandingStream(late, "M", deadlines=CallDeadlines()), b"a")
+            ask(Streams(late, "M", deadlines=CallDeadlines()), b"a")
 
 
 def test_answer_that_does_not_come_in_time_breaks_the_stream_and_no_other() -> None:
@@ -137,7 +137,7 @@ def test_answer_that_does_not_come_in_time_breaks_the_stream_and_no_other() -> N
 
 
 def test_whatever_the_use_raises_breaks_the_stream() -> None:
-    def act(use: StandingStream) -> None:
+    def act(use: LongLivedStream) -> None:
         use.stream.send(b"never read")
         raise KeyError("a defect")
 
@@ -147,28 +147,61 @@ def test_whatever_the_use_raises_breaks_the_stream() -> None:
         assert ask(standing, b"a") == b"a"
 
 
-def test_second_thread_is_told_to_do_without() -> None:
-    with stream_to(echo) as standing:
+def test_uses_at_the_same_time_have_streams_of_their_own_and_one_is_kept() -> None:
+    opened: list[grpc.ServicerContext] = []
+
+    def counted(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        opened.append(context)
+        yield from requests
+
+    with stream_to(counted) as streams:
         in_use, may_end = threading.Event(), threading.Event()
 
-        def act(use: StandingStream) -> bool:
+        def act(use: LongLivedStream) -> bool:
+            use.stream.send(b"first")
+            assert use.stream.receive() == b"first"
             in_use.set()
             return may_end.wait(20)
 
-        thread = threading.Thread(target=standing.use, args=(act,), kwargs={"timeout_s": 20, "awaited": ""})
+        thread = threading.Thread(target=streams.use, args=(act,), kwargs={"timeout_s": 20, "awaited": ""})
         thread.start()
         assert in_use.wait(20)
-        assert ask(standing, b"a") is None
+        assert ask(streams, b"a") == b"a"
         may_end.set()
         thread.join(20)
-        assert ask(standing, b"a") == b"a"
+        assert len(opened) == 2
+        wait_until(lambda: sum(context.is_active() for context in opened) == 1, what="one of the streams has ended")
+        assert ask(streams, b"b") == b"b"
+        assert len(opened) == 2
 
 
-def test_server_without_the_method_is_asked_once() -> None:
-    with stream_to(echo) as standing:
-        other = StandingStream(standing._connection, "Other", deadlines=CallDeadlines())
-        assert ask(other, b"a") is None
-        assert not other._is_served and ask(other, b"a") is None
+def test_stream_that_the_server_ends_while_nobody_uses_it_for_want_of_room_is_replaced() -> None:
+    opened: list[object] = []
+
+    def full(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        opened.append(context)
+        with answering(context):
+            yield next(requests)
+            raise LimitExceeded("0 long-lived streams, 0 at most")
+
+    with stream_to(full) as streams:
+        assert [ask(streams, b"%d" % number) for number in range(3)] == [b"0", b"1", b"2"]
+    assert len(opened) == 3
+
+
+def test_call_that_a_new_stream_has_no_room_for_fails() -> None:
+    def full(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            raise LimitExceeded("no room")
+        yield b""
+
+    with stream_to(full) as streams, pytest.raises(LimitExceeded, match="no room"):
+        ask(streams, b"a")
+
+
+def test_server_without_the_method_is_told_of() -> None:
+    with stream_to(echo) as streams, pytest.raises(Unimplemented):
+        ask(Streams(streams._connection, "Other", deadlines=CallDeadlines()), b"a")
 
 
 def test_close_ends_the_use_under_way_with_cancelled() -> None:

@@ -1,4 +1,4 @@
-"""What a parameter server answers on StreamVariables, to good and to bad requests, through a raw channel."""
+"""What a parameter server answers on Read, to good and to bad requests, through a raw channel."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -38,20 +38,19 @@ def trained() -> Iterator[tuple[RawShard, Trainer]]:
 
 
 def _request(*, max_wait_s: float | None = None, **fields: Any) -> bytes:
-    read = pb.ReadVariablesRequest(**{"epoch": EPOCH, "layout_hash": MIXED.hash, **fields})
     max_wait = None if max_wait_s is None else encode_duration(max_wait_s)
-    return pb.StreamVariablesRequest(read=read, max_wait=max_wait).SerializeToString()
+    return pb.ReadRequest(**{"epoch": EPOCH, "layout_hash": MIXED.hash, "max_wait": max_wait, **fields}).SerializeToString()
 
 
-def _messages(ended: Outcome) -> list[pb.StreamVariablesResponse]:
+def _messages(ended: Outcome) -> list[pb.ReadResponse]:
     assert ended.code is CODE.OK, ended.text
-    return [pb.StreamVariablesResponse.FromString(message) for message in ended.messages]
+    return [pb.ReadResponse.FromString(message) for message in ended.messages]
 
 
 Row = tuple[str, Callable[[], bytes], str, str]
 ROWS: list[Row] = [
     ("garbage", lambda: b"\xff" * 4, "MALFORMED_MESSAGE", "send what the .proto"),
-    ("nothing is asked for", lambda: b"", "MALFORMED_MESSAGE", "read"),
+    ("nothing is asked for", lambda: b"", "EPOCH_MISMATCH", "epoch"),
     ("unknown epoch", lambda: _request(epoch=99), "EPOCH_MISMATCH", "epoch"),
     ("unknown layout", lambda: _request(layout_hash="x"), "LAYOUT_MISMATCH", "layout"),
     ("step gone", lambda: _request(step=1), "STEP_GONE", "step 1 is gone"),
@@ -69,7 +68,7 @@ def test_bad_request_is_answered_in_the_stream_and_the_next_is_served(
 ) -> None:
     raw, trainer = trained
     before = trainer.shard.status().report.allocated_bytes
-    failed, *good = _messages(raw.call("StreamVariables", bad(), _request(step=3)))
+    failed, *good = _messages(raw.call("Read", bad(), _request(step=3)))
     assert (failed.header.error.reason, failed.HasField("frame")) == (reason, False)
     assert text in failed.header.error.message
     assert (good[0].header.step, good[0].header.num_bytes) == (3, MIXED.nbytes)
@@ -79,27 +78,23 @@ def test_bad_request_is_answered_in_the_stream_and_the_next_is_served(
 
 @pytest.mark.parametrize("fields", [{"step": 3}, {}], ids=["that step", "the newest"])
 def test_step_that_the_reader_holds_is_not_sent(trained: tuple[RawShard, Trainer], fields: dict[str, int]) -> None:
-    (answer,) = _messages(trained[0].call("StreamVariables", _request(held_step=3, **fields)))
+    (answer,) = _messages(trained[0].call("Read", _request(held_step=3, **fields)))
     assert (answer.header.step, answer.header.num_bytes, answer.HasField("frame")) == (3, 0, False)
-    ended = trained[0].call("ReadVariables", pb.StreamVariablesRequest.FromString(_request(held_step=3, **fields)).read.SerializeToString())
-    assert [pb.ReadVariablesResponse.FromString(message) for message in ended.messages] == [pb.ReadVariablesResponse(step=3)]
 
 
 def test_step_that_the_reader_holds_is_sent_if_another_one_is_asked_for(trained: tuple[RawShard, Trainer]) -> None:
-    answer = _messages(trained[0].call("StreamVariables", _request(step=3, held_step=2)))[0]
+    answer = _messages(trained[0].call("Read", _request(step=3, held_step=2)))[0]
     assert (answer.header.step, answer.header.num_bytes) == (3, MIXED.nbytes)
 
 
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16])
-def test_halves_travel_in_both_forms(encoding: FloatEncoding) -> None:
+def test_halves_travel(encoding: FloatEncoding) -> None:
     with open_server(ParameterServerConfig(index=0)) as running:
         with contextlib.closing(GrpcShard(running.address, variables_encoding=encoding)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             assert np.array_equal(trainer.read()[1], trainer.arena(1.0)), "as it is, as long as the layout is not known"
             shard.know_layout(MIXED)
-            assert np.array_equal(trainer.read()[1], trainer.arena(1.0))
-            shard._reads._is_served = False
             assert np.array_equal(trainer.read()[1], trainer.arena(1.0))
 
 
@@ -108,9 +103,9 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
         with contextlib.closing(GrpcShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
-            call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
+            call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
             trainer.train(0)
-            assert pb.StreamVariablesResponse.FromString(next(call)).header.step == 1
+            assert pb.ReadResponse.FromString(next(call)).header.step == 1
 
 
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
@@ -120,7 +115,7 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
         with contextlib.closing(GrpcShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
-            call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
+            call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
             wait_until(lambda: store.num_listeners == 1, what="the request waits")
             call.cancel()
             wait_until(lambda: not idle_streams.num_streams, timeout_s=10, what="the stream has ended")
@@ -132,10 +127,10 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
         with contextlib.closing(GrpcShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
-            call = raw._channel.stream_stream(f"/{SERVICE}/StreamVariables")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
+            call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
             wait_until(lambda: running.shard.num_listeners == 1, what="the request waits")
             shard.shutdown(epoch=EPOCH, reason="training is finished")
-            assert pb.StreamVariablesResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
+            assert pb.ReadResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 
 
 def test_read_takes_what_was_expected_and_nothing_else() -> None:

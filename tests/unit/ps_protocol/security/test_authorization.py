@@ -80,7 +80,7 @@ def test_calls_that_last_are_those_that_carry_more_than_one_message() -> None:
 
 def test_observer_changes_nothing_and_takes_no_part() -> None:
     may = {method.rpartition("/")[2] for method, roles in ALLOWED.items() if CallerRole.OBSERVER in roles}
-    assert not may & {"PushGradients", "StreamPushes", "CommitPush", "DequeueToken", "ChangeSettings", "FinishTraining", "ShutdownShard"}
+    assert not may & {"Push", "Converse", "ChangeSettings", "FinishTraining", "ShutdownShard"}
 
 
 def write(path: Path, text: str) -> Path:
