@@ -24,7 +24,7 @@ if __name__ == "__main__":  # run as a file, Python finds what lies beside it an
 import worker_client
 from ps_protocol.errors import PsError
 from tests.conformance.checking import Mismatch
-from tests.conformance.processes import running_cluster
+from tests.conformance.clusters import Start, cluster_of_processes
 from tests.conformance.replay_accumulators import replay_dense, replay_sparse
 from tests.conformance.replay_arrangement import replay_partitioner, replay_placement
 from tests.conformance.replay_sync import chief_flags, replay_sync_replicas
@@ -40,7 +40,7 @@ NUM_PARALLEL_CLUSTERS = 3
 class Kind:
     """How cases of a kind are replayed: `open` starts what they share, and `num_parallel` of them run at the same time."""
 
-    open: Callable[[ExitStack], Replay]
+    open: Callable[[ExitStack, Start], Replay]
     num_parallel: int = 1
 
 
@@ -55,8 +55,8 @@ class Failure:
 def _in_one_cluster(replay: Callable[..., None]) -> Kind:
     """All cases in one cluster of two parameter servers, each with a name of its own."""
 
-    def opened(stack: ExitStack) -> Replay:
-        cluster = stack.enter_context(running_cluster(2))
+    def opened(stack: ExitStack, start: Start) -> Replay:
+        cluster = stack.enter_context(start(2, ()))
         observer = stack.enter_context(worker_client.observe(cluster.chief))
         numbers = itertools.count()
         return lambda case: replay(case, target=observer, name=f"case {next(numbers)}")
@@ -67,11 +67,14 @@ def _in_one_cluster(replay: Callable[..., None]) -> Kind:
 def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], flags: Callable[[Case], Sequence[str]]) -> Kind:
     """A new cluster for each case, since a cluster trains one model. Most of the time is Python's start, so several at a time."""
 
-    def one(case: Case) -> None:
-        with running_cluster(num_ps(case), chief_flags=flags(case)) as cluster:
-            replay(case, cluster=cluster)
+    def opened(stack: ExitStack, start: Start) -> Replay:
+        def one(case: Case) -> None:
+            with start(num_ps(case), flags(case)) as cluster:
+                replay(case, cluster=cluster)
 
-    return Kind(lambda stack: one, num_parallel=NUM_PARALLEL_CLUSTERS)
+        return one
+
+    return Kind(opened, num_parallel=NUM_PARALLEL_CLUSTERS)
 
 
 KINDS: dict[str, Kind] = {
@@ -85,13 +88,13 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def replay_file(path: Path) -> tuple[str, int, list[Failure]]:
+def replay_file(path: Path, *, start: Start = cluster_of_processes) -> tuple[str, int, list[Failure]]:
     """Returns the file's kind, the number of its cases, and those that failed. Raises ValueError for a file that holds no cases."""
     kind, cases = _parse(path)
     if kind not in KINDS:
         return kind, len(cases), [Failure(index, f"no such kind; known are {', '.join(KINDS)}") for index in range(len(cases))]
     with ExitStack() as stack:
-        replay = KINDS[kind].open(stack)
+        replay = KINDS[kind].open(stack, start)
         with ThreadPoolExecutor(KINDS[kind].num_parallel) as pool:
             results = list(pool.map(lambda numbered: _attempt(replay, *numbered), enumerate(cases)))
     return kind, len(cases), [failure for failure in results if failure is not None]

@@ -11,7 +11,7 @@ from ps_protocol.model.spec import PlacedSlice
 from ps_protocol.model.variables import Partitioner
 from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.processes import Cluster
+from tests.conformance.clusters import Cluster
 from worker_client import Variable
 
 Case = dict[str, Any]

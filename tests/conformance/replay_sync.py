@@ -14,7 +14,7 @@ import worker_client
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
 from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.processes import Cluster
+from tests.conformance.clusters import Cluster
 from tests.conformance.replay_training import optimizer_of
 from worker_client import EmbeddingTable, IndexedSlices, Observer, Session
 

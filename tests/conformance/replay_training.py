@@ -6,7 +6,7 @@ import numpy as np
 
 import worker_client
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.processes import Cluster
+from tests.conformance.clusters import Cluster
 from worker_client import EmbeddingTable, IndexedSlices, Session
 
 Case = dict[str, Any]

@@ -1,12 +1,14 @@
-"""A cluster of real processes to replay recorded cases on: parameter servers and a chief on loopback. Asserts nothing."""
+"""Clusters to replay recorded cases on: parameter servers and a chief on loopback, as processes or in this one. Asserts nothing."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from chief.config import parse_config
 from tests.support.processes import Process, announced, start_role
+from tests.support.running_chief import RunningChief, parameter_server
 
 START_TIMEOUT_S = 60.0
 
@@ -19,9 +21,23 @@ class Cluster:
     ps: tuple[str, ...]
 
 
+# With so many parameter servers and these flags of the chief, until the block ends.
+Start = Callable[[int, Sequence[str]], AbstractContextManager[Cluster]]
+
+
 @contextmanager
-def running_cluster(num_ps: int, *, chief_flags: Sequence[str] = ()) -> Iterator[Cluster]:
-    """Parameter servers and a chief, until the block ends."""
+def cluster_in_this_process(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
+    """Parameter servers and a chief on threads."""
+    with ExitStack() as stack:
+        addresses = tuple(stack.enter_context(parameter_server(index)).address for index in range(num_ps))
+        coordination = parse_config(["--ps", ",".join(addresses), *chief_flags], environment={}).coordination
+        options = {field.name: getattr(coordination, field.name) for field in fields(coordination)}
+        yield Cluster(stack.enter_context(RunningChief(*addresses, **options)).address, addresses)
+
+
+@contextmanager
+def cluster_of_processes(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
+    """Parameter servers and a chief, each a process of its own."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replay-")))
         servers = [_start(stack, "ps_server", "--index", str(index), announce=directory / f"ps{index}") for index in range(num_ps)]
