@@ -25,6 +25,7 @@ from ps_protocol.model.variables import (
 )
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome
 from ps_protocol.security.options import Security
+from worker_client.core.outcomes import MetricReport, Push, WorkerMetric
 from worker_client.model.declarations import (
     Buffer,
     EmbeddingTable,
@@ -61,7 +62,6 @@ from worker_client.model.policies import async_policy, moving_average, ssp_polic
 from worker_client.model.wire_format import WireFormat, top_k
 from worker_client.opening import connect, local, observe, observe_local
 from worker_client.session.observer import Observer
-from worker_client.session.outcomes import MetricReport, Push, WorkerMetric
 from worker_client.session.session import Session
 
 # What is built on a session is loaded when it is first asked for: name to module. The imports below are for type checkers.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, ShapeMismatch, Unimplemented
 from ps_protocol.model.variables import Array, DataType, SparseMean
 from ps_protocol.process import waiting
-from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.process.waiting import SilenceWatch, Wait
 from ps_protocol.roles.accumulators import (
     UNKNOWN,
     Accumulators,
@@ -33,7 +33,6 @@ from ps_protocol.roles.accumulators import (
 from ps_protocol.rpc import channel
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.security.permissions import CallerRole
-from worker_client.cluster.waiting import Wait
 from worker_client.opening import access_of
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session

@@ -11,6 +11,7 @@ from chief.core import messages as ev
 from chief.core.wording import seconds
 from chief.shards.link import ShardLink
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
+from ps_protocol.process.waiting import FIRST_NOTICE_S, NOTICE_INTERVAL_S
 from ps_protocol.roles.shard import ShardStatus
 
 log = logging.getLogger("lockstep.chief")
@@ -18,8 +19,8 @@ log = logging.getLogger("lockstep.chief")
 TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
 # Short, so that the first thing said about an absent shard is said within 2 s.
 CONTROL_TIMEOUT_S = 1.5
-_FIRST_NOTICE_S = 1.0
-_NOTICE_INTERVAL_S = 10.0
+# Looked at between two attempts, each of which may take as long as that: so it is said in time.
+_FIRST_NOTICE_S = FIRST_NOTICE_S / 2
 
 Result = TypeVar("Result")
 
@@ -108,7 +109,7 @@ class ShardCalls:
                 waited_s = self.pace.now() - start
                 self.report(ev.ShardUnreachable(shard=index, why=self.cause(index, error)))
                 if waited_s >= notice_s:
-                    notice_s = waited_s + _NOTICE_INTERVAL_S
+                    notice_s = waited_s + NOTICE_INTERVAL_S
                     log.warning("waiting for %s for %s cause=%s", self.name(index), seconds(waited_s), self.cause(index, error))
                 await self.pace.sleep(next(pauses))
             else:

@@ -183,6 +183,6 @@ def stretch(layout: Layout, memory: Array, encoding: FloatEncoding, arena: Arena
         return memory[one.start + start - arena.start : one.start + stop - arena.start].view(arena.data_type.dtype)
     units = units_of(encoding)
     if units.kept is None:
-        raise InvalidSpec(f"encoding {encoding.name} is not for gradients")
+        raise InvalidSpec(f"encoding {encoding.name}: is not for gradients")
     first, last = ((offset - arena.start) // 4 * units.element_bytes for offset in (start, stop))
     return memory[one.start + first : one.start + last].view(units.kept)

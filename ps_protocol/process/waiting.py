@@ -1,4 +1,4 @@
-"""How a process waits: conditions, pauses before another try, retries, calls' deadlines, and word of a call that takes long.
+"""How a process waits: conditions, pauses before another try, retries, users' waits, calls' deadlines, and word of a call that takes long.
 
 Knows time, threads and the log; nothing of what is called.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
 
 # A condition whose `with` block costs no Python call: half of `threading.Condition`'s price, where many are entered with every step.
 
@@ -26,6 +26,14 @@ class QuickCondition(_ReentrantLock, threading.Condition):  # type: ignore[misc]
 
     def __init__(self) -> None:
         threading.Condition.__init__(self, self)
+
+
+# Who blocks for longer than this is told what for, and then again and again.
+FIRST_NOTICE_S = 2.0
+NOTICE_INTERVAL_S = 10.0
+
+log = logging.getLogger("lockstep.silence")
+waits_log = logging.getLogger("lockstep.waits")
 
 
 # How long to pause before trying again: doubling, jittered, bounded.
@@ -53,10 +61,6 @@ def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float
 # waiting.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
 
 
-log = logging.getLogger("lockstep.silence")
-
-FIRST_NOTICE_S = 2.0
-NOTICE_INTERVAL_S = 10.0
 # A server that is started again is found about as soon as it serves: those who repeat are idle meanwhile.
 MAX_PAUSE_S = 1.0
 
@@ -74,7 +78,7 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
         return attempt(timeout_s)
     except Unavailable as error:
         # Made only now: nearly every call succeeds at once.
-        wait = _Wait(what=what, timeout_s=timeout_s, stop=stop, started=started)
+        wait = _Retry(what=what, timeout_s=timeout_s, stop=stop, started=started)
         wait.pause(error)
     while True:
         try:
@@ -85,7 +89,7 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
             raise wait.explained(error) from None
 
 
-class _Wait:
+class _Retry:
     """One caller's wait: what it waits for, since when, and why."""
 
     def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
@@ -117,6 +121,52 @@ class _Wait:
         if not self._failure:
             return error
         return DeadlineExceeded(f"{error.message} (before that: {self._failure})", facts=error.facts)
+
+
+# A user's wait for something that takes many calls, each of which blocks for a slice of it.
+
+
+# Who is asked answers as often as this, so that one who has fallen silent is noticed: at first soon, later at little cost.
+_FIRST_SLICE_S = 1.0
+_LATER_SLICE_S = 3.0
+
+
+class Wait:
+    """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
+
+    def __init__(self, what: str, timeout_s: float | None) -> None:
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds >= 0, or None for no limit")
+        self._what = what
+        self._start_s = time.monotonic()
+        self._deadline_s = None if timeout_s is None else self._start_s + timeout_s
+        self._timeout_s = timeout_s
+        self._next_words_s = self._start_s + FIRST_NOTICE_S
+
+    def slice_s(self) -> float:
+        """Returns how long the next call may block, in seconds: until there is something to say, or the deadline, and not for long."""
+        now = time.monotonic()
+        end = self._next_words_s if self._deadline_s is None else min(self._next_words_s, self._deadline_s)
+        return max(0.0, min(end - now, _FIRST_SLICE_S if now < self._start_s + FIRST_NOTICE_S else _LATER_SLICE_S))
+
+    def left_s(self) -> float | None:
+        """Returns the time to the deadline in seconds; None if there is none."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+    def pause(self, seconds: float) -> None:
+        """Blocks for so long, at most to the deadline."""
+        left_s = self.left_s()
+        time.sleep(seconds if left_s is None else min(seconds, left_s))
+
+    def explain(self, waiting_for: str) -> None:
+        """Takes note that the wait goes on; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
+        now = time.monotonic()
+        reason = waiting_for or "no reason was given"
+        if self._deadline_s is not None and now >= self._deadline_s:
+            raise DeadlineExceeded(f"{self._what}: not within {self._timeout_s:g} s: {reason}")
+        if now >= self._next_words_s:
+            waits_log.warning("%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason)
+            self._next_words_s = now + NOTICE_INTERVAL_S
 
 
 # Says that a call has had no answer for too long, while it still blocks.

@@ -75,8 +75,8 @@ class ChiefNode:
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
         """Takes up a call: `arguments` make its request."""
-        if method == "step":
-            answer(self.coordinator.global_step)
+        if method == "status":
+            answer(self.coordinator.status(self._world.now))
             return
         number = next(self._calls)
         self._blocked[number] = method, arguments, answer, self._world.now
@@ -109,7 +109,7 @@ class ChiefNode:
                 self._oracle.told_step(era, value.step, to=who)
             self._oracle.told_step(era, value.global_step, to=who)
             if value.commit is not None:
-                self._oracle.told_commit(era, arguments[-1].push_id, value.commit)
+                self._oracle.told_commit(era, arguments[3].push_id, value.commit)
         elif isinstance(value, CommitResult):
             self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value)
             self._oracle.told_step(era_of(arguments[0]), value.global_step, to=who)
@@ -240,14 +240,15 @@ _REQUESTS: dict[str, Callable[..., Request[Any]]] = {
     "register": lambda request: request,
     "heartbeat": lambda participant: HeartbeatRequest(participant=participant),
     "deregister": lambda participant: DeregisterRequest(participant=participant),
-    "model": lambda participant, model: RegisterModelRequest(participant=participant, model=model, max_wait_s=5.0),
-    "model again": lambda participant, model: RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True),
+    "model": lambda participant, model, max_wait_s, may_create: RegisterModelRequest(
+        participant=participant, model=model, max_wait_s=max_wait_s, joins_only=not may_create
+    ),
     "complete": lambda participant, attempt: CompleteInitializationRequest(participant=participant, attempt=attempt),
     "commit": lambda participant, commit: CommitPushRequest(participant=participant, commit=commit),
-    "lease": lambda participant, data, max_ranges, request_id: LeaseRangesRequest(
-        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=5.0
+    "lease": lambda participant, data, max_ranges, request_id, max_wait_s: LeaseRangesRequest(
+        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s
     ),
-    "token": lambda participant, local_step, request_id, commit: DequeueTokenRequest(
-        participant=participant, local_step=local_step, request_id=request_id, max_wait_s=5.0, commit=commit
+    "token": lambda participant, local_step, request_id, commit, max_wait_s: DequeueTokenRequest(
+        participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
     ),
 }

@@ -217,9 +217,13 @@ class SimulatedCluster:
         self.world.kill(name)
         if reason == "TrainingFailed" and self._failure:
             return
-        if reason != "Superseded":
+        if reason == "TrainingFailed" and (self._may_fail or self.oracle.is_rotten or not self.oracle.has_way_back):
+            # The cluster has begun anew, since nothing was saved: the workers are to be started again.
+            self.world.seen["worker ended with its model"] += 1
+        elif reason == "Superseded":
+            self.world.seen["worker superseded"] += 1
+        else:
             raise BrokenPromise(f"6: {name} ended with {reason}")
-        self.world.seen["worker superseded"] += 1
         self.world.at(1.0, lambda: self._start_worker(index, takes_over=False))
 
     def kill(self, name: str, seconds: float) -> None:

@@ -156,10 +156,15 @@ def _dies_after_it_has_told(scenario: Scenario) -> Scenario:
 
 
 def _lost_as_a_whole_and_unsaved(scenario: Scenario) -> Scenario:
-    """All that knows of what a worker was told is lost, but for the workers."""
+    """All that knows of what a worker was told is lost, but for the worker.
+
+    It is told while it waits for another, which stands still, and comes back when the others have begun anew.
+    """
     at = 0.3 + scenario.seed % 97 * 0.01
-    fault = Fault(at=at, kind="lose all", seconds=0.05)
-    return replace(scenario, num_workers=4, num_required=4, durability=None, data=None, network=NetworkSpec(), faults=(fault,))
+    missing = Fault(at=at, kind="stop", target=("worker-1",), seconds=2.0)
+    told = Fault(at=at + 1.5, kind="stop", target=("worker-0",), seconds=2.5)
+    lost = Fault(at=at + 1.6, kind="lose all", seconds=0.05)
+    return replace(scenario, num_workers=4, num_required=4, durability=None, data=None, network=NetworkSpec(), faults=(missing, told, lost))
 
 
 @dataclass(frozen=True, slots=True)

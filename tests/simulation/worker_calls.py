@@ -1,9 +1,9 @@
 """How a simulated worker calls chief and shards: again until they answer, wherever the chief is. Knows no step and no model."""
 
+from collections.abc import Callable
 from typing import Any
 
-from ps_protocol.errors import EpochMismatch, LayoutMismatch, NotInitialized, PsError, ShuttingDown, StepAhead, StepNotReady, Unavailable
-from ps_protocol.roles.chief import Participant
+from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
 from ps_protocol.roles.shard import ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
@@ -16,18 +16,11 @@ _BEAT_S = 4.0
 
 
 class WorkerCalls:
-    """The calls of one worker process, which is this participant since it has registered."""
+    """The calls of one worker process."""
 
     def __init__(self, world: World, *, shards: tuple[str, ...], chief: str) -> None:
-        self.participant: Participant | None = None
         self._world, self._shards, self._chief = world, shards, chief
         self._away_since: float | None = None
-
-    @property
-    def me(self) -> Participant:
-        """The participant, which must be there."""
-        assert self.participant is not None
-        return self.participant
 
     def ask(self, method: str, *arguments: Any) -> Task:
         """Asks the chief until it answers, wherever it is."""
@@ -39,17 +32,17 @@ class WorkerCalls:
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(0.5, pause_s * 2)
 
-    def at_all(self, method: str, arguments: list[tuple[Any, ...]]) -> Task:
-        """Calls all shards; the first error is the caller's, after all have answered."""
-        answers = yield All([self._at(index, method, arguments[index]) for index in range(len(self._shards))])
+    def once(self, method: str, *arguments: Any) -> Task:
+        """Asks the chief once."""
+        return self._ask_once(method, arguments, timeout_s=_BEAT_S)
+
+    def at_all(self, method: str, arguments: list[tuple[Any, ...]], *, is_over: Callable[[], bool]) -> Task:
+        """Calls all shards until they answer, or it is over; the first error is the caller's, after all have answered."""
+        answers = yield All([self._at(index, method, arguments[index], is_over) for index in range(len(self._shards))])
         for answer in answers:
             if isinstance(answer, PsError):
                 raise answer
         return answers
-
-    def beat(self) -> Task:
-        """Renews the lease, once. Raises what the chief says."""
-        yield from self._ask_once("heartbeat", (self.me,), timeout_s=_BEAT_S)
 
     def _ask_once(self, method: str, arguments: tuple[Any, ...], *, timeout_s: float) -> Task:
         """One attempt; whichever of the worker's calls fails once the chief has been silent for a while, looks for it elsewhere."""
@@ -74,25 +67,16 @@ class WorkerCalls:
                 self._world.seen["worker found the chief at another address"] += 1
                 self._chief = newest
 
-    def _at(self, index: int, method: str, arguments: tuple[Any, ...]) -> Task:
+    def _at(self, index: int, method: str, arguments: tuple[Any, ...], is_over: Callable[[], bool]) -> Task:
         pause_s = 0.02
         while True:
             try:
                 return (yield Call(self._shards[index], method, arguments))
-            except (*_TRANSIENT, StepNotReady):
-                # The chief may know that this shard's epoch is over.
-                yield from self._check_epoch()
+            except _TRANSIENT as error:
+                if is_over():
+                    raise Cancelled(f"ps {index}: given up: {error.message}") from None
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(0.5, pause_s * 2)
-            except (NotInitialized, LayoutMismatch, StepAhead) as error:
-                yield from self._check_epoch()
-                raise EpochMismatch(f"ps {index}: {error.message}") from None
-
-    def _check_epoch(self) -> Task:
-        try:
-            yield from self.beat()
-        except _TRANSIENT:
-            return
 
 
 def _single(call: Call) -> Task:

@@ -1,21 +1,16 @@
-"""A worker of a simulated cluster, as the SDK behaves: joins, reads, computes, pushes, commits, and goes on after whatever happens.
+"""A worker of a simulated cluster: the SDK's own core, whose requests are carried out in a simulated world. It checks what it reads.
 
-Knows the calls of chief and shards; decides nothing for others. It checks what it reads, and never stops of its own accord.
+Knows the calls of chief and shards; decides nothing that a session decides. It never stops of its own accord.
 """
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ps_protocol.errors import (
-    EpochMismatch,
-    LeaseExpired,
-    NotInitialized,
     NotInitializer,
     PsError,
     StepGone,
-    Superseded,
     WorkerIndexTaken,
 )
 from ps_protocol.model.data import DataSpec
@@ -24,30 +19,32 @@ from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
     CommitResult,
-    ModelReply,
-    ModelState,
-    Participant,
+    LeaseReply,
+    LeaseResult,
     ParticipantKind,
     PushCommit,
-    PushOutcome,
     RegisterRequest,
     Registration,
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushHeader, PushId, PushReply, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
-from tests.simulation.worker_data import WorkerData
 from tests.simulation.world import World
-from worker_client.session.state import OpenCommits, WorkerState
+from worker_client.core import requests as ask
+from worker_client.core.data import NUM_AHEAD, WorkerData
+from worker_client.core.outcomes import Push as Outcome
+from worker_client.core.place import Place
+from worker_client.core.worker import Worker
 
-# What only a new registration is of use for.
-_AWAY = (EpochMismatch, LeaseExpired, NotInitialized)
-_LAST_CHANCE_S = 30.0
+_NO_LIMIT_S = 1e9
+_LOOK_AGAIN_S = 0.01
+# How long a call to the chief may block.
+_SLICE_S = 1.0
 
 
 class WorkerNode:
@@ -71,22 +68,36 @@ class WorkerNode:
         on_end: Callable[[str], None],
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
-        self._index, self._pid, self._model, self._shards = index, pid, model, shards
+        self._index, self._pid, self._model, self._num_shards = index, pid, model, len(shards)
         self._calls = WorkerCalls(world, shards=shards, chief=chief)
         self._lease_s, self._compute_s, self._takes_over, self._on_end = lease_s, compute_s, takes_over, on_end
-        self._data = WorkerData(world, self._calls, oracle, data, keep_up=self._keep_up) if data is not None else None
+        self._data = data
         self._requests = itertools.count(pid * 1_000_000 + 1)  # no other process has these
+        self._worker: Worker | None = None
         self._layouts: tuple[Layout, ...] = ()
-        # What production's sessions decide by, too; None until there is a model.
-        self._state: WorkerState | None = None
-        self._registration: Registration | None = None
-        # The contribution that nothing final is known of: whose it is, and whether the chief had said that it counts when that one moved.
-        self._given: tuple[Participant, PushCommit] | None = None
-        self._was_accepted = False
-        self._is_over = False
+        self._held_step: int | None = None
+        self._is_renewing = self._is_over = False
+        # What the next commit or token is asked with.
+        self._commit: PushCommit | None = None
         self.num_steps = 0
+        self._acts: dict[type, Callable[[Any], Task]] = {
+            ask.Register: lambda request: self._register(request.former, request.held),
+            ask.Agree: self._agree,
+            ask.Complete: self._complete,
+            ask.Count: self._count,
+            ask.AwaitToken: self._await_token,
+            ask.Lease: self._lease,
+            ask.Beat: lambda request: self._ask("heartbeat", request.participant),
+            ask.Status: lambda _: self._ask("status"),
+            ask.Renew: self._renew,
+            ask.AwaitRenewal: lambda _: self._await_renewal(),
+            ask.Create: self._create,
+            ask.Open: self._open,
+            ask.Push: self._push,
+            ask.Fetch: self._fetch,
+            ask.Pause: lambda request: _sleep(request.seconds),
+        }
         world.spawn(life, self._run(), self._ended)
-        world.spawn(life, self._beat())
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
         """Nobody calls a worker."""
@@ -97,88 +108,170 @@ class WorkerNode:
         self._world.note(f"{self._life.name} ends: {value}")
         self._on_end(type(value).__name__ if isinstance(value, PsError) else str(value))
 
-    # -- the loop
+    @property
+    def local_step(self) -> int:
+        """The step of its variables."""
+        return 0 if self._worker is None else self._worker.state.local_step
+
+    # -- the program
 
     def _run(self) -> Task:
-        yield from self._register(None)
-        while True:
-            place = self._calls.participant
-            try:
-                if not (yield from self._join()):
-                    return "finished"
-                yield from self._conclude()
-                while (yield from self._step()):
-                    self.num_steps += 1
-                return "finished"
-            except _AWAY as error:
-                self._world.seen[f"worker told {type(error).__name__}"] += 1
-                if self._calls.participant is place:
-                    yield from self._register(place)
+        registration = yield from self._enter()
+        self._worker = worker = Worker(Place(registration), begin_wait=self._begin_wait, timeout_s=_NO_LIMIT_S)
+        self._world.spawn(self._life, self._beat())
+        yield from self._do(worker.join(self._model, may_create=True, timeout_s=None))
+        data = None
+        if self._data is not None:
+            # Its numbers grow from one process of an index to the next, as those of a session's do from one data set to the next.
+            first = int(self._world.now * 1000) * 100 + 1
+            data = WorkerData(self._data, worker, request_id=first, begin_wait=self._begin_wait)
+        while not worker.state.is_finished:
+            while data is not None:
+                if (yield from self._do(data.next(timeout_s=None))) is None:
+                    data = None
+                elif not self._world.chance(0.1):
+                    break
+            yield from self._do(worker.read(is_copied=False))
+            yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
+            # As push() and then wait(); the others as step().
+            is_step = self._index % 2 == 0
+            outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step))
+            self._heard(outcome)
+            if not is_step:
+                yield from self._do(worker.wait(timeout_s=None))
+            self.num_steps += 1
+        return "finished"
 
-    def _register(self, former: Participant | None) -> Task:
+    def _heard(self, outcome: Outcome) -> None:
+        """What the program is told must hold where it is now."""
+        self._world.seen[f"program told {outcome.outcome.name}"] += 1
+        commit, worker = self._commit, self._worker
+        assert worker is not None
+        if outcome.is_accepted and commit is not None:
+            result = CommitResult(outcome=outcome.outcome, global_step=outcome.global_step, applied_step=outcome.applied_step)
+            self._oracle.told_commit(era_of(worker.state.participant), commit.push_id, result)
+
+    def _enter(self) -> Task:
+        while True:
+            try:
+                return (yield from self._register(None, ()))
+            except WorkerIndexTaken:
+                yield Sleep(0.3)
+
+    def _beat(self) -> Task:
+        worker = self._worker
+        assert worker is not None
+        acts = {**self._acts, ask.Beat: lambda request: self._calls.once("heartbeat", request.participant)}
+        while not self._is_over:
+            yield Sleep(self._lease_s / 3)
+            try:
+                yield from _run(worker.place.beat(), acts)
+            except PsError:
+                self._world.seen["heartbeat failed"] += 1
+
+    # -- carrying out what the worker asks for
+
+    def _do(self, steps: ask.Asking[Any]) -> Task:
+        return _run(steps, self._acts)
+
+    def _begin_wait(self, what: str, timeout_s: float | None) -> ask.Patience:
+        return _Patience()
+
+    def _ask(self, method: str, *arguments: Any) -> Task:
+        yield from self._await_renewal()
+        return (yield from self._calls.ask(method, *arguments))
+
+    def _register(self, former: Any, held: tuple[int, ...]) -> Task:
         request = RegisterRequest(
             kind=ParticipantKind.WORKER,
             index=self._index,
             host="simulated",
             pid=self._pid,
             request_id=next(self._requests),
-            takeover=self._takes_over,
+            takeover=self._takes_over and former is None,
             former=former,
-            held=self._data.held() if self._data is not None and former is not None else (),
+            held=held,
         )
-        while True:
-            try:
-                registration: Registration = yield from self._calls.ask("register", request)
-            except (EpochMismatch, LeaseExpired) as error:
-                # Its place is gone: a new incarnation of the same index.
-                self._world.note(f"{self._life.name}: cannot come back: {error}")
-                request = replace(request, former=None, held=(), request_id=next(self._requests))
-                yield Sleep(0.05)
-            except WorkerIndexTaken:
-                if former is not None:
-                    raise Superseded("another process has the index") from None
-                yield Sleep(0.3)
-            else:
-                break
-        before, self._calls.participant = self._calls.participant, registration.participant
-        if before == self._calls.participant:
+        registration: Registration = yield from self._calls.ask("register", request)
+        if registration.participant == former:
             self._world.seen["worker came back as whom it was"] += 1
-            return
-        if before is not None and before.incarnation == self._calls.me.incarnation and before.epoch != self._calls.me.epoch:
+        elif former is not None and registration.participant.incarnation == former.incarnation:
             self._world.seen["worker came back under a new epoch"] += 1
-        if self._state is not None and self._given is not None and self._given[0] is self._state.participant:
-            self._was_accepted = self._state.commits.is_accepted(self._given[1])
-        self._registration = registration
-        if self._data is not None:
-            self._data.moved()
+        return registration
 
-    def _join(self) -> Task:
-        while True:
-            reply: ModelReply = yield from self._calls.ask("model", self._calls.me, self._model)
-            if reply.placement:
-                self._layouts = layouts(reply.placement, num_shards=len(self._shards))
-            if reply.state is ModelState.READY:
-                break
-            if reply.state is ModelState.INITIALIZE:
-                yield from self._create(reply)
-            else:
-                yield Sleep(0.02)
-        me, registration, former = self._calls.me, self._registration, self._state
-        assert registration is not None
-        if former is None or former.participant != me:
-            # Registered before the servers were brought back, it may have been told the step that was open then.
-            step = min(registration.global_step, reply.global_step)
-            self._state = WorkerState(me, step=step, global_step=reply.global_step, commits=OpenCommits(me), former=former)
+    def _await_renewal(self) -> Task:
+        while self._is_renewing:
+            yield Sleep(_LOOK_AGAIN_S)
+
+    def _renew(self, request: ask.Renew) -> Task:
+        worker = self._worker
+        assert worker is not None
+        self._world.seen[f"worker told {type(request.cause).__name__}"] += 1
+        yield from self._await_renewal()
+        if worker.place.generation != request.generation:
+            return
+        self._is_renewing = True
+        # What is asked in taking the place again does not wait for that.
+        acts = {
+            ask.Register: self._acts[ask.Register],
+            ask.Agree: lambda asked: self._calls.ask("model", asked.participant, asked.model, 0.0, False),
+            ask.Count: lambda asked: self._calls.ask("commit", asked.participant, asked.commit),
+        }
+        try:
+            yield from _run(worker.place.take_again(request.cause), acts)
+            worker.place.generation += 1
+        finally:
+            self._is_renewing = False
+
+    def _agree(self, request: ask.Agree) -> Task:
+        max_wait_s = 0.0 if request.wait is None else _SLICE_S
+        return (yield from self._ask("model", request.participant, request.model, max_wait_s, request.may_create))
+
+    def _complete(self, request: ask.Complete) -> Task:
+        try:
+            yield from self._ask("complete", request.participant, request.attempt)
+        except NotInitializer:
+            self._world.seen["first values came too late"] += 1
+            raise
+
+    def _count(self, request: ask.Count) -> Task:
+        if request.is_question:
+            self._world.seen["worker asked what had become of a contribution"] += 1
         else:
-            former.local_step = min(former.local_step, reply.global_step)
-        if self._known.join(policy=reply.policy, global_step=reply.global_step, may_contribute=registration.may_contribute):
-            return (yield from self._take_token(None))
-        return True
+            self._commits(request.commit)
+        result: CommitResult = yield from self._ask("commit", request.participant, request.commit)
+        self._world.seen[f"contribution {result.outcome.name}"] += 1
+        return result
 
-    def _create(self, reply: ModelReply) -> Task:
+    def _await_token(self, request: ask.AwaitToken) -> Task:
+        if request.commit is not None:
+            self._commits(request.commit)
+        reply: TokenReply = yield from self._ask("token", *request[:4], _SLICE_S)
+        if request.commit is not None and reply.commit is not None:
+            self._world.seen[f"contribution {reply.commit.outcome.name}"] += 1
+        if reply.result is TokenResult.WAIT:
+            self._world.seen["waited for a token longer than a call may block"] += 1
+        return reply
+
+    def _commits(self, commit: PushCommit) -> None:
+        self._commit = commit
+        assert self._worker is not None
+        self._oracle.contributed(self._worker.state.participant.life, commit.push_id, commit.ranges)
+
+    def _lease(self, request: ask.Lease) -> Task:
+        reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)
+        if reply.result is LeaseResult.EXHAUSTED:
+            self._world.seen["training data gone through"] += 1
+        elif reply.result is LeaseResult.WAIT:
+            self._world.seen["worker waited for training data"] += 1
+        return reply
+
+    def _create(self, request: ask.Create) -> Task:
+        reply, participant = request.reply, self._participant
+        self._layouts = layouts(reply.placement, num_shards=self._num_shards)
         specs = [
             ShardSpec(
-                epoch=self._calls.me.epoch,
+                epoch=participant.epoch,
                 shard=index,
                 layout=layout,
                 optimizer=self._model.optimizer,
@@ -190,136 +283,83 @@ class WorkerNode:
             for index, layout in enumerate(self._layouts)
         ]
         contents = [self._gradient(_FIRST, index) for index in range(len(self._layouts))]
-        yield from self._calls.at_all("create", list(zip(specs, contents, strict=True)))
-        try:
-            yield from self._calls.ask("complete", self._calls.me, reply.attempt)
-        except (NotInitializer, *_AWAY) as error:
-            self._world.seen["first values came too late"] += 1
-            if not isinstance(error, NotInitializer):
-                raise
+        yield from self._at_all("create", list(zip(specs, contents, strict=True)))
 
-    def _step(self) -> Task:
-        """One contribution, from reading to the token; False at the end of training."""
-        if self._data is not None:
-            yield from self._data.next()
-        state = self._known
-        step = state.local_step
+    def _open(self, request: ask.Open) -> Task:
+        self._layouts = layouts(request.reply.placement, num_shards=self._num_shards)
+        self._held_step = None
+        yield from ()
+
+    def _push(self, request: ask.Push) -> Task:
+        me = self._participant
+        calls = []
+        for index, layout in enumerate(self._layouts):
+            header = PushHeader(
+                epoch=me.epoch,
+                life=me.life,
+                push_id=request.push_id,
+                step=request.step,
+                layout_hash=layout.hash,
+                refused=request.refused,
+            )
+            calls.append((header, self._gradient(request.push_id, index)))
+        replies: list[PushReply] = yield from self._at_all("push", calls)
+        results: list[PushResult] = [reply.result for reply in replies]
+        return results
+
+    def _fetch(self, request: ask.Fetch) -> Task:
+        if self._held_step == request.step:
+            return
+        me = self._participant
         try:
-            read = yield from self._calls.at_all("read", [(self._calls.me.epoch, step, one.hash, one.nbytes) for one in self._layouts])
+            read = yield from self._at_all("read", [(me.epoch, request.step, one.hash, one.nbytes) for one in self._layouts])
         except StepGone:
             self._world.seen["step gone before it was read"] += 1
-            return (yield from self._take_token(None))
-        self._oracle.read(era_of(self._calls.me), step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
-        yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
-        push_id = state.number_push()
-        replies: list[PushReply] = yield from self._calls.at_all(
-            "push", [(self._header(push_id, step, one), self._gradient(push_id, index)) for index, one in enumerate(self._layouts)]
-        )
-        state.refused.clear()
-        ranges = self._data.take() if self._data is not None else ()
-        self._oracle.contributed(self._calls.me.life, push_id, ranges)
-        commit = state.pushed(push_id, [reply.result for reply in replies], step=step, ranges=ranges)
-        self._given, self._was_accepted = (state.participant, commit), False
-        state.commits.sent(commit)
-        if self._index % 2:  # as push() and then wait(); the others as step()
-            yield from self._commit(commit)
-            return (yield from self._take_token(None))
-        return (yield from self._take_token(commit))
+            raise
+        self._oracle.read(era_of(me), request.step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
+        self._held_step = request.step
 
-    def _header(self, push_id: PushId, step: int, layout: Layout) -> PushHeader:
-        me, refused = self._calls.me, tuple(self._known.refused)
-        return PushHeader(epoch=me.epoch, life=me.life, push_id=push_id, step=step, layout_hash=layout.hash, refused=refused)
+    def _at_all(self, method: str, arguments: list[tuple[Any, ...]]) -> Task:
+        worker, me = self._worker, self._participant
+        assert worker is not None
+        # As connections are given up when the heartbeat has heard that the epoch is over.
+        return self._calls.at_all(method, arguments, is_over=lambda: worker.place.participant is not me)
+
+    @property
+    def _participant(self) -> Any:
+        assert self._worker is not None
+        return self._worker.place.participant
 
     def _gradient(self, push_id: PushId, index: int) -> Array:
         return arena_of(self._layouts[index], lambda size: gradient_of(push_id, shard=index, size=size))
 
-    def _commit(self, commit: PushCommit) -> Task:
+
+class _Patience:
+    def left_s(self) -> float | None:
+        return _NO_LIMIT_S
+
+    def explain(self, waiting_for: str) -> None:
+        """Nobody listens, and it has no end."""
+
+
+def _run(steps: ask.Asking[Any], acts: dict[type, Callable[[Any], Task]]) -> Task:
+    """Does as `run` does in the world's time; what needs no act is answered with None."""
+    try:
+        request = next(steps)
         while True:
-            place = self._calls.me
+            act = acts.get(type(request))
             try:
-                return self._note(commit, (yield from self._calls.ask("commit", place, commit)))
-            except _AWAY:
-                yield from self._register(place)
-                if self._calls.me != place:
-                    raise
+                answer = None if act is None else (yield from act(request))
+            except PsError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value
 
-    def _take_token(self, commit: PushCommit | None) -> Task:
-        state = self._known
-        while True:
-            place = self._calls.me
-            try:
-                reply: TokenReply = yield from self._calls.ask("token", place, state.local_step, state.request_id, commit)
-            except _AWAY:
-                yield from self._register(place)
-                if self._calls.me != place:
-                    raise
-                yield from self._retell()
-                continue
-            if reply.commit is not None and commit is not None:
-                self._note(commit, reply.commit)
-                commit = None
-            if reply.result is not TokenResult.WAIT:
-                state.granted(reply)  # the policy stays what it is
-                state.move_on(reply)
-                self._given = None
-                return not state.is_finished
-            self._world.seen["waited for a token longer than a call may block"] += 1
 
-    def _retell(self) -> Task:
-        """Another chief may know neither the model nor what its predecessor had counted and not applied."""
-        try:
-            yield from self._calls.ask("model again", self._calls.me, self._model)
-            for commit in self._known.commits.all():
-                self._note(commit, (yield from self._calls.ask("commit", self._calls.me, commit)))
-        except _AWAY:
-            return  # what is asked next ends in the same way
-
-    def _keep_up(self) -> Task:
-        """Others have gone on while this worker had nothing to contribute."""
-        if (yield from self._calls.ask("step", self._calls.me)) > self._known.local_step and not (yield from self._take_token(None)):
-            self._world.seen["training ended while a worker waited for data"] += 1
-
-    def _note(self, commit: PushCommit, result: CommitResult) -> None:
-        """Takes note of what becomes of a contribution."""
-        self._world.seen[f"contribution {result.outcome.name}"] += 1
-        if self._data is not None:
-            self._data.answered()
-        self._known.counted(commit, result)
-
-    def _conclude(self) -> Task:
-        """The worker goes on in another place: what does its user hear of the contribution that was under way?"""
-        given, self._given = self._given, None
-        if given is None:
-            return
-        giver, commit = given
-        state = self._known
-        found = state.outcome_at_move(commit, step=commit.step, giver=giver, is_accepted=self._was_accepted)
-        if isinstance(found, PushCommit):
-            self._world.seen["worker asked what had become of a contribution"] += 1
-            yield from self._calls.ask("commit", state.participant, found)
-        elif found.is_accepted:
-            self._world.seen["what was said before holds in the new place"] += 1
-            result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=state.local_step, applied_step=commit.step)
-            self._oracle.told_commit(era_of(state.participant), commit.push_id, result)
-
-    @property
-    def local_step(self) -> int:
-        """The step of its variables."""
-        return 0 if self._state is None else self._state.local_step
-
-    @property
-    def _known(self) -> WorkerState:
-        assert self._state is not None
-        return self._state
-
-    def _beat(self) -> Task:
-        while not self._is_over:
-            yield Sleep(self._lease_s / 3)
-            if self._calls.participant is not None:
-                try:
-                    yield from self._calls.beat()
-                except PsError:
-                    self._world.seen["heartbeat failed"] += 1
+def _sleep(seconds: float) -> Task:
+    yield Sleep(seconds)
 
 
 _FIRST = PushId(worker=0, incarnation=1, sequence=1)

@@ -6,9 +6,9 @@ from functools import partial
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SavedCheckpoint, SettingsReply
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.waiting import Wait
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
 # How long the chief may take to say what a change waits for.

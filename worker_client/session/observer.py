@@ -5,18 +5,20 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ps_protocol.errors import Cancelled, NotInitialized, StepGone
+from ps_protocol.errors import NotInitialized, StepGone
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.waiting import Wait
+from worker_client.core.outcomes import MetricReport
+from worker_client.core.place import LOST
+from worker_client.core.requests import run
 from worker_client.model.memory import ModelMemory
 from worker_client.session import changes
-from worker_client.session.membership import LOST, Membership, failure_text
-from worker_client.session.outcomes import MetricReport
+from worker_client.session.membership import Membership, failure_text
 from worker_client.session.reading import ModelReader, VariableMemory
 
 log = logging.getLogger("lockstep.worker")
@@ -155,10 +157,8 @@ class Observer:
             try:
                 return act(variables, reader)
             except LOST as error:
-                if self._member.participant is participant:
-                    if isinstance(error, Cancelled):
-                        raise
-                    self._member.await_new_place(participant, error)
+                patience = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
+                run(self._member.place.await_other(participant, error, patience), self._member.acts)
                 log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.epoch, error.message)
                 self._step = None
 

@@ -10,12 +10,12 @@ from ps_protocol.errors import InvalidSpec, SlotNotFound, StepGone, StepNotReady
 from ps_protocol.model.layout import Layout, Segments, VariableSlice
 from ps_protocol.model.spec import AVERAGE_SLOT, ModelSpec
 from ps_protocol.model.variables import Array, VariableSpec
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.shard import RowsRequest, Shard
-from worker_client.cluster.waiting import Wait
+from worker_client.core.outcomes import MetricReport, metric_reports
 from worker_client.model.gradients import checked_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import slot_names
-from worker_client.session.outcomes import MetricReport, metric_reports
 from worker_client.shards.shards import Shards
 
 # Rows of one table from all shards that have some, of one step, in the order asked for.

@@ -12,14 +12,16 @@ from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
+from worker_client.core.outcomes import MetricReport, Push
+from worker_client.core.requests import run
+from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
 from worker_client.session import changes
-from worker_client.session.data import DataBatches, batches_of
-from worker_client.session.loop import WorkerLoop
+from worker_client.session.calls import WorkerCalls
+from worker_client.session.data import DataBatches
 from worker_client.session.membership import Membership, failure_text
-from worker_client.session.outcomes import MetricReport, Push
-from worker_client.session.training import Training
+from worker_client.session.training import Contribution, Training
 
 
 class Session:
@@ -38,7 +40,8 @@ class Session:
     def __init__(self, link: ChiefLink, registration: Registration) -> None:
         self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
-        self._loop = WorkerLoop(self._member)
+        self._calls = WorkerCalls(self._member)
+        self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: DataBatches | None = None
         self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
 
@@ -61,32 +64,32 @@ class Session:
     @property
     def local_step(self) -> int:
         """The step of the variables that `read()` gives and that the next gradients are for; with fifo tokens, that of the token."""
-        return self._loop.state.local_step
+        return self._worker.state.local_step
 
     @property
     def epoch(self) -> int:
         """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
-        return self._loop.state.participant.epoch
+        return self._worker.state.participant.epoch
 
     @property
     def num_rollbacks(self) -> int:
         """How often this session has been taken back to an earlier step with the cluster."""
-        return self._loop.num_rollbacks
+        return self._worker.num_rollbacks
 
     @property
     def global_step(self) -> int:
         """The newest step that this session has heard of. Makes no call."""
-        return max(self._loop.state.global_step, self._loop.state.local_step)
+        return max(self._worker.state.global_step, self._worker.state.local_step)
 
     @property
     def is_finished(self) -> bool:
         """Whether training is finished, as far as this session has heard. Makes no call."""
-        return self._loop.state.is_finished or self._member.is_finished
+        return self._worker.state.is_finished or self._member.is_finished
 
     @property
     def num_workers(self) -> int:
         """How many workers the cluster is for (0: any number); asks the chief the first time, and again after the policy has changed."""
-        policy, known = self._loop.state.policy, self._num_workers
+        policy, known = self._worker.state.policy, self._num_workers
         if known is None or known[0] is not policy:
             known = self._num_workers = policy, self.status().total_num_replicas
         return known[1]
@@ -102,7 +105,7 @@ class Session:
     @property
     def policy(self) -> PolicySpec:
         """How the workers are coordinated, as far as this session has heard: when it joined, or since. Makes no call."""
-        return self._loop.state.policy
+        return self._worker.state.policy
 
     def create_or_join(
         self,
@@ -132,12 +135,12 @@ class Session:
         InvalidSpec, DeadlineExceeded.
         """
         self._member.check_open()
-        if self._loop.training is not None:
+        if self._worker.has_model:
             raise RuntimeError("this session has its model already; open another session for another model")
         clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
         where = placement_of(placement, split_bytes=split_bytes)
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
-        return self._loop.join(declared, create=create, timeout_s=timeout_s)
+        return self._calls.join(declared, create=create, timeout_s=timeout_s)
 
     def read(self) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
@@ -148,7 +151,7 @@ class Session:
         Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
         anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
         """
-        return self._at_work().do(Training.read)
+        return run(self._at_work().read(is_copied=True), self._acts)
 
     def views(self) -> dict[str, Array]:
         """Returns what `read()` does without a copy: read-only arrays, valid until the next token.
@@ -158,7 +161,7 @@ class Session:
         them; its contribution is then dropped as stale. Other libraries may take the memory as theirs and write to it, which ends the
         process: give them what `read()` returns.
         """
-        return self._at_work().do(Training.views)
+        return run(self._at_work().read(is_copied=False), self._acts)
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
@@ -167,7 +170,7 @@ class Session:
         is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
         variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
         """
-        return self._at_work().do(lambda training: training.read_rows(name, indices))
+        return run(self._at_work().read_rows(name, indices), self._acts)
 
     def gradient_buffers(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
@@ -178,7 +181,7 @@ class Session:
         DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
         it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
         """
-        return self._at_work().do(Training.gradient_buffers)
+        return run(self._at_work().do(Training.gradient_buffers), self._acts)
 
     def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
@@ -191,10 +194,10 @@ class Session:
         repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
         IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
-        loop = self._at_work()
+        worker = self._at_work()
         if gradients is None:
             raise no_gradients()
-        return loop.contribute(gradients, updates=updates, metrics=metrics, is_waited_for=False)
+        return run(worker.contribute(Contribution(gradients, updates, metrics), is_waited_for=False), self._acts)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
@@ -203,8 +206,7 @@ class Session:
         wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
         after `timeout_s` seconds (None: never); waiting can then be taken up again.
         """
-        self._at_work().wait(timeout_s=timeout_s)
-        return not self._loop.state.is_finished
+        return run(self._at_work().wait(timeout_s=timeout_s), self._acts)
 
     def step(
         self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
@@ -213,10 +215,10 @@ class Session:
 
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
         """
-        loop = self._at_work()
+        worker = self._at_work()
         if gradients is None:
             raise no_gradients()
-        return loop.contribute(gradients, updates=updates, metrics=metrics, is_waited_for=True, timeout_s=timeout_s)
+        return run(worker.contribute(Contribution(gradients, updates, metrics), is_waited_for=True, timeout_s=timeout_s), self._acts)
 
     def batches(
         self,
@@ -238,23 +240,26 @@ class Session:
         it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/how-to/data.md.
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
-        self._batches = found = batches_of(spec, self._batches, member=self._member, loop=self._at_work(), timeout_s=timeout_s)
-        return found
+        self._at_work()
+        if self._batches is None or self._batches.spec != spec:
+            self._batches = DataBatches(spec, calls=self._calls, member=self._member, former=self._batches)
+        self._batches.timeout_s = timeout_s
+        return self._batches
 
     def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
 
         Raises SlotNotFound if there is none, VariableNotFound.
         """
-        return self._at_work().do(lambda training: training.reader.averages(names))
+        return run(self._at_work().do(lambda training: training.reader.averages(names)), self._acts)
 
     def read_metrics(self) -> dict[str, MetricReport]:
         """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
-        return self._at_work().do(lambda training: training.reader.metrics())
+        return run(self._at_work().do(lambda training: training.reader.metrics()), self._acts)
 
     def get_slot_names(self) -> list[str]:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return self._at_work().do(lambda training: training.reader.slot_names())
+        return run(self._at_work().do(lambda training: training.reader.slot_names()), self._acts)
 
     def get_slot(self, variable: str, slot: str) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
@@ -262,7 +267,7 @@ class Session:
         Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. What changes
         while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
         """
-        return self._at_work().do(lambda training: training.reader.slot(variable, slot))
+        return run(self._at_work().do(lambda training: training.reader.slot(variable, slot)), self._acts)
 
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
         """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.
@@ -273,7 +278,7 @@ class Session:
         """
         self._member.check_open()
         step = changes.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
-        self._loop.state.policy = policy
+        self._worker.state.policy = policy
         return step
 
     def set_hyperparameters(
@@ -312,7 +317,7 @@ class Session:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
         self._member.check_open()
         last_step = self._member.link.ask(lambda chief: chief.finish(reason=reason or f"{self._who} finished it"), what="finish")
-        self._loop.state.finish(last_step)
+        self._worker.state.finish(last_step)
         return last_step
 
     def close(self) -> None:
@@ -320,12 +325,11 @@ class Session:
         self._leave("")
 
     def _leave(self, failure: str) -> None:
-        if self._batches is not None:
-            self._batches.close()
+        self._calls.close()
         self._member.leave(failure)
 
-    def _at_work(self) -> WorkerLoop:
+    def _at_work(self) -> Worker:
         self._member.check_open()
-        if self._loop.training is None:
+        if not self._worker.has_model:
             raise NotInitialized("this session has no model yet; call create_or_join() first")
-        return self._loop
+        return self._worker

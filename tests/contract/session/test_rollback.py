@@ -16,7 +16,7 @@ from ps_protocol.roles.chief import ParticipantKind
 from tests.support.rolling import RollingCluster
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session, sync_replicas
-from worker_client.session.training import Training
+from worker_client.core.state import WorkerState
 
 VALUES = {"a": np.zeros(40), "b": np.zeros(40)}
 ONES = {name: np.ones(40) for name in VALUES}
@@ -55,7 +55,7 @@ def test_step_after_a_rollback_says_so_and_the_worker_goes_on_at_the_checkpoint(
         assert all(session.gradient_buffers()[name] is array for name, array in gradients.items())
 
 
-@pytest.mark.parametrize("act", [Session.wait, Session.get_slot_names, Session.read_metrics], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("act", [Session.wait, Session.read_metrics], ids=lambda act: act.__name__)
 def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> None:
     cluster, session = rolled_back()
     with session:
@@ -67,19 +67,29 @@ def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> N
         assert_value(session, -1.0)
 
 
+def test_wait_after_a_push_that_was_rolled_back_gives_leave_to_compute_it_anew() -> None:
+    _, session = rolled_back()
+    with session:
+        assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK
+        assert session.wait(timeout_s=5)
+        assert session.push(ONES).is_accepted
+        assert session.wait(timeout_s=20)
+        assert session.local_step == 1
+
+
 @pytest.mark.parametrize("act", [lambda s: s.read(), Session.wait], ids=["read", "wait"])
 def test_a_way_back_that_ran_out_of_time_is_gone_whole_by_the_next_call(
     act: Callable[[Session], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, session = rolled_back()
-    begin = Training.begin
+    join = WorkerState.join
 
-    def late(self: Training, **options: Any) -> None:
-        monkeypatch.setattr(Training, "begin", begin)
+    def late(self: WorkerState, **options: Any) -> bool:
+        monkeypatch.setattr(WorkerState, "join", join)
         raise DeadlineExceeded("no token in time")
 
     with session:
-        monkeypatch.setattr(Training, "begin", late)
+        monkeypatch.setattr(WorkerState, "join", late)
         with pytest.raises(DeadlineExceeded):
             session.step(ONES, timeout_s=20)
         act(session)
@@ -94,7 +104,7 @@ def test_nothing_of_the_epoch_before_stays_in_memory(act: Callable[[Session], An
     cluster = RollingCluster(join)
     with cluster.session() as session:
         session.step(ONES, timeout_s=20)
-        before = weakref.ref(session._loop.training)
+        before = weakref.ref(session._calls.training)
         gc.disable()
         try:
             cluster.roll_back()

@@ -10,7 +10,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
-from worker_client.cluster.waiting import Wait
+from ps_protocol.process.waiting import Wait
 from worker_client.model.optimizers import slot_names
 from worker_client.opening import Target, resolve
 

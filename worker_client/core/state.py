@@ -17,7 +17,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import PushId, PushResult
-from worker_client.session.outcomes import Push, push_of
+from worker_client.core.outcomes import Push, push_of
 
 _STAGED = frozenset({PushResult.STAGED})
 

@@ -1,0 +1,100 @@
+"""The training data of a cluster as one worker goes through it: ranges leased from the chief, a few ahead. Knows ranges; no sample.
+
+A range that was given out counts as done when a contribution made from it is applied: the worker's next one names it. The chief leases it
+again if that contribution is dropped, or if its worker is lost or rolled back.
+
+In strict sync the chief does not have a step wait for a worker that is out of ranges; that one only follows, so that it is at the open
+step when it gets some again. Under ssp and with fifo tokens it would hold up those who still have some, and they the end of the data. So
+while it waits, and another waits for it, it gives contributions that have no gradient for any variable and count in no mean.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from ps_protocol.model.data import DataRange, DataSpec
+from ps_protocol.roles.chief import ClusterStatus, LeaseReply, LeaseResult, ParticipantKind
+from worker_client.core.place import LOST
+from worker_client.core.requests import Asking, Lease, LeaseAhead, Patience, Skipping, Status
+from worker_client.core.worker import Worker
+
+# Enough that asking is not felt, and so few that a lost worker's are soon done by others.
+NUM_AHEAD = 4
+
+
+class WorkerData:
+    """One worker's ranges of one data set. `request_id`: the number of the next wish, which no other of the worker has."""
+
+    def __init__(self, spec: DataSpec, worker: Worker, *, request_id: int, begin_wait: Callable[[str, float | None], Patience]) -> None:
+        self.spec = spec
+        self.request_id = request_id
+        self._worker = worker
+        self._begin_wait = begin_wait
+        self._participant = worker.place.participant
+        self._ahead: deque[DataRange] = deque()
+
+    def next(self, *, timeout_s: float | None) -> Asking[DataRange | None]:
+        """Returns the next range to compute gradients from; None once all are done, or training is finished. Raises DeadlineExceeded."""
+        worker, ahead = self._worker, self._ahead
+        yield from self._notice_move()
+        # What was given out here since the worker has its present place, for a contribution that was not sent after all.
+        ahead.extendleft(reversed(worker.take_back()))
+        if not ahead:
+            yield from self._await_ranges(timeout_s)
+        if not ahead:
+            return None
+        given = ahead.popleft()
+        worker.use(given)
+        if len(ahead) <= NUM_AHEAD // 2:
+            yield LeaseAhead(self._participant, self.spec, self.request_id)
+        return given
+
+    def _notice_move(self) -> Asking[None]:
+        """What was leased to a former identity is leased anew."""
+        if self._worker.place.participant is not self._participant:
+            yield from self._worker.check_place()
+            self._participant = self._worker.place.participant
+            self.request_id += 1
+            self._ahead.clear()
+
+    def _await_ranges(self, timeout_s: float | None) -> Asking[None]:
+        worker, place = self._worker, self._worker.place
+        wait = self._begin_wait(f"{worker.who} wants ranges of {self.spec.name!r}", timeout_s)
+        has_waited = False
+        while not worker.state.is_finished:
+            participant, is_brief = self._participant, worker.state.reads_latest or bool(worker.num_unnamed)
+            try:
+                reply: LeaseReply = yield from place.ask(Lease(participant, self.spec, self.request_id, wait, is_brief), participant)
+            except LOST:
+                if place.participant is participant:
+                    raise
+                yield from self._notice_move()
+                continue
+            self.request_id += 1
+            self._ahead.extend(reply.ranges)
+            place.commits.lease(given.id for given in reply.ranges)
+            if reply.result is LeaseResult.WAIT:
+                has_waited = True
+                wait.explain(reply.waiting_for)
+            if has_waited:
+                yield from self._keep_up(wait)
+            if reply.result is not LeaseResult.WAIT:
+                return
+
+    def _keep_up(self, wait: Patience) -> Asking[None]:
+        """Others have gone on while this worker had nothing to do."""
+        worker = self._worker
+        if worker.num_unnamed:
+            # It would wait for itself; or two of them for one another.
+            yield Skipping(self.spec, worker.num_unnamed)
+            yield from worker.skip(timeout_s=wait.left_s())
+            return
+        status: ClusterStatus = yield Status()
+        if not worker.state.reads_latest:
+            if status.global_step > worker.state.local_step:
+                yield from worker.wait(timeout_s=wait.left_s())
+        elif any(
+            other.is_waiting and other.index != self._participant.index
+            for other in status.participants
+            if other.kind is ParticipantKind.WORKER
+        ):
+            yield from worker.contribute(None, is_waited_for=True, timeout_s=wait.left_s())

@@ -1,0 +1,120 @@
+"""A participant's place in its cluster: who it is, and what follows when chief or epoch have changed. Pure: asks by yielding requests."""
+
+from dataclasses import replace
+from typing import Any
+
+from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, WorkerIndexTaken
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.chief import Participant, Registration
+from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Patience, Pause, Register, Renew
+from worker_client.core.state import OpenCommits
+
+# What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again. Superseded: by
+# another process, or by this very one, whose other thread has come back as another incarnation.
+LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled, Superseded)
+_ENDED = "its lease had ended, and it has registered again since"
+_LOOK_AGAIN_S = 0.1
+
+
+class Place:
+    """Who the participant is at present, and what another chief would have to hear of it.
+
+    Its own thread and that of its heartbeat ask as this participant, and either takes the place again; whoever runs them sees to it that
+    only one at a time is in `take_again`. `generation` grows with each time.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+        self.commits = OpenCommits(registration.participant)
+        # The model of a participant that has joined one: another chief may have to learn it.
+        self.model: ModelSpec | None = None
+        self.generation = 0
+        self.is_finished = False  # training, as a heartbeat has heard
+
+    @property
+    def participant(self) -> Participant:
+        """The identity to call with; the same object for as long as it is the same identity."""
+        return self.registration.participant
+
+    def ask(self, request: Any, participant: Participant) -> Asking[Any]:
+        """Asks the chief something as this participant; where another chief has taken over, takes the place again and asks that one.
+
+        Raises EpochMismatch or LeaseExpired if the holder has become another participant by that.
+        """
+        while True:
+            generation = self.generation
+            try:
+                return (yield request)
+            except (EpochMismatch, LeaseExpired) as error:
+                yield Renew(generation, error)
+                if self.participant is not participant:
+                    raise
+            except Superseded:
+                yield AwaitRenewal()
+                if self.participant is participant:
+                    raise
+                raise LeaseExpired(_ENDED) from None
+
+    def beat(self) -> Asking[None]:
+        """Renews the lease, or takes the place again, as the heartbeat does: the holder may compute for long."""
+        generation, participant = self.generation, self.participant
+        try:
+            is_finished: bool = yield Beat(participant)
+            self.is_finished = self.is_finished or is_finished
+        except (EpochMismatch, LeaseExpired) as error:
+            yield Renew(generation, error)
+        except Superseded:
+            yield AwaitRenewal()
+            if self.participant is participant:
+                raise
+
+    def take_again(self, cause: PsError, *, is_question: bool = False) -> Asking[bool]:
+        """Registers again; returns whether the holder is another participant now. If not, tells another chief what is open.
+
+        `is_question`: only to hear which servers hold the shards. Raises Superseded if another has taken the place.
+        """
+        former, chief_incarnation = self.participant, self.registration.chief_incarnation
+        try:
+            registration: Registration = yield Register(former, self.commits.held if self.commits.owner is former else ())
+        except WorkerIndexTaken as error:
+            raise Superseded(f"{cause.message}; and meanwhile {error.message}", facts=error.facts) from None
+        if registration.participant != former:
+            self.registration = registration
+            return True
+        # The same object, which shows that nothing else has changed.
+        self.registration = replace(registration, participant=former)
+        if not is_question or registration.chief_incarnation != chief_incarnation:
+            yield from self._tell_again(former)
+        return False
+
+    def _tell_again(self, participant: Participant) -> Asking[None]:
+        """Another chief may know neither the model nor what its predecessor had counted and not applied."""
+        try:
+            if self.model is not None:
+                yield Agree(participant, self.model, None, may_create=False)
+            # Those of an epoch that is over wait for the worker's thread, which finds out what became of them; they count in no other.
+            for commit in self.commits.all() if self.commits.owner is participant else ():
+                yield Count(participant, commit)
+        except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
+            return  # what is asked next ends in the same way, and finds out what to do about it
+
+    def await_other(self, participant: Participant, cause: PsError, wait: Patience) -> Asking[PsError]:
+        """Returns once the holder is no longer this participant: a server has begun again, and the chief will soon know, too.
+
+        What it returns is what the chief says of that, if it says anything. Raises the cause if the chief knows of nothing to the end of
+        the wait.
+        """
+        if self.participant is not participant:
+            return cause
+        if isinstance(cause, Cancelled):
+            raise cause
+        while participant is self.participant:
+            try:
+                yield from self.ask(Beat(participant), participant)
+            except (EpochMismatch, LeaseExpired) as error:
+                return error
+            if isinstance(cause, Superseded) or wait.left_s() == 0:
+                raise cause
+            wait.explain(f"the chief has not heard of it yet: {cause.message}")
+            yield Pause(wait, _LOOK_AGAIN_S)
+        return cause

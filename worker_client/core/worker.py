@@ -1,0 +1,474 @@
+"""A worker's way through the training: from joining, over reading, giving and waiting, to wherever the cluster goes. Pure: yields requests.
+
+Its place belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the worker had been taken for
+gone, it takes its place again and goes on at the step that stands then. What was pushed before that is rolled back.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ps_protocol.errors import (
+    EpochMismatch,
+    InternalError,
+    NotInitializer,
+    PsError,
+    StepGone,
+    StepNotReady,
+    Superseded,
+    TooManyPushes,
+    TrainingFailed,
+)
+from ps_protocol.model.data import DataRange
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import (
+    ClusterState,
+    ClusterStatus,
+    CommitResult,
+    ModelReply,
+    ModelState,
+    Participant,
+    PushCommit,
+    Registration,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import PushId, PushResult
+from worker_client.core.outcomes import Push as Outcome
+from worker_client.core.outcomes import push_of
+from worker_client.core.place import LOST, Place
+from worker_client.core.requests import (
+    Agree,
+    Arrived,
+    Asking,
+    AwaitToken,
+    Complete,
+    Count,
+    Create,
+    Do,
+    Expect,
+    Fetch,
+    FetchNewest,
+    FreeGradients,
+    Give,
+    HearShards,
+    HeldStep,
+    Open,
+    Patience,
+    ProtectGradients,
+    Push,
+    ReadRows,
+    Stage,
+    Status,
+)
+from worker_client.core.state import WorkerState
+
+Result = TypeVar("Result")
+
+# What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
+_LOST_OR_BEHIND = (*LOST, StepNotReady)
+
+
+class Worker:
+    """What one worker does, call by call. For one thread. `state`: where it stands, at its present place.
+
+    `begin_wait` begins a wait with these words and seconds (None: no limit). `timeout_s`: how long a server that does not answer is waited
+    for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster.
+    """
+
+    def __init__(self, place: Place, *, begin_wait: Callable[[str, float | None], Patience], timeout_s: float) -> None:
+        self.place = place
+        self.who = f"worker {place.participant.index}"
+        self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
+        self.num_rollbacks = 0
+        self._begin_wait, self._timeout_s = begin_wait, timeout_s
+        # Where its variables are from; another than `state` if coming back failed half-way, and None before there is a model.
+        self._present: WorkerState | None = None
+        # It has come back, or nothing was sent: it may compute for the step that it has, and no other token would come before that.
+        self._may_compute = False
+        # Of the training data: what the next contribution is made from, whether some of it has gone back to the chief, and what the worker
+        # still has of a contribution that was not sent for that.
+        self._ranges: tuple[DataRange, ...] = ()
+        self._has_lost_ranges = False
+        self._unused: tuple[DataRange, ...] = ()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it has joined a model."""
+        return self._present is not None
+
+    # -- to the model, and back to it
+
+    def join(self, model: ModelSpec, *, may_create: bool, timeout_s: float | None) -> Asking[bool]:
+        """Creates or joins the model; returns whether it created it.
+
+        Blocks while another worker creates it, and takes over if that one is lost; without `may_create` never does so. Raises
+        ModelMismatch, DeadlineExceeded.
+        """
+        place, wait = self.place, self._begin_wait(f"{self.who} joins the model", timeout_s)
+        while True:
+            registration = place.registration
+            try:
+                has_created = yield from self._take_part(model, registration, wait, may_create=may_create)
+                break
+            except LOST as error:
+                yield from self._await_other(registration.participant, error)
+        place.model, self._present = model, self.state
+        yield Arrived(None, None)
+        return has_created
+
+    def _come_back(self, cause: PsError, *, timeout_s: float | None) -> Asking[None]:
+        """Takes the training up at the worker's new place; raises the cause if it has none. May be called again after an error."""
+        place, present = self.place, self._present
+        assert present is not None and place.model is not None
+        former = present.participant
+        cause = yield from self._await_other(former, cause)
+        wait = self._begin_wait(f"{self.who} comes back to the model", timeout_s)
+        while True:
+            registration = place.registration
+            try:
+                yield from self._take_part(place.model, registration, wait, may_create=False)
+                break
+            except LOST as error:
+                yield from self._await_other(registration.participant, error)
+        self._present, self._may_compute = self.state, True
+        self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
+        if registration.participant.era != former.era:
+            self.num_rollbacks += 1
+        yield Arrived(former, cause)
+        # It holds the frames that it came through, and so this one: if that held it too, the variables of servers that are gone would stay.
+        del cause
+
+    def _await_other(self, participant: Participant, cause: PsError) -> Asking[PsError]:
+        wait = self._begin_wait(f"the session of {self.who} asks what has become of its servers", self._timeout_s)
+        return (yield from self.place.await_other(participant, cause, wait))
+
+    def _take_part(self, model: ModelSpec, registration: Registration, wait: Patience, *, may_create: bool) -> Asking[bool]:
+        """Agrees on the model and comes to the first step; in strict sync waits for one that takes something from this worker."""
+        reply, has_created = yield from self._agree(model, registration.participant, wait, may_create=may_create)
+        commits, participant = self.place.commits, registration.participant
+        commits.begin(participant)
+        # Registered before the servers were brought back, it may have been given the step that was open then.
+        step = min(registration.global_step, reply.global_step)
+        self.state = WorkerState(participant, step=step, global_step=reply.global_step, commits=commits, former=self.state)
+        yield Open(model, reply, has_created)
+        if self.state.join(policy=reply.policy, global_step=reply.global_step, may_contribute=registration.may_contribute):
+            yield from self._take_token(None, wait.left_s())
+        return has_created
+
+    def _agree(self, model: ModelSpec, participant: Participant, wait: Patience, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
+        """Returns once the variables stand, and whether this worker gave their first values."""
+        has_created = False
+        while True:
+            reply: ModelReply = yield from self.place.ask(Agree(participant, model, wait, may_create), participant)
+            if reply.state is ModelState.READY and reply.placement:
+                return reply, has_created
+            if reply.state is ModelState.INITIALIZE and reply.placement:
+                yield Create(reply)
+                try:
+                    yield from self.place.ask(Complete(participant, reply.attempt), participant)
+                    has_created = True
+                except NotInitializer:
+                    has_created = False  # they came too late, another worker gives them
+                continue
+            if reply.state is ModelState.ABSENT and self._present is not None:
+                status: ClusterStatus = yield Status()
+                if status.state is ClusterState.WAITING_FOR_MODEL:
+                    raise TrainingFailed(
+                        "the cluster has begun anew, and its model is lost: there was no checkpoint to go back to; start the workers again"
+                    )
+            wait.explain(reply.waiting_for)
+
+    def _check_present(self) -> None:
+        """Raises one of LOST if the worker's variables are not those of the place that it has."""
+        state = self.state
+        if self._present is not state:
+            raise Superseded(f"{self.who} left its place and has no variables of its new one yet, at step {state.local_step}")
+
+    def _check_place(self) -> None:
+        if self.place.participant is not self.state.participant or self._present is not self.state:
+            raise EpochMismatch(f"{self.who} has registered again since it read its variables")
+
+    # -- reading
+
+    def do(self, act: Callable[[Any], Result]) -> Asking[Result]:
+        """Returns what `act` returns at the worker's place; does it again where the worker has come back elsewhere."""
+        return self._redo(lambda: self._ask(Do(act)))
+
+    def read(self, *, is_copied: bool) -> Asking[dict[str, Array]]:
+        """Returns the dense variables of the worker's step, or the newest: where they are, or in arrays of the caller's own."""
+        return self._redo(lambda: self._read(is_copied=is_copied))
+
+    def read_rows(self, name: str, indices: object) -> Asking[Array]:
+        """Returns rows of a table, of the worker's step, or the newest."""
+        return self._redo(lambda: self._read_rows(name, indices))
+
+    def check_place(self) -> Asking[None]:
+        """Comes back, if the worker has become another participant."""
+        return self._redo(self._checked)
+
+    def _redo(self, begin: Callable[[], Asking[Result]]) -> Asking[Result]:
+        while True:
+            try:
+                self._check_present()
+                return (yield from begin())
+            except _LOST_OR_BEHIND as error:
+                yield from self._come_back(error, timeout_s=None)
+
+    def _ask(self, request: Any) -> Asking[Any]:
+        return (yield request)
+
+    def _checked(self) -> Asking[None]:
+        self._check_place()
+        yield from ()
+
+    def _read(self, *, is_copied: bool) -> Asking[dict[str, Array]]:
+        yield from self._hear_of_end()
+        yield from self._fetch()
+        self.state.has_newest = False  # the next asks anew
+        wait: Patience | None = None
+        while True:
+            try:
+                given: dict[str, Array] = yield Give(is_copied)
+            except StepGone as error:
+                wait = wait or self._begin_wait(f"{self.who} reads the variables", self._timeout_s)
+                yield from self._move_on(wait, error)
+                yield from self._fetch()
+            else:
+                return given
+
+    def _read_rows(self, name: str, indices: object) -> Asking[Array]:
+        yield from self._hear_of_end()
+        state, wait = self.state, self._begin_wait(f"{self.who} reads rows of {name!r}", self._timeout_s)
+        while not state.reads_latest:
+            try:
+                found = yield ReadRows(name, indices, state.local_step, is_aligned=True)
+            except StepGone as error:
+                if (yield HeldStep())[0] == state.local_step:
+                    # The step has moved on by two since its variables were read; what is computed from them will be dropped anyway.
+                    break
+                yield from self._move_on(wait, error)
+            else:
+                rows: Array = found.values
+                return rows
+        found = yield ReadRows(name, indices, None, is_aligned=not state.policy.applies_on_arrival)
+        if found.step is not None and state.follows_reads and not (yield HeldStep())[1]:
+            state.local_step = found.step
+        rows = found.values
+        return rows
+
+    def _look(self) -> Asking[None]:
+        """Holds the variables of the worker's step, as a step leaves them; nothing once training is finished."""
+        if not self.state.is_finished:
+            yield from self._fetch()
+
+    def _fetch(self) -> Asking[None]:
+        state = self.state
+        wait: Patience | None = None
+        while not state.reads_latest:
+            try:
+                # Nothing is written there later, but the servers go away.
+                yield Fetch(state.local_step, not state.is_finished)
+                return
+            except StepGone as error:
+                wait = wait or self._begin_wait(f"{self.who} reads the variables", self._timeout_s)
+                yield from self._move_on(wait, error)
+        if not state.has_newest:
+            state.read_newest((yield FetchNewest(not state.policy.applies_on_arrival)))
+
+    def _move_on(self, wait: Patience, error: StepGone) -> Asking[None]:
+        """The worker's step is no longer kept: others went on without it, or the policy is no longer that of steps."""
+        wait.explain(error.message)
+        yield from self._hear_policy()
+        if not self.state.reads_latest:
+            yield from self._take_token(None, self._timeout_s)  # answered at once: the step has moved on
+
+    def _hear_of_end(self) -> Asking[None]:
+        """A heartbeat may have heard that training is finished: then there is the last step."""
+        if self.place.is_finished and not self.state.is_finished:
+            yield from self._take_token(None, self._timeout_s)  # answered at once
+
+    # -- giving
+
+    def contribute(
+        self,
+        content: Any,
+        *,
+        is_waited_for: bool,
+        timeout_s: float | None = None,
+        skipped: tuple[DataRange, ...] = (),
+    ) -> Asking[Outcome]:
+        """Gives one contribution and has it counted; if it is waited for, waits for a token and reads.
+
+        `content` None: one that has no gradient for any variable, and so counts in no mean, and has these ranges `skipped`.
+        """
+        state, present = self.state, self._present
+        assert present is not None
+        step = state.local_step
+        if content is not None and self._has_lost_ranges:
+            # Made from samples that others may get now: it would count them twice.
+            self._has_lost_ranges, self._unused, self._ranges, self._may_compute = False, self._ranges, (), True
+            return state.rolled_back(step)
+        commit: PushCommit | None = None
+        ranges = tuple(given.id for given in (self._ranges if content is not None else skipped))
+        try:
+            self._check_place()
+            commit = yield from self._push(content, is_waited_for=is_waited_for, ranges=ranges)
+            self._may_compute = False
+            if content is not None:
+                self._ranges = ()
+            if is_waited_for:
+                if not state.reads_latest:
+                    yield Expect(step + 1)
+                result = yield from self._take_token(commit, timeout_s)
+                if result is None:
+                    raise InternalError("the chief gave a token and did not say what became of the contribution that rode along")
+                yield from self._look()
+            else:
+                result = yield from self._count(commit)
+            return push_of(result, step=step, is_finished=state.is_finished)
+        except _LOST_OR_BEHIND as error:
+            is_accepted = commit is not None and state.commits.is_accepted(commit)
+            if content is not None:
+                self._ranges = ()  # what becomes of this contribution becomes of them
+            yield from self._come_back(error, timeout_s=timeout_s)
+            outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, is_accepted=is_accepted)
+        if not is_waited_for:
+            return outcome
+        yield from self._redo(self._look)
+        return replace(outcome, is_finished=self.state.is_finished)
+
+    def wait(self, *, timeout_s: float | None) -> Asking[bool]:
+        """Waits for a token, or the end; after a rollback there is one for the step that stands. Returns whether training goes on."""
+        try:
+            self._check_present()
+            if not self.state.is_finished and not self._may_compute:
+                yield from self._take_token(None, timeout_s)
+        except LOST as error:
+            yield from self._come_back(error, timeout_s=timeout_s)
+        return not self.state.is_finished
+
+    def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...]) -> Asking[PushCommit]:
+        """Gives all shards their parts of a contribution; it counts with the commit that is returned."""
+        state = self.state
+        step = state.local_step
+        staged = yield Stage(content, step, is_waited_for)
+        push_id = state.number_push()
+        try:
+            try:
+                results: list[PushResult] = yield Push(staged, push_id, step, tuple(state.refused))
+                state.refused.clear()
+            except TooManyPushes as error:
+                if not state.policy.accepts_stale:
+                    raise
+                results = yield from self._push_when_there_is_room(staged, push_id, step, error.message)
+        except BaseException:
+            state.refused.append(push_id.sequence)
+            raise
+        if state.contradicts(results):
+            yield from self._hear_policy()
+        return state.pushed(push_id, results, step=step, ranges=ranges)
+
+    def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:
+        """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""
+        state, wait = self.state, self._begin_wait(f"{self.who} pushes to step {step}", self._timeout_s)
+        while True:
+            wait.explain(why)
+            yield from self._take_token(None, wait.left_s())
+            if state.is_finished or not state.policy.accepts_stale:
+                return [PushResult.STALE]  # it will never be applied
+            try:
+                results: list[PushResult] = yield Push(staged, push_id, step, tuple(state.refused))
+            except TooManyPushes as error:
+                why = error.message
+            else:
+                state.refused.clear()
+                return results
+
+    # -- counting and waiting
+
+    def _count(self, commit: PushCommit) -> Asking[CommitResult]:
+        state = self.state
+        state.has_newest = False
+        state.commits.sent(commit)
+        result: CommitResult = yield from self.place.ask(Count(state.participant, commit), state.participant)
+        state.counted(commit, result)
+        return result
+
+    def _take_token(self, commit: PushCommit | None, timeout_s: float | None) -> Asking[CommitResult | None]:
+        """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.
+
+        Without one, it is the one of a call that ended before the chief had answered, if there is such.
+        """
+        state, place = self.state, self.place
+        state.has_newest = False
+        commit = commit or state.commits.unanswered()
+        if commit is not None:
+            state.commits.sent(commit)
+        participant, local_step, request_id = state.participant, state.local_step, state.request_id
+        wait = self._begin_wait(f"{self.who} wants a token after step {local_step}", timeout_s)
+        result: CommitResult | None = None
+        try:
+            while True:
+                sent = commit if result is None else None
+                reply: TokenReply = yield from place.ask(AwaitToken(participant, local_step, request_id, sent, wait), participant)
+                if sent is not None and reply.commit is not None:
+                    result = reply.commit
+                    state.counted(sent, result)
+                if reply.result is not TokenResult.WAIT:
+                    break
+                wait.explain(reply.waiting_for)
+            has_other_policy = state.granted(reply)
+            if reply.shards_version != place.registration.shards_version:
+                yield HearShards(reply.shards_version)
+            if has_other_policy:
+                yield from self._hear_policy()
+            state.move_on(reply)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield ProtectGradients()
+            raise
+        yield FreeGradients(timeout_s)
+        return result
+
+    def _hear_policy(self) -> Asking[None]:
+        """Learns the policy, which another client may have set, from the answer on the agreed model. Asks for no token."""
+        state, model = self.state, self.place.model
+        assert model is not None
+        reply: ModelReply = yield from self.place.ask(Agree(state.participant, model, None, may_create=False), state.participant)
+        state.hear_policy(reply.policy, global_step=reply.global_step)
+
+    def _outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, is_accepted: bool) -> Asking[Outcome]:
+        """What became of a contribution whose giver is no more."""
+        state = self.state
+        found = state.outcome_at_move(commit, step=step, giver=giver, is_accepted=is_accepted)
+        if isinstance(found, Outcome):
+            return found
+        try:
+            result: CommitResult = yield from self.place.ask(Count(state.participant, found, is_question=True), state.participant)
+        except LOST:
+            return state.rolled_back(step)
+        return state.outcome_of(result, step=step)
+
+    # -- the training data
+
+    def use(self, given: DataRange) -> None:
+        """The next contribution is made from this range as well."""
+        self._ranges += (given,)
+
+    def take_back(self) -> tuple[DataRange, ...]:
+        """Returns the ranges that no contribution is going to be made from, though this worker has them still; forgets them."""
+        unused, self._unused = self._unused, ()
+        return unused
+
+    @property
+    def num_unnamed(self) -> int:
+        """How many ranges have no contribution made from them yet."""
+        return len(self._ranges)
+
+    def skip(self, *, timeout_s: float | None) -> Asking[None]:
+        """Has the ranges count as done that no contribution was made from: with one that has no gradient for any variable."""
+        ranges, self._ranges = self._ranges, ()
+        yield from self.contribute(None, is_waited_for=True, timeout_s=timeout_s, skipped=ranges)

@@ -1,0 +1,250 @@
+"""Carries out what a worker asks for: calls of the chief, its shards once there is a model, waits, words in the log. Decides nothing."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import Cancelled, NotInitializer, PsError
+from ps_protocol.model.variables import Array
+from ps_protocol.process.failpoints import failpoint
+from ps_protocol.process.history import note_outcome
+from ps_protocol.process.waiting import Wait
+from ps_protocol.roles.chief import CommitResult, LeaseReply, ModelReply, Participant, PushCommit, PushOutcome, TokenReply, TokenResult
+from worker_client.cluster.threads import Job, Lane
+from worker_client.core import requests as ask
+from worker_client.core.data import NUM_AHEAD
+from worker_client.core.worker import Worker
+from worker_client.model.declarations import Declared
+from worker_client.model.memory import ModelMemory
+from worker_client.session.membership import Membership
+from worker_client.session.training import Memories, Training, memories_of
+
+log = logging.getLogger("lockstep.worker")
+
+# How long the chief may take to say why it has gone back.
+_STATUS_S = 1.0
+# Who waits for ranges looks so often whether others wait for it.
+_LOOK_AGAIN_S = 0.1
+
+
+class WorkerCalls:
+    """A worker and all that it takes to carry out what it asks for: `run(worker.…, acts)`. For one thread."""
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self.worker = Worker(member.place, begin_wait=Wait, timeout_s=member.link.transport.timeout_s)
+        self._declared: Declared | None = None
+        self._memories: Memories | None = None
+        self._training: Training | None = None  # at the worker's place; None before there is a model
+        self._next: Training | None = None  # at the place that it is coming to
+        self._lane: Lane | None = None
+        self._lease: tuple[ask.LeaseAhead, Job] | None = None  # that is asked for in the lane
+        self.acts: dict[type, Callable[[Any], Any]] = {
+            **member.acts,
+            ask.Agree: self._agree,
+            ask.Complete: self._complete,
+            ask.Count: self._count,
+            ask.AwaitToken: self._await_token,
+            ask.Lease: self._lease_ranges,
+            ask.LeaseAhead: self._lease_ahead,
+            ask.Create: self._create,
+            ask.Open: self._open,
+            ask.Arrived: self._arrived,
+            ask.HearShards: lambda request: member.hear_of_shards(request.version),
+            ask.FreeGradients: lambda _: None,
+            ask.ProtectGradients: lambda _: None,
+            ask.Skipping: self._skipping,
+        }
+
+    @property
+    def training(self) -> Training | None:
+        """The shards and the memory at the worker's present place."""
+        return self._training
+
+    def join(self, declared: Declared, *, create: bool, timeout_s: float | None) -> bool:
+        """Creates or joins the model; returns whether it created it."""
+        self._declared = declared
+        try:
+            return ask.run(self.worker.join(declared.model, may_create=create, timeout_s=timeout_s), self.acts)
+        finally:
+            self._declared = None
+
+    def close(self) -> None:
+        """Ends the asking for ranges; what is leased goes back when the worker leaves. Idempotent."""
+        if self._lane is not None:
+            self._lane.close()
+
+    # -- the model
+
+    def _agree(self, request: ask.Agree) -> ModelReply:
+        participant, model, wait, may_create = request
+        max_wait_s = 0.0 if wait is None else wait.slice_s()
+        return self._member.link.ask(
+            lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s, joins_only=not may_create),
+            what="agree on the model",
+            expected_s=max_wait_s,
+            before=self._member.await_renewal,
+        )
+
+    def _create(self, request: ask.Create) -> None:
+        declared, shards = self._declared, self._member.shards()
+        assert declared is not None
+        self._memories = memories_of(declared.model, request.reply, self._memories, num_shards=len(shards))
+        values = _filled(self._memories.variables, declared.values)
+        shards.create(values, tables=declared.values, model=declared.model, reply=request.reply)
+
+    def _complete(self, request: ask.Complete) -> None:
+        participant, attempt = request
+        try:
+            self._member.link.ask(
+                lambda chief: chief.complete_initialization(participant, attempt=attempt),
+                what="complete the initialization",
+                before=self._member.await_renewal,
+            )
+        except NotInitializer as error:
+            log.warning("the first values came too late, another worker gives them: %s", error)
+            raise
+        log.info("model created worker=%d attempt=%d", participant.index, attempt)
+
+    def _open(self, request: ask.Open) -> None:
+        member, former = self._member, self._training
+        model = request.model
+        # Only now: a server that is away is the chief's affair, which has the words for it.
+        shards = member.shards()
+        memories = memories_of(model, request.reply, self._memories, num_shards=len(shards))
+        member.hear_of_shards()
+        shards.share(memories.variables.layouts)
+        is_shared = "shared_memory" in shards.transports
+        if request.has_created and is_shared:
+            # The first values need not stay where nothing will be read into.
+            memories = memories_of(model, request.reply, None, num_shards=len(shards))
+        self._memories = memories
+        gives_several = former.gives_several if former is not None else is_shared and self._gives_several()
+        self._next = Training(memories, member=member, state=self.worker.state, who=self.worker.who, gives_several=gives_several)
+
+    def _gives_several(self) -> bool:
+        status = self._member.link.ask(lambda chief: chief.status(max_ledger_entries=0), what="how many workers there are")
+        return 0 < status.total_num_replicas < status.replicas_to_aggregate
+
+    def _arrived(self, request: ask.Arrived) -> None:
+        former, self._training, self._next = self._training, self._next, None
+        assert self._training is not None
+        self.acts.update(self._training.acts())
+        if former is not None:
+            former.release()
+        if request.former is not None and request.cause is not None:
+            log.warning("%s: %s", self.worker.who, self._words(request.former, request.cause))
+
+    def _words(self, former: Participant, cause: PsError) -> str:
+        """Says where the worker goes on, and why there."""
+        state = self.worker.state
+        participant, step = state.participant, state.local_step
+        if participant.era == former.era:
+            # What was closed under it was closed because of that.
+            why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
+            return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"
+        with suppress(PsError):
+            found = self._member.status(max_ledger_entries=0, timeout_s=_STATUS_S)
+            if found.epoch == participant.epoch and f"(epoch {found.epoch})" in found.last_rollback:
+                is_there = found.last_rollback.startswith(f"rolled back to step {step} ")
+                return found.last_rollback if is_there else f"{found.last_rollback}; goes on at step {step}"
+        return f"rolled back to step {step} (epoch {participant.epoch}): {_without_advice(cause)}"
+
+    # -- counting and waiting
+
+    def _count(self, request: ask.Count) -> CommitResult:
+        participant, commit, is_question = request
+        if not is_question:
+            failpoint("worker.commit.before")
+        result = self._member.link.ask(
+            lambda chief: chief.commit_push(participant, commit),
+            what=f"count a push to step {commit.step}",
+            before=self._member.await_renewal,
+        )
+        if not is_question:
+            self._note_outcome(participant, commit, result)
+        return result
+
+    def _await_token(self, request: ask.AwaitToken) -> TokenReply:
+        participant, local_step, request_id, commit, wait = request
+        if commit is not None:
+            failpoint("worker.commit.before")
+        max_wait_s = wait.slice_s()
+        reply = self._member.link.ask(
+            lambda chief: chief.dequeue_token(
+                participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
+            ),
+            what=f"a token after step {local_step}",
+            timeout_s=wait.left_s(),
+            expected_s=max_wait_s,
+            before=self._member.await_renewal,
+        )
+        if commit is not None and reply.commit is not None:
+            self._note_outcome(participant, commit, reply.commit)
+        if reply.result is not TokenResult.WAIT:
+            failpoint("worker.token.after")
+        return reply
+
+    def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
+        if (history := self._member.link.transport.history) is not None:
+            outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
+            note_outcome(
+                history,
+                commit.push_id,
+                epoch=participant.epoch,
+                outcome=outcome.name,
+                step=commit.step,
+                applied_step=result.applied_step,
+            )
+
+    # -- the training data
+
+    def _lease_ahead(self, request: ask.LeaseAhead) -> None:
+        if self._lease is None and not self._member.link.transport.is_in_process:
+            if self._lane is None:
+                self._lane = Lane(f"lockstep-{request.participant.index}-data")
+            self._lease = request, self._lane.submit(lambda: self._ranges(request, max_wait_s=0.0, timeout_s=None))
+
+    def _lease_ranges(self, request: ask.Lease) -> LeaseReply:
+        begun, self._lease = self._lease, None
+        if begun is not None and begun[0] == request[:3]:
+            begun[1].wait()
+            if begun[1].error is not None:
+                raise begun[1].error
+            reply: LeaseReply = begun[1].result
+            return reply
+        max_wait_s = min(request.wait.slice_s(), _LOOK_AGAIN_S) if request.is_brief else request.wait.slice_s()
+        return self._ranges(request, max_wait_s=max_wait_s, timeout_s=request.wait.left_s())
+
+    def _ranges(self, request: ask.Lease | ask.LeaseAhead, *, max_wait_s: float, timeout_s: float | None) -> LeaseReply:
+        participant, spec, request_id = request[:3]
+        return self._member.link.ask(
+            lambda chief: chief.lease_ranges(participant, spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s),
+            what=f"ranges of {spec.name!r}",
+            timeout_s=timeout_s,
+            expected_s=max_wait_s,
+            before=self._member.await_renewal,
+        )
+
+    def _skipping(self, request: ask.Skipping) -> None:
+        log.warning(
+            "%s: %d ranges of %r were yielded here and no contribution was made from them: they count as done, without gradients",
+            self.worker.who,
+            request.num_ranges,
+            request.spec.name,
+        )
+
+
+def _filled(variables: ModelMemory, values: Mapping[str, Array]) -> ModelMemory:
+    for name, array in variables.arrays.items():
+        np.copyto(array, values[name])
+    variables.pack()
+    return variables
+
+
+def _without_advice(cause: PsError) -> str:
+    """What its last words ask for has been done."""
+    return cause.message.removesuffix(" Connect again").removesuffix(" Register again").rstrip(".")
