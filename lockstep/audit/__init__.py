@@ -1,5 +1,5 @@
-"""Whether a cluster did what it promised, from the files that it wrote with --history. Must not know a cluster, or the network.
+"""Checks from the files written with --history that a cluster kept its promises. Must not know a running cluster, or the network.
 
-`facts` sorts what was written; `books` checks each contribution's way into a step, or none; `values` computes all variables again from
+`facts` sorts the records; `books` checks which step each contribution is part of, if any; `values` recomputes all variables from
 the contributions, and compares.
 """

@@ -1,4 +1,4 @@
-"""Whether a history's books agree: each contribution in at most one step, steps the same everywhere, and what was said is what was done.
+"""Checks that a history is consistent: each contribution in at most one step, the same steps everywhere, and true answers to workers.
 
 Knows facts; no array is looked at.
 """
@@ -25,7 +25,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What the books say, all problems, and how many contributions were applied, rolled back, refused, or are in no step."""
+    """The epochs, all problems, and how many contributions were applied, rolled back, refused, or are in no step."""
 
     epochs: Mapping[int, Epoch]
     problems: tuple[str, ...]
@@ -118,7 +118,7 @@ def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
         for step, made in epoch.steps.items():
             for push_id in made:
                 if (number, push_id) not in facts.parts:
-                    yield f"epoch {number} step {step}: nobody has written that it sent push {words_of(push_id)}"
+                    yield f"epoch {number} step {step}: no worker recorded that it sent push {words_of(push_id)}"
 
 
 def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
@@ -134,7 +134,7 @@ def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
 
 
 def _counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
-    """Each contribution once: in the values at the end, lost with a rollback, refused, or never heard of again."""
+    """Counts each contribution once: in the final values, lost with a rollback, refused, or in no step."""
     counts: Counter[str] = Counter()
     last = _sent_in_lineage(epochs)
     ever = {(number, push_id) for number, epoch in epochs.items() for made in epoch.steps.values() for push_id in made}

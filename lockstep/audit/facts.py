@@ -1,4 +1,4 @@
-"""A history as facts, sorted by what they are about: contributions, what shards held, what the chief counted. Judges nothing."""
+"""A history's records, sorted by subject: contributions, what shards held, what the chief counted. Judges abandoned."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, Record
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 
-# A contribution belongs to the epoch that it was sent in: servers keep none when another one begins.
+# A contribution belongs to the epoch that it was sent in: servers drop all when another epoch begins.
 Sent = tuple[int, PushId]
 
 
@@ -73,8 +73,8 @@ class ShardLife:
 class Facts:
     """Everything that all processes have written.
 
-    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch and shard: the last one counts, earlier ones came to
-    nothing.
+    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch and shard: the last one counts, earlier ones were
+    abandoned.
     """
 
     parts: dict[Sent, dict[int, Part]] = field(default_factory=dict)

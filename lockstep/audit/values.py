@@ -1,4 +1,4 @@
-"""A history's variables, computed again: the same contributions in the same order, and the digests compared. Knows the server's core.
+"""Recomputes a history's variables from the same contributions in the same order, and compares digests. Knows the server's core.
 
 The values that an epoch began with are those that an earlier one had at that step, as computed here, and never what a file said.
 """
@@ -68,7 +68,7 @@ class _Replica:
         """Goes through the life of one shard; keeps what later epochs begin with."""
         life, epoch = self._life, self._epoch
         if life.arrived:
-            result.skipped.append(f"ps {life.shard} epoch {epoch}: contributions were applied on arrival, in an order that nobody knows")
+            result.skipped.append(f"ps {life.shard} epoch {epoch}: contributions were applied on arrival, in an unknown order")
             return
         if not self._begin(result):
             return

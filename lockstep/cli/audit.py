@@ -1,4 +1,4 @@
-"""`lockstep audit DIR`: whether a history's books agree, and its values are those of its contributions. Reads files; needs no cluster."""
+"""`lockstep audit DIR`: checks a history's records, and that its values follow from its contributions. Needs no cluster."""
 
 import argparse
 import time
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 0 if all is as promised, 1 if not, 2 if there is no history that could be read."""
+    """Returns 0 if all promises were kept, 1 if not, 2 if no history can be read."""
     started = time.monotonic()
     try:
         facts = facts_of(read_history(arguments.directory))

@@ -21,9 +21,9 @@ from worker_client.model.wire_format import wire_format
 WANTED_ACCURACY = 0.95
 _POLL_S = 0.1
 _LEASE_S = 5.0
-# The last look at the variables, and the end of the last worker, belong together: either may come a moment later.
+# The last reading of the variables and the end of the last worker may come in either order, this far apart.
 _LAST_LOOK_S = 2.0
-# Seven processes share the machine's processors; the threads of NumPy's matrix products would only wait for each other.
+# Seven processes share the machine's processors; NumPy's threads for matrix products would only wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """What was asked for: a cluster, and what its workers do."""
+    """What the arguments ask for: a cluster, and what its workers do."""
 
     spec: ClusterSpec
     num_steps: int

@@ -28,12 +28,12 @@ class Display(Protocol):
         """Shows words that stay."""
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
-        """Shows a moment of the demo; may be called as often as one likes."""
+        """Shows the present status; may be called at any rate."""
 
 
 @contextmanager
 def open_display(*, num_steps: int, is_plain: bool) -> Iterator[Display]:
-    """Opens the display that suits standard output; plain if asked for, if that is no terminal, or if rich isn't installed."""
+    """Opens the display that suits standard output: plain if asked for, without a terminal, or without rich."""
     if is_plain or not sys.stdout.isatty():
         yield PlainDisplay(num_steps=num_steps)
         return
@@ -124,7 +124,7 @@ class DemoFiles:
     def write_summary(
         self, status: DemoStatus, *, setting: Mapping[str, object], seconds: float, ended_on_the_way: Mapping[str, str]
     ) -> None:
-        """Writes what a program may want to know of the run; `setting` is what was asked for."""
+        """Writes the figures of the run for programs; `setting` is what was asked for."""
         summary = {
             "steps": status.step,
             **setting,

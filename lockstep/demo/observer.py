@@ -50,7 +50,7 @@ class DemoStatus:
 
 
 class Meter:
-    """Makes DemoStatus of what is seen at a time, and knows the steps a second over the last few."""
+    """Makes a DemoStatus from each observation, with the steps per second over the last few seconds."""
 
     def __init__(self, *, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -100,7 +100,7 @@ class Trained:
 
 
 class DemoObserver:
-    """From `start()` on the attributes are filled in as things happen. Any thread may read them."""
+    """Fills in its attributes from `start()` on. Any thread may read them."""
 
     def __init__(self, *, num_workers: int, train: Examples, test: Examples) -> None:
         self.status: DemoStatus | None = None
@@ -136,7 +136,7 @@ class DemoObserver:
                 return
         start = time.monotonic()
         while not self._has_to_stop.wait(_PERIOD_S):
-            # Asked for first: what is read after training has finished is final.
+            # Asked first: variables read after training has finished are final.
             cluster = observer.status()
             variables = observer.read()
             status = self._meter.measure(

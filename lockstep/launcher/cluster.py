@@ -1,4 +1,4 @@
-"""A cluster on this machine: which processes it has, their arguments and environments, and when they are ready. Knows no step."""
+"""A cluster on this machine: its processes, their arguments and environments, and when they are ready. Knows no step."""
 
 import fcntl
 import os
@@ -22,10 +22,10 @@ from lockstep.launcher.supervisor import (
 from ps_protocol.process import options
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, write_secret
 
-# A role imports grpc and NumPy: half a second on an idle machine. A busy one may take far longer, but not for ever.
+# A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
-# An end that was asked for waits so long for the last checkpoint, and says so.
+# How long a requested end waits for the last checkpoint.
 _LAST_CHECKPOINT_S = 10.0
 # The shell's variables may describe another cluster; the roles of this one must not inherit them.
 _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
@@ -34,7 +34,7 @@ _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
 class LocalCluster:
     """The processes of one cluster. Unix sockets in the supervisor's private directory, or ports that the system chooses.
 
-    `security`: what the environments say of it, in place of tokens of the cluster's own.
+    `security`: variables for tokens and TLS, in place of tokens of the cluster's own.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class LocalCluster:
         self.name = "up-local" if spec.recovery.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = ""
         self.token_file: Path | None = None  # for commands that call the cluster; set once started
-        self.roles: list[Process] = []  # the parameter servers by index, then the chief, unless that is in ps 0
+        self.roles: list[Process] = []  # the parameter servers by index, then the chief unless it runs in ps 0
         self.workers: list[Process] = []
         self._supervisor = supervisor
         self._note = note
-        self._addresses: dict[str, str] = {}  # where roles serve, and shall serve again
+        self._addresses: dict[str, str] = {}  # where roles serve, also after a restart
         self._role_environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
@@ -62,11 +62,11 @@ class LocalCluster:
 
     @property
     def token_words(self) -> str:
-        """What a command outside needs besides the chief's address: beside a Unix socket it finds the tokens by itself."""
+        """Flags that a command needs besides the chief's address. Beside a Unix socket it finds the tokens by itself."""
         return f" --token-file {self.token_file}" if self.spec.is_tcp else ""
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
-        """Starts parameter servers and chief and returns once they serve; LaunchFailed with a role's last words if one doesn't come up."""
+        """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""
         if self._given_security is None:
             self.token_file = self._supervisor.directory / BESIDE_SOCKET
             write_secret(self.token_file, new_token_lines())
@@ -106,7 +106,7 @@ class LocalCluster:
             self.workers.append(self._start_worker(index))
 
     def may_restart(self, role: Process) -> bool:
-        """Whether training can go on with a new process in the place of this one, which has ended.
+        """Whether training can continue with a new process in the place of this one, which has ended.
 
         A parameter server's part of the model is lost with it, and only a checkpoint restores it. The servers also keep the chief's state.
         A chief that ended by itself has said why, and would end for the same reason again.
@@ -137,7 +137,7 @@ class LocalCluster:
         return self.workers[index]
 
     def end_with_checkpoint(self) -> None:
-        """The user wants an end: has the chief save a last checkpoint first, if it saves any. The supervisor ends what is left."""
+        """Ends at the user's request: has the chief save a last checkpoint first, if it saves any. The supervisor ends the rest."""
         if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
             with suppress(OSError):  # the reader of our output may be gone
                 self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
@@ -160,7 +160,7 @@ class LocalCluster:
             module, flags = "ps_server", self._ps_flags(name)
             if name == "ps 0" and self.spec.chief_in_ps:
                 module, flags = "lockstep.combined", [*flags, "--with-chief", *self._chief_flags(is_again=is_again)]
-        # -P: a chief.py in the user's directory must not be taken for ours.
+        # -P: a chief.py in the user's directory must not shadow ours.
         command = [sys.executable, "-P", "-m", self._program_of(module), *flags]
         return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment))
 

@@ -1,4 +1,4 @@
-"""Judges what the end of a process means for a cluster: go on, start it again, or give up. Knows processes by their role; no step."""
+"""Decides what the end of a process means for a cluster: continue, restart it, or give up. Knows processes by their role; no step."""
 
 import time
 from collections import Counter
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lockstep.launcher.watch import ChiefPoller, StepNeeds
 
 
-# How often, and after which pause, a process that failed is started again.
+# How often, and after which pause, a failed process is restarted.
 
 
 # A process that lived this long had started well: earlier failures no longer count.
@@ -22,14 +22,14 @@ _MAX_PAUSE_S = 8.0
 
 
 class RestartLimit:
-    """Counts failures in quick succession, of each process for itself. `max_restarts` 0: nothing is started again."""
+    """Counts each process's failures in quick succession. `max_restarts` 0: nothing is restarted."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
         self._in_a_row: dict[Hashable, int] = {}
 
     def pause_s(self, name: Hashable, *, lived_s: float) -> float | None:
-        """Notes a failure and returns how long to wait before the next start, at first not at all; None: it has failed too often."""
+        """Notes a failure and returns how long to wait before the next start (the first: 0); None: it has failed too often."""
         count = 1 if lived_s >= SOUND_LIFE_S else self._in_a_row.get(name, 0) + 1
         self._in_a_row[name] = count
         if count > self._max_restarts:
@@ -59,7 +59,7 @@ class ClusterFailed(LaunchFailed):
 
 
 class ClusterWatch:
-    """Is shown every process that ends; `say` tells the user what it means."""
+    """Handles every process that ends, and explains it to the user by `say`."""
 
     def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -71,12 +71,12 @@ class ClusterWatch:
         self._role_ended_at: float | None = None
         self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
         self._worker_restarts: Counter[str] = Counter()
-        self._restarted: set[str] = set()  # roles that do not hold what they held at first
-        self._due: dict[str, tuple[Process, float]] = {}  # roles that are to be started again, and when
+        self._restarted: set[str] = set()  # roles that were restarted, and lost what they held
+        self._due: dict[str, tuple[Process, float]] = {}  # roles to restart, and when
         self._is_closed = self._has_said_end = False
 
     def ask_chief(self) -> "ChiefPoller":
-        """Returns who asks the chief, and begins that with the first call."""
+        """Returns the poller of the chief; the first call starts it."""
         if self._poller is None:
             from lockstep.launcher.watch import ChiefPoller  # NumPy takes its time to import, and a broken one is the roles' to tell of
 
@@ -112,12 +112,12 @@ class ClusterWatch:
             self._check_roles_ended_together(time.monotonic() - self._role_ended_at)
 
     def pause_s(self, longest_s: float) -> float:
-        """How long one may wait for something to happen before `see` is called again, if only with nothing."""
+        """How long the caller may wait before it calls `see` again, even if nothing has happened."""
         now = time.monotonic()
         return max(0.0, min([longest_s, *(due - now for _, due in self._due.values())]))
 
     def close(self) -> None:
-        """Watches no more: what ends now is not started again."""
+        """Stops watching: processes that end from now on are not restarted."""
         self._is_closed = True
         self._due.clear()
 
@@ -152,14 +152,14 @@ class ClusterWatch:
             self._fail(process, words + often + self._what_is_lost(process))
 
     def _what_is_lost(self, role: Process) -> str:
-        """What might have brought a parameter server back."""
+        """Says what the loss of a parameter server costs without checkpoints."""
         is_chief_alone = role is self._cluster.chief and not self._cluster.spec.chief_in_ps
         if is_chief_alone or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
             return ""
         return "\nits part of the model is lost with it: there are no checkpoints to go back to (--checkpoint-dir DIR makes some)"
 
     def _plan_restart(self, role: Process, words: str) -> bool:
-        """Has a role started again, at once or after a pause; False if that is of no use any more."""
+        """Restarts a role, at once or after a pause; False if that is no longer useful."""
         if self._is_closed or not self.has_running_workers or not self._cluster.may_restart(role):
             return False
         now = time.monotonic()
@@ -192,7 +192,7 @@ class ClusterWatch:
                 self._say(f"{name} is started again, as pid {self._cluster.restart_role(role).pid}")
 
     def _restart_worker(self, worker: Process) -> bool:
-        """Starts a worker that failed again, if it may be; False if not."""
+        """Restarts a failed worker if it may be; else returns False."""
         recovery, is_of_use = self._cluster.spec.recovery, self._cluster.chief.is_running or self._due
         if self._is_closed or not is_of_use or self._worker_restarts[worker.name] >= recovery.restart_workers:
             return False
@@ -204,7 +204,7 @@ class ClusterWatch:
         return True
 
     def _check_roles_ended_together(self, ended_ago_s: float) -> None:
-        """Judges a role that has ended without a failure: either all roles end, or it alone was stopped, and is missed."""
+        """Handles a role that ended without a failure: either all roles end, or it alone was stopped and is missed."""
         running = [process.name for process in self._cluster.roles if process.is_running]
         gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
         if not self.has_running_workers or not gone:
@@ -221,7 +221,7 @@ class ClusterWatch:
             self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")
 
     def _say_once_that_all_is_over(self, ended_ago_s: float) -> None:
-        """What a program does after the training is its own affair; but one that is stuck would hold this up in silence."""
+        """A program may run on after training; but one that is stuck would block the launcher silently."""
         if self._has_said_end or ended_ago_s < _SAY_AFTER_S or self._due:
             return
         self._has_said_end = True
@@ -232,7 +232,7 @@ class ClusterWatch:
         raise ClusterFailed(f"{words}\nending all; logs: {process.log_path.parent}", exit_code=shell_code(process.returncode or 0) or 1)
 
     def _judge(self) -> None:
-        """Says what the failures of workers mean, once it is known what a step needs."""
+        """Reports what the failures of workers mean, once it is known what a step needs."""
         from lockstep.launcher.watch import needs_of
 
         poller, is_of_use = self._poller, self.has_running_workers and self._cluster.chief.is_running

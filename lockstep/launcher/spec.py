@@ -18,7 +18,7 @@ _USAGE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What is kept, and who is started again. `checkpoint_dir` is a path or a URL; empty: no checkpoints.
+    """Where checkpoints and history are kept, and what is restarted. `checkpoint_dir` is a path or a URL; empty: no checkpoints.
 
     `max_restarts`: how often in a row a role is started again that ended soon after its start. `restart_workers`: how often each worker is.
     """
@@ -31,21 +31,21 @@ class Recovery:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether a parameter server that was lost can get its part of the model back."""
+        """Whether a lost parameter server can get its part of the model back."""
         return bool(self.checkpoint_dir)
 
     @property
     def is_local(self) -> bool:
-        """Whether the checkpoints lie in a directory of this machine."""
+        """Whether the checkpoints are in a directory of this machine."""
         return self.has_checkpoints and "://" not in self.checkpoint_dir
 
     @property
     def directory(self) -> Path | None:
-        """The directory of this machine that the checkpoints lie in, as the roles understand its name; None: there is none."""
+        """The local directory of the checkpoints, as the roles understand its name; None: there is none."""
         if self.is_local:
             return Path(self.checkpoint_dir).expanduser()
         parts = urlsplit(self.checkpoint_dir)
-        # What is wrong with another host's name, the roles tell.
+        # The roles report a URL that names another host.
         is_here = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path)
         return Path(unquote(parts.path)).expanduser() if is_here else None
 
@@ -70,7 +70,7 @@ class ClusterSpec:
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
     `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
-    `passed_on`: options that the launcher does not interpret and gives the roles as they are, with their values.
+    `passed_on`: options that the launcher passes to the roles without interpreting them, with their values.
     """
 
     num_ps: int
@@ -115,7 +115,7 @@ class ClusterSpec:
 
     @property
     def num_workers_needed(self) -> int:
-        """Workers without whom training cannot go on."""
+        """The number of workers without which training cannot continue."""
         if not self.policy.needs_many_workers:
             return 1
         if self.recovery.min_replicas is not None:
@@ -176,7 +176,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
         raise LaunchFailed(error.message, exit_code=_USAGE) from error
 
 
-# Options that a launcher interprets itself, and passes on in its own way.
+# Options that the launcher interprets itself and passes on in its own way.
 _UNDERSTOOD = (options.BACKUP_WORKERS, options.CONTRIBUTIONS, options.CHECKPOINT_DIR, options.MIN_REPLICAS, options.HISTORY)
 
 
@@ -187,7 +187,7 @@ def _is_passed_on(option: Option[Any]) -> bool:
 
 def _check_restore(given: Given) -> None:
     if (tag := given[options.RESTORE]) not in ("latest", "none"):
-        from ps_protocol.roles.checkpoint import check_tag  # NumPy takes its time to import, and a broken one is the roles' to tell of
+        from ps_protocol.roles.checkpoint import check_tag  # NumPy is slow to import, and if it is broken, the roles report it
 
         try:
             check_tag(tag)

@@ -1,4 +1,4 @@
-"""Starts processes, passes their output on and ends them, all of them, whatever happens. Knows nothing of what they do.
+"""Starts processes, passes on their output, and ends all of them, whatever happens. Does not know what they do.
 
 Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
 one loop: `poll` must be called again and again, from the main thread.
@@ -43,7 +43,7 @@ class LineSplitter:
     def feed(self, data: bytes) -> Iterator[str]:
         """Yields the lines that `data` completes, without their ends."""
         *lines, self._rest = _LINE_END.split(self._rest + data)
-        if len(self._rest) > _MAX_LINE_BYTES:  # a line that never ends must not grow without limit
+        if len(self._rest) > _MAX_LINE_BYTES:  # an endless line must not grow without limit
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
@@ -70,12 +70,12 @@ class PrefixedOutput:
         self._write(name, text, colour)
 
     def note(self, text: str) -> None:
-        """Writes the launcher's own words."""
+        """Writes a message of the launcher."""
         for line in text.splitlines():
             self._write("lockstep", line, 1)
 
     def failure(self, text: str) -> None:
-        """Writes the launcher's own words about something that went wrong."""
+        """Writes a message of the launcher about a failure."""
         for line in text.splitlines():
             self._write("lockstep", line, _RED)
 
@@ -107,7 +107,7 @@ class ProcessSpec:
 class Process:
     """A child that leads a process group. `returncode` is None until its end has been seen, and negative if a signal ended it.
 
-    `keeps_log`: what is in the log already stays there.
+    `keeps_log`: appends to the log instead of replacing it.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-# Ctrl-C must end everything in two seconds: this long after SIGTERM comes SIGKILL.
+# Ctrl-C must end everything in two seconds: SIGKILL follows SIGTERM after this long.
 STOP_GRACE_S = 1.2
 _GUARDIAN_S = 5.0
 _HERE = Path(__file__).parent
@@ -311,9 +311,9 @@ class Supervisor:
     def _reap(self, process: Process) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(process.pipe)
-        process.signal_group(signal.SIGKILL)  # what it left behind
-        with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal is left
-            self._guardian_pipe.write(f"forget {process.pid}\n".encode())  # while the number cannot be another's yet
+        process.signal_group(signal.SIGKILL)  # its remaining children
+        with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
+            self._guardian_pipe.write(f"forget {process.pid}\n".encode())  # while its pid cannot be reused yet
         process.reap()
 
     def _await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ps_protocol.rpc.chief import GrpcChief
 
 
-# How a launcher reaches the chief of its own cluster, whatever the shell says about others.
+# How a launcher reaches the chief of its own cluster, regardless of the shell's settings for others.
 
 
 def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
-    """Returns a client of the chief, to be closed. Imports grpc, which takes its time: call it in a thread."""
+    """Returns a client of the chief; the caller closes it. Imports grpc, which is slow: call it in a thread."""
     from ps_protocol.rpc.channel import Access
     from ps_protocol.rpc.chief import GrpcChief
     from ps_protocol.security.options import Security
@@ -48,14 +48,14 @@ _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNeeds:
-    """How many workers training cannot go on without, and what a step needs, in words."""
+    """The number of workers that training needs to continue, and what a step needs, in words."""
 
     num_workers: int
     text: str
 
 
 def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
-    """Returns what the chief's report says; without one, what the cluster was started with."""
+    """Returns the needs by the chief's report, or without one by what the cluster was started with."""
     if status is None:
         return StepNeeds(num_workers=spec.num_workers_needed, text=spec.needs_text)
     needs = f"a step needs {status.replicas_to_aggregate}"
@@ -113,7 +113,7 @@ class ChiefPoller:
         return self._status is None or self._status.state not in _BEFORE
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
-        """Whether it is known what a step needs that was asked for after `since`, or there is nothing more to wait for."""
+        """Whether an answer about what a step needs, asked for after `since`, is there, or there is nothing more to wait for."""
         self._wanted.set()
         with self._changed:
             self._changed.wait_for(lambda: self._is_known(since), timeout=max_wait_s)
@@ -130,7 +130,7 @@ class ChiefPoller:
         self._wanted.set()
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stops polling."""
         self._is_closed = True
         self._wanted.set()
 
@@ -143,7 +143,7 @@ class ChiefPoller:
         try:
             while not self._is_over and not self._is_closed:
                 self._wanted.clear()
-                with suppress(PsError):  # a chief that is gone ends everything anyway, and one that is busy is asked again
+                with suppress(PsError):  # if the chief is gone, everything ends anyway; a busy one is asked again
                     self._ask(chief)
                 self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else self._period_s)
         finally:
@@ -160,10 +160,10 @@ class ChiefPoller:
             try:
                 self._finished_at = chief.finish(reason=self._reason)
             finally:
-                self._has_finished = True  # once: a chief that refuses has its reasons
+                self._has_finished = True  # once: a chief that refuses will refuse again
 
 
-# Judges whether the workers that are left can make another step.
+# Decides whether the remaining workers can make another step.
 
 
 # Some workers may be about to exit, or to join: nothing is concluded for this long.
@@ -171,14 +171,14 @@ GRACE_S = 5.0
 
 
 class Standstill:
-    """Is shown one report after the other."""
+    """Decides that from consecutive reports."""
 
     def __init__(self) -> None:
         self._step = -1
         self._since: float | None = None
 
     def see(self, status: ClusterStatus, *, now: float, gone_s: Mapping[int, float]) -> bool:
-        """Whether no step can have been made for `GRACE_S`; `gone_s` says how long ago the processes of which workers ended."""
+        """Whether no step has been possible for `GRACE_S`. `gone_s`: how long ago the processes of workers ended, by index."""
         if not cannot_step(status, gone_s=gone_s):
             self._since = None
             return False
@@ -188,7 +188,7 @@ class Standstill:
 
 
 def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
-    """Whether a worker waits for a step that those who might still contribute to it are too few for."""
+    """Whether a worker waits for a step that too few workers can still contribute to."""
     if status.state is not ClusterState.TRAINING:
         return False
     # The chief counts a worker whose process has ended as live until its lease ends, unless another process took its place.
@@ -201,7 +201,7 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
     return num_waiting > 0 and status.num_contributions + len(live) - num_waiting < status.replicas_to_aggregate
 
 
-# Ends training when workers have ended with 0 and too few for a step are left.
+# Ends training when workers have exited with 0 and too few are left for a step.
 
 
 # Workers that end within this of each other ended together: that is not reported.
@@ -211,7 +211,7 @@ _LEAVE_S = 10.0
 
 
 class LastWorkers:
-    """Call `see()` after every poll. Watches the chief's reports closely once a worker has ended before the others."""
+    """Call `see()` after every poll. Polls the chief more often once a worker has ended before the others."""
 
     def __init__(self, cluster: LocalCluster, *, poller: ChiefPoller, say: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -232,11 +232,11 @@ class LastWorkers:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the workers have had their time to end by themselves after training was ended."""
+        """Whether the time is up in which workers may exit by themselves after training was ended."""
         return self._leave_until is not None and time.monotonic() > self._leave_until
 
     def see(self) -> None:
-        """Takes note of workers that have ended, and says what that means."""
+        """Notes workers that have ended, and reports what that means."""
         now, workers = time.monotonic(), self._cluster.workers
         self._ended_at |= {index: now for index, one in enumerate(workers) if not one.is_running and index not in self._ended_at}
         early = [index for index, one in enumerate(workers) if one.returncode == 0]

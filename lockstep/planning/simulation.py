@@ -1,6 +1,6 @@
-"""Trains nothing, with any number of workers: the chief's own coordinator, driven by a clock that is a number. No thread, clock or network.
+"""Simulates training with any number of workers: the chief's own coordinator, driven by simulated time. No thread, clock or network.
 
-The coordinator gets the events that real workers and servers would send, and does what it always does; only durations are made up.
+The coordinator gets the events that real workers and servers would send, and decides as always; only durations are simulated.
 """
 
 import gc
@@ -42,7 +42,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import PushId
 
-# A network link that transfers under way share evenly, with a clock that is a number.
+# A network link that concurrent transfers share evenly, in simulated time.
 
 
 _LEAST_S = 1e-12
@@ -54,8 +54,8 @@ class SharedLink:
 
     def __init__(self, *, alone_s: float) -> None:
         self._alone_s = alone_s
-        self._ends: deque[tuple[float, int]] = deque()  # amount of work that each has had when it is done, and whose it is
-        self._done = 0.0  # work that a transfer would have had that was under way all the time
+        self._ends: deque[tuple[float, int]] = deque()  # the work done when each ends, and which transfer it is
+        self._done = 0.0  # the work done for a transfer that never pauses
         self._at = 0.0
 
     def start(self, transfer: int, *, now: float) -> None:
@@ -207,7 +207,7 @@ def _standard_error(durations: np.ndarray) -> float:
 
 
 MAX_WORKERS = 10_000
-_LEASE_S = 1e12  # simulated workers don't die, and send no sign of life
+_LEASE_S = 1e12  # simulated workers do not die, and send no heartbeats
 _MAX_WAIT_S = 20.0
 _NUM_DRAWN = 32  # computing times that are drawn at once
 _SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
@@ -269,7 +269,7 @@ def simulate(
 
 @contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """With ten thousand workers, a quarter of the time would go into looking through them all for cycles, of which a run makes few."""
+    """With ten thousand workers, the garbage collector would take a quarter of the time, and a run makes few cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -116,7 +116,7 @@ def _number(given: object) -> float:
         return math.nan
 
 
-# Computing times of a running cluster, by what its chief's status says again and again.
+# Computing times of a running cluster, from consecutive statuses of its chief.
 #
 # The chief doesn't know when a worker computes. But it counts each worker's contributions, and says when the open step was opened: the
 # workers that had given theirs began then. So a time runs from there to the status that first counts the contribution, and has reading and
@@ -136,7 +136,7 @@ class _Seen:
 
 
 class TraceRecorder:
-    """Is shown statuses in order of time, and says what they reveal. Only under the policy sync with strict tokens."""
+    """Derives computing times from statuses in order of time. Only under the policy sync with strict tokens."""
 
     def __init__(self) -> None:
         self._workers: dict[int, _Seen] = {}

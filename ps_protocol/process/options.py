@@ -252,8 +252,8 @@ def _text_of(value: object) -> str:
 
 _POLICY = (CHIEF, UP, DEMO, CHANGE)
 _KEPT = (CHIEF, UP, DEMO)
-POLICY_GROUP = "how workers are coordinated"
-_KEPT_GROUP = "what is kept, and what comes back"
+POLICY_GROUP = "coordination of the workers"
+_KEPT_GROUP = "checkpoints and recovery"
 SECURITY_GROUP = "security"
 
 CHIEF_ADDRESS = Option(
