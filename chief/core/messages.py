@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_protocol.errors import PsError
-from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -313,15 +312,14 @@ class PrepareStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigureShards:
-    """Have all shards work otherwise from now on, and report ShardsConfigured when all do; the fields are those of ShardSettings."""
+    """Have all shards work by these settings from now on, and report ShardsConfigured when all do."""
 
-    epoch: int
-    version: int
-    step: int
-    accepts_stale: bool
-    applies_on_arrival: bool
-    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...]
-    rejects_nonfinite: bool = False
+    settings: ShardSettings
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that they hold in."""
+        return self.settings.epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

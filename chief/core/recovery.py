@@ -509,7 +509,7 @@ class Recovery:
                 tag=checkpoint.tag,
                 manifest_sha256=manifest_sha256,
                 specs=training.shard_specs(checkpoint.step),
-                settings=self._settings.for_shards(epoch=members.epoch, chief_incarnation=members.chief_incarnation, step=checkpoint.step),
+                settings=training.shard_settings(self._settings.as_they_are(), step=checkpoint.step),
             )
         )
 

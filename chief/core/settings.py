@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from chief.core.messages import ConfigureShards
 from chief.core.model import ModelRegistry
 from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
 from chief.core.wording import optimizers_words
@@ -172,33 +171,18 @@ class Settings:
         """What shards must know of what holds."""
         return self._wanted(self._config.policy, self._optimizers)
 
-    def tell(self, wanted: ForShards, *, epoch: int, step: int) -> None:
-        """Has the settings sent to all shards."""
+    def tell(self, wanted: ForShards, *, epoch: int, chief_incarnation: int, step: int) -> ShardSettings:
+        """Returns what all shards are to work by from this step on, and counts it as known to them."""
         self._known = wanted
-        self._out.add(
-            ConfigureShards(
-                epoch=epoch,
-                version=self._version,
-                step=step,
-                accepts_stale=wanted.accepts_stale,
-                applies_on_arrival=wanted.applies_on_arrival,
-                optimizers=wanted.optimizers,
-                rejects_nonfinite=wanted.rejects_nonfinite,
-            )
-        )
-
-    def for_shards(self, *, epoch: int, chief_incarnation: int, step: int) -> ShardSettings:
-        """Returns how shards that are brought back to this step are to work: as is right now, and then they know."""
-        self._known = self.as_they_are()
         return ShardSettings(
             epoch=epoch,
             chief_incarnation=chief_incarnation,
             version=self._version,
             step=step,
-            accepts_stale=self._known.accepts_stale,
-            applies_on_arrival=self._known.applies_on_arrival,
-            optimizers=self._known.optimizers,
-            rejects_nonfinite=self._known.rejects_nonfinite,
+            accepts_stale=wanted.accepts_stale,
+            applies_on_arrival=wanted.applies_on_arrival,
+            optimizers=wanted.optimizers,
+            rejects_nonfinite=wanted.rejects_nonfinite,
         )
 
     # -- when an epoch begins

@@ -18,6 +18,7 @@ from chief.core.messages import (
     Answer,
     ApplyStep,
     BringReplicasBack,
+    ConfigureShards,
     PrepareStep,
     RecordKept,
     ReplicaReady,
@@ -54,7 +55,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSpec, WorkerPushes
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSettings, ShardSpec, WorkerPushes
 
 # Contributions looked at to know what was applied lately: each worker's latest are among them.
 _MAX_PUSHES = 20_000
@@ -366,6 +367,10 @@ class Training:
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
         """Returns what is to lie at each shard that is brought back to this step."""
         return self._model.shard_specs(epoch=self._epoch, step=step, max_staged_per_worker=self._settings.config.max_staged_per_worker)
+
+    def shard_settings(self, wanted: ForShards, *, step: int) -> ShardSettings:
+        """Returns what all shards are to work by from this step on."""
+        return self._settings.tell(wanted, epoch=self._epoch, chief_incarnation=self._members.chief_incarnation, step=step)
 
     # -- the epoch
 
@@ -853,7 +858,7 @@ class Training:
         self._returning = frozenset(shards)
         step = self.step + 1
         specs = self.shard_specs(step)
-        settings = self._settings.for_shards(epoch=self._epoch, chief_incarnation=self._members.chief_incarnation, step=step)
+        settings = self.shard_settings(self._settings.as_they_are(), step=step)
         self._out.add(
             BringReplicasBack(
                 epoch=self._epoch,
@@ -933,7 +938,7 @@ class Training:
 
     def _configure(self, wanted: ForShards) -> None:
         self._under_way = UnderWay.CONFIGURE
-        self._settings.tell(wanted, epoch=self._epoch, step=self.step)
+        self._out.add(ConfigureShards(settings=self.shard_settings(wanted, step=self.step)))
 
     def _begin_changes(self, now: float) -> None:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""

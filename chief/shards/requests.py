@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chief.core.messages import ApplyStep, ConfigureShards, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed, ShardFinding
+from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed, ShardFinding
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
-from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardSettings, ShardStatus
+from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
 # The requests to shards that carry out an instruction of the coordinator, and what it learns from the answers.
@@ -37,20 +37,6 @@ def apply_requests(step: ApplyStep, *, chief_incarnation: int, num_shards: int) 
             ranges=step.ranges,
         )
         for index in range(num_shards)
-    )
-
-
-def settings_of(change: ConfigureShards, *, chief_incarnation: int) -> ShardSettings:
-    """Returns what every shard is sent to work otherwise."""
-    return ShardSettings(
-        epoch=change.epoch,
-        chief_incarnation=chief_incarnation,
-        version=change.version,
-        step=change.step,
-        accepts_stale=change.accepts_stale,
-        applies_on_arrival=change.applies_on_arrival,
-        optimizers=change.optimizers,
-        rejects_nonfinite=change.rejects_nonfinite,
     )
 
 

@@ -22,7 +22,6 @@ from chief.shards.requests import (
     restore_failure,
     restore_requests,
     save_failure,
-    settings_of,
 )
 from ps_protocol.errors import CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
@@ -128,14 +127,14 @@ class ShardWork:
 
     async def configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""
-        settings, links = settings_of(change, chief_incarnation=self._authority.chief_incarnation), self._calls.links
+        settings, links = change.settings, self._calls.links
         replies = await self._at_all(
-            f"settings version {change.version}",
-            change.epoch,
+            f"settings version {settings.version}",
+            settings.epoch,
             lambda index: links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S),
         )
         if replies is not None:
-            self._calls.report(ev.ShardsConfigured(version=change.version, epoch=change.epoch))
+            self._calls.report(ev.ShardsConfigured(version=settings.version, epoch=settings.epoch))
 
     # -- shards that are looked at, adopted and watched
 

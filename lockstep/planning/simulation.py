@@ -391,8 +391,8 @@ class _Simulation:
                     raise error
                 case ev.ApplyStep(step=step):
                     self.later(self._costs.apply_s, self._applied, step)
-                case ev.ConfigureShards(version=version):
-                    self._tell(ev.ShardsConfigured(version=version))
+                case ev.ConfigureShards(settings=settings):
+                    self._tell(ev.ShardsConfigured(version=settings.version))
 
     def _applied(self, step: int) -> None:
         self._step_times.append(self._now)

@@ -36,7 +36,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import PushId, ShardSettings
 
 
 def model_of(*shape: int, name: str = "w") -> ModelSpec:
@@ -68,8 +68,8 @@ class Driver:
         self.to_apply: list[ev.ApplyStep] = []
         self.applied: list[ev.ApplyStep] = []
         self.to_prepare: list[ev.PrepareStep] = []
-        self.to_configure: list[ev.ConfigureShards] = []
-        self.configured: list[ev.ConfigureShards] = []
+        self.to_configure: list[ShardSettings] = []
+        self.configured: list[ShardSettings] = []
         self.sums: tuple[tuple[float, ...], ...] = ()
         self.adoptions: list[int] = []
         self.ended: list[ev.EndProcesses] = []
@@ -99,8 +99,8 @@ class Driver:
                     self.to_apply.append(instruction)
                 case ev.PrepareStep():
                     self.to_prepare.append(instruction)
-                case ev.ConfigureShards():
-                    self.to_configure.append(instruction)
+                case ev.ConfigureShards(settings=settings):
+                    self.to_configure.append(settings)
                 case ev.AdoptShard(shard=shard):
                     self.adoptions.append(shard)
                 case ev.EndProcesses():

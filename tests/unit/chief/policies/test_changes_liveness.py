@@ -7,7 +7,7 @@ import pytest
 from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId, PushResult
+from ps_protocol.roles.shard import PushId, PushResult, ShardSettings
 from tests.support.chief_driver import Driver, Worker
 from tests.support.examples import examples
 
@@ -40,8 +40,8 @@ class Shard:
         self.staged[push_id] = step
         return PushResult.STAGED
 
-    def carry_out(self, work: ev.ShardWork) -> None:
-        if isinstance(work, ev.ConfigureShards):
+    def carry_out(self, work: ShardSettings | ev.ApplyStep) -> None:
+        if isinstance(work, ShardSettings):
             self.step = work.step if self.applies_on_arrival and not work.applies_on_arrival else self.step
             self.accepts_stale, self.applies_on_arrival = work.accepts_stale, work.applies_on_arrival
         else:
@@ -49,7 +49,7 @@ class Shard:
             for push_id in work.contributors:
                 assert push_id in self.staged, f"{push_id} is not staged here"
                 del self.staged[push_id]
-            for push_id in getattr(work, "discards", ()):
+            for push_id in work.discards:
                 self.staged.pop(push_id, None)
             self.step += 1
         if not self.accepts_stale:
@@ -66,7 +66,7 @@ class Scene(Driver):
 
     def tell_shard(self) -> bool:
         """Has one more shard do what is under way; False if nothing is."""
-        under_way: list[ev.ShardWork] = [*self.to_configure, *self.to_apply]
+        under_way: list[ShardSettings | ev.ApplyStep] = [*self.to_configure, *self.to_apply]
         if not under_way:
             return False
         if not self.waiting_shards:
