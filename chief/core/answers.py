@@ -91,7 +91,7 @@ class Answers:
         explain: Callable[[float], str],
         done: Sequence[int] = (),
         is_data_kept: bool = False,
-        sure: Iterable[PushId] = (),
+        certain: Iterable[PushId] = (),
     ) -> None:
         self._out, self._versions, self._data, self._epoch = out, versions, data, epoch
         self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
@@ -103,13 +103,13 @@ class Answers:
         self._unkept = list(done)
         self._is_data_kept = is_data_kept
         # Contributions that are certain although their step is not announced yet.
-        self._sure = set(sure)
+        self._certain = set(certain)
 
     # -- answers
 
     def tell(self, call: int, value: Answer, *, push_id: PushId | None, commit: CommitResult | None, now: float) -> None:
         """Gives an answer that says what became of a contribution: now, or when it is sure."""
-        if self._is_sure(push_id, commit):
+        if self._is_certain(push_id, commit):
             self._out.reply(call, value)
             return
         policy = self._policy()
@@ -138,9 +138,9 @@ class Answers:
         else:
             self.tell_of_data(call, value, now=now)
 
-    def sure(self, push_id: PushId | None, commit: CommitResult | None) -> CommitResult | None:
+    def if_certain(self, push_id: PushId | None, commit: CommitResult | None) -> CommitResult | None:
         """Returns the outcome of a contribution if it may be reported now, else None: a later request gets it."""
-        return commit if self._is_sure(push_id, commit) else None
+        return commit if self._is_certain(push_id, commit) else None
 
     def revise(self, push_id: PushId, result: CommitResult) -> None:
         """Replaces the outcome in every answer about this contribution that is still held."""
@@ -169,18 +169,18 @@ class Answers:
 
     def is_of_interest(self) -> bool:
         """Whether anything depends on which contributions a step is made of."""
-        return bool(self._line or self._sure)
+        return bool(self._line or self._certain)
 
     def applied(self, contributors: Sequence[PushId], *, is_held: bool) -> None:
         """All shards have applied these, so they are certain; `is_held`: the step is not announced yet."""
         if not self._is_needed:
             return
         if is_held:
-            self._sure.update(contributors)
-        elif self._sure:
-            self._sure.difference_update(contributors)
+            self._certain.update(contributors)
+        elif self._certain:
+            self._certain.difference_update(contributors)
         if self._line:
-            self._release_what_is_sure(applied=contributors)
+            self._release_what_is_certain(applied=contributors)
         if len(self._unkept) >= _MAX_UNKEPT and self._on_its_way is None:
             self.keep(for_all=False)
 
@@ -236,31 +236,31 @@ class Answers:
             words = f"the parameter servers do not keep what another chief would have to know: {event.failure}"
             self._out.note(words, is_warning=True)
         self._on_its_way = None
-        self._sure.update(record.chosen)
+        self._certain.update(record.chosen)
         del self._unkept[: record.num_unkept]
         self._is_data_kept = self._is_data_kept or record.has_data
-        self._release_what_is_sure(version=record.version)
+        self._release_what_is_certain(version=record.version)
         self._keep_if_awaited()
 
     # -- inside
 
-    def _is_sure(self, push_id: PushId | None, commit: CommitResult | None) -> bool:
+    def _is_certain(self, push_id: PushId | None, commit: CommitResult | None) -> bool:
         if commit is None or not self._is_needed or self._is_finished():
             return True
         outcome = commit.first_outcome if commit.outcome is PushOutcome.DUPLICATE else commit.outcome
         if outcome is not PushOutcome.ACCEPTED or commit.applied_step is None or commit.applied_step < self._policy().step:
             return True
-        return push_id in self._sure
+        return push_id in self._certain
 
     def _hold(self, call: int, value: Answer, *, push_id: PushId | None, is_on_its_way: bool, now: float) -> None:
         version = None if is_on_its_way else self._versions.latest + 1
         self._line.block(call, _Held(value=value, push_id=push_id, version=version), until=now + _RECORD_S)
 
-    def _release_what_is_sure(self, *, version: int = 0, applied: Collection[PushId] = ()) -> None:
+    def _release_what_is_certain(self, *, version: int = 0, applied: Collection[PushId] = ()) -> None:
         """Answers who can be now that this record is kept, and these contributions are applied."""
         for blocked in self._line:
             one = blocked.ask
-            if (one.version is not None and one.version <= version) or one.push_id in applied or one.push_id in self._sure:
+            if (one.version is not None and one.version <= version) or one.push_id in applied or one.push_id in self._certain:
                 self._line.answer(blocked.who, one.value)
 
     def _keep_if_awaited(self) -> None:

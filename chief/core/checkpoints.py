@@ -1,7 +1,7 @@
 """Checkpoints: when a step is saved, the one that is being made, the newest whole one, and who wants one. Knows no storage, clock or wire.
 
 One checkpoint is made at a time: all shards copy the same step (no other is applied meanwhile), then write; then the manifest is written.
-A step may be held back behind a gate: it is announced only once it is saved, so that it cannot be lost.
+A step may be held back: it is announced only once it is saved, so that it cannot be lost.
 """
 
 import math
@@ -39,7 +39,7 @@ class Saver(Protocol):
         """The epoch that it is in."""
 
     @property
-    def is_open(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the shards hold values, and training goes on from them or has ended with them."""
 
     @property
@@ -51,7 +51,7 @@ class Saver(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class HeldStep:
     """A step that is announced only once it is saved: what it was made of, unless that is known already, and what follows."""
 
     step: int
@@ -103,7 +103,7 @@ class Checkpoints:
         self._end_if_deserted, self._is_training, self._explain = end_if_deserted, is_training, explain
         self._timer, self._last_timer = timers.timer(self._fire), timers.timer(self._give_up_in_time)
         self._save: _Save | None = None
-        self._gate: Gate | None = None
+        self._held: HeldStep | None = None
         self._saving = ""
         self._is_due = self._is_saving_last = False
         self._whole: SavedCheckpoint | None = None  # the latest
@@ -132,7 +132,7 @@ class Checkpoints:
     @property
     def is_holding(self) -> bool:
         """Whether a step is held back until it is saved."""
-        return self._gate is not None
+        return self._held is not None
 
     @property
     def is_saving_last(self) -> bool:
@@ -168,7 +168,7 @@ class Checkpoints:
 
     # -- when
 
-    def opened(self, now: float) -> None:
+    def training_begins(self, now: float) -> None:
         """Training begins, or goes on, at the open step: it is saved, so that there is something of this epoch to go back to."""
         if self._config is None:
             return
@@ -184,7 +184,7 @@ class Checkpoints:
     def begin(self, now: float) -> bool:
         """Begins what is due, if that is possible; nothing else may be under way at the shards. Returns whether they copy a step now."""
         saver = self._saver()
-        if self._save is not None or not saver.is_open or self._config is None:
+        if self._save is not None or not saver.is_ready or self._config is None:
             return False
         self._is_due = False
         self._arm(now)
@@ -198,16 +198,16 @@ class Checkpoints:
         self._begin()
         return True
 
-    def hold(self, gate: Gate) -> None:
+    def hold(self, held: HeldStep) -> None:
         """Saves a step before it is announced, as soon as no other save is under way; nothing else may be under way at the shards."""
-        self._gate = gate
+        self._held = held
         self._explain_hold()
         if self._save is None:
             self._begin()
 
     def let_go(self, now: float) -> None:
         """The step that is held back need not be saved after all."""
-        self._gate, self._saving = None, ""
+        self._held, self._saving = None, ""
         self._timer.clear()
         self._arm(now)
 
@@ -217,9 +217,9 @@ class Checkpoints:
         `is_idle`: nothing is under way at the shards.
         """
         self._timer.clear()
-        if self._gate is not None and self._save is None:
+        if self._held is not None and self._save is None:
             self._begin()  # the pause after a failure ends here: its step is applied, and nothing else would save it
-        if self._config is None or not self._saver().is_open or (self._save is None and is_idle and self.has_whole(self._saver().step)):
+        if self._config is None or not self._saver().is_ready or (self._save is None and is_idle and self.has_whole(self._saver().step)):
             return
         self._is_saving_last = True
         self._become_due()
@@ -227,7 +227,7 @@ class Checkpoints:
 
     def roll_back(self) -> None:
         """What is under way comes to nothing: the shards go back to an earlier step."""
-        self._save = self._gate = None
+        self._save = self._held = None
         self._saving = ""
         for wish in self._wishes.values():
             wish.tag = ""
@@ -245,7 +245,7 @@ class Checkpoints:
         if save is None or event.tag != save.tag or save.is_copied:
             return False
         save.is_copied = True
-        if save.is_held or self._gate is not None:
+        if save.is_held or self._held is not None:
             return False
         self._saving = ""
         return True
@@ -268,10 +268,10 @@ class Checkpoints:
         self._said_at = self._said_at if is_detail else now
         self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", is_detail=is_detail)
         self._fulfil(self._remember_whole(save.draft, now), tag=save.tag)
-        if save.is_held and self._gate is not None:
-            gate, self._gate, self._saving = self._gate, None, ""
-            gate.then(save.tag, now)
-        elif self._gate is not None:
+        if save.is_held and self._held is not None:
+            held, self._held, self._saving = self._held, None, ""
+            held.then(save.tag, now)
+        elif self._held is not None:
             self._begin()
         else:
             if self._waits_for_next:
@@ -296,7 +296,7 @@ class Checkpoints:
             for blocked in self._calls:
                 if blocked.ask is wish:
                     self._calls.refuse(blocked.who, error)
-        if self._gate is not None:
+        if self._held is not None:
             self._timer.set(now + RETRY_S)
             self._explain_hold()
             return False
@@ -330,7 +330,7 @@ class Checkpoints:
 
     def refuse(self, error: PsError) -> None:
         """The cluster cannot go on: there will be no more checkpoints."""
-        self._save = self._gate = None
+        self._save = self._held = None
         self._is_saving_last = False
         self._wishes.clear()
         self._calls.refuse_all(error)
@@ -338,15 +338,15 @@ class Checkpoints:
     # -- inside
 
     def _begin(self) -> None:
-        gate, saver = self._gate, self._saver()
-        step = saver.step if gate is None else gate.step
+        held, saver = self._held, self._saver()
+        step = saver.step if held is None else held.step
         attempt = self._num_attempts[saver.epoch, step] = self._num_attempts.get((saver.epoch, step), 0) + 1
         tag = tag_of(step=step, epoch=saver.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
-        draft = saver.draft(tag=tag, step=step, extra=() if gate is None else gate.contributors)
-        self._save = _Save(draft=draft, is_held=gate is not None)
+        draft = saver.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
+        self._save = _Save(draft=draft, is_held=held is not None)
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
-        if gate is None:
+        if held is None:
             self._saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
         else:
             self._explain_hold()
@@ -358,7 +358,7 @@ class Checkpoints:
 
     def _fire(self, now: float) -> None:
         """The interval is over, or the pause after a failure."""
-        if self._gate is not None:
+        if self._held is not None:
             if self._save is None:
                 self._begin()
         elif self._is_training():

@@ -14,12 +14,12 @@ from chief.core import messages as ev
 from chief.core.answers import RecordVersions
 from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
-from chief.core.explain import Situation, explain, is_waiting
 from chief.core.ledger import Ledger
 from chief.core.members import Member, Membership, MemberState, gone_error, superseded_error
 from chief.core.model import ModelCalls, ModelRegistry
 from chief.core.parameter_servers import ShardTable
 from chief.core.recovery import Recovery
+from chief.core.report import Situation, cluster_status, explain
 from chief.core.settings import Settings
 from chief.core.training import Parts, Start, Training
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
@@ -223,54 +223,11 @@ class Coordinator:
 
     def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
-        situation, policy, ledger, config = self._situation(), self._training.policy, self._parts.ledger, self._settings.config
-        return ClusterStatus(
-            cluster=config.cluster,
-            epoch=self.epoch,
-            state=situation.state,
-            reason=situation.reason,
-            global_step=policy.step,
-            max_steps=config.max_steps,
-            policy=policy.spec,
-            replicas_to_aggregate=config.num_required if self._training.is_quorum_lowered else policy.num_required,
-            total_num_replicas=config.num_workers or 0,
-            num_contributions=policy.num_contributions,
-            waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
-            step_age_s=ledger.step_age_s(now),
-            participants=self._members.statuses(now=now, waiting=self._training.waiting_workers),
-            shards=self._servers.links(step=policy.step if self._model.is_ready else None, layouts=self._model.layouts),
-            ledger=ledger.entries(max_ledger_entries),
-            num_accepted=ledger.num_accepted,
-            num_stale=ledger.num_stale,
-            num_late=ledger.num_late,
-            hyperparameters_version=self._settings.version_that_holds,
-            optimizer=self._settings.optimizer_words(),
-            max_observed_staleness=ledger.max_staleness,
-            chief_incarnation=self.chief_incarnation,
-            num_rollbacks=self._recovery.num_rollbacks,
-            last_rollback=self._recovery.last_rollback,
-            min_replicas=config.min_replicas or 0,
-            data=self._parts.data.status(),
-            checkpoint=self._checkpoints.status(now),
-        )
+        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries)
 
     def _situation(self, asking: int | None = None) -> Situation:
-        waiting, config = self._training.waiting_workers, self._settings.config
         return Situation(
-            state=self.state,
-            reason=self.reason,
-            membership=self._members,
-            policy=self._training.policy,
-            registry=self._model,
-            shards=self._servers,
-            ledger=self._parts.ledger,
-            total_num_replicas=config.num_workers,
-            waiting=waiting if asking is None else waiting | {asking},
-            is_configuring=self._training.is_configuring,
-            saving=self._training.saving,
-            recovering=self._recovery.why,
-            plan=self._recovery.plan,
-            is_lost_for_good=config.checkpoints is None,
+            state=self.state, reason=self.reason, parts=self._parts, training=self._training, recovery=self._recovery, asking=asking
         )
 
     # -- what its parts ask
@@ -360,16 +317,16 @@ class Coordinator:
         """Begins what is due at the shards."""
         self._training.proceed(now)
 
-    def open_model(self, now: float) -> None:
+    def model_initialised(self, now: float) -> None:
         """The shards hold the model's first values: training begins as soon as they work as they shall."""
-        self._training.open_model(now)
+        self._training.begin_with_model(now)
 
-    def model_opened(self, now: float) -> None:
+    def model_ready(self, now: float) -> None:
         """The shards hold the model's first values and their settings: answers everyone who waits for that."""
-        self._model.open()
-        self._checkpoints.opened(now)
+        self._model.make_ready()
+        self._checkpoints.training_begins(now)
         self._parts.ledger.open_step(self.step, now=now)
-        self._models.opened()
+        self._models.model_ready()
         self._training.keep_record()
         self._out.afterwards(self.proceed)
 

@@ -10,9 +10,6 @@ from ps_protocol.model.data import DataMarks, DataProgress, DataRange, DataSpec
 from ps_protocol.roles.chief import DataStatus
 from ps_protocol.roles.shard import PushId
 
-# The order in which the ranges of a pass over the training data are handed out.
-
-
 _NUM_ROUNDS = 4
 
 
@@ -40,8 +37,6 @@ def _shuffled(number: int, half: int, key: bytes) -> int:
     return left << half | right
 
 
-# Which ranges of the training data are done, leased, or free.
-#
 # A range is free, then leased to a worker, then counted (a contribution made from it is part of a step that is not applied yet), then done.
 # It is free again if its worker goes, gives it back, or its contribution is refused.
 

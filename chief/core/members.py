@@ -26,9 +26,6 @@ from ps_protocol.errors import (
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
-# What became of one incarnation's latest pushes, so that a repeated commit has its effect once. Bounded; knows no step state.
-
-
 _WINDOW = 16
 
 
@@ -77,9 +74,6 @@ class PushOutcomes:
         self._recent[push_id.sequence] = (step, result)
         if len(self._recent) > self._window:
             del self._recent[next(iter(self._recent))]
-
-
-# One participant as the chief knows it, and the errors about it.
 
 
 class MemberState(enum.Enum):
@@ -184,9 +178,6 @@ def status_of(member: Member, now: float, waiting: frozenset[int]) -> Participan
     )
 
 
-# Which index a newcomer is given. Knows who is in, and where; changes nothing. `now` is an argument.
-
-
 def wanted_index(request: RegisterRequest, members: Mapping[int, Member], *, num_places: int, now: float) -> int:
     """Returns the index that was asked for, or the former one, or the lowest free one; `members` are those of the kind, by index.
 
@@ -222,9 +213,6 @@ def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places
     else:
         text += ". Close one of them first, or name an index and take it over"
     raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
-
-
-# Who takes part: indices, incarnations, leases, and what each participant did.
 
 
 _MAX_HOST = 255
@@ -540,9 +528,6 @@ def _chief_of(participant: Participant) -> int:
     return 1 + (participant.incarnation >> _BITS_OF_A_CHIEF)
 
 
-# What has been applied of each worker lately, put together from the latest steps.
-
-
 # Contributions remembered of each worker.
 MAX_PUSHES = 16
 
@@ -585,9 +570,6 @@ def newest_pushes(reports: Iterable[Iterable[WorkerPushes]]) -> tuple[WorkerPush
 
 def _last(pushed: WorkerPushes) -> int:
     return pushed.applied[-1].sequence if pushed.applied else 0
-
-
-# How many contributions a strictly synchronous step needs when workers are gone, or have no training data left.
 
 
 def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy, starved: Collection[int] = ()) -> int:

@@ -21,7 +21,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec
 
-# Checkpoints, restored shards and training data: events for the coordinator, and its instructions.
+# -- events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +154,121 @@ class ReplicasBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A caller's request; `call` None: it wants no answer."""
+
+    call: int | None
+    request: Request[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCancelled:
+    """A blocked caller has gone away."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """Time has passed: at the latest at `Coordinator.next_deadline()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAdopted:
+    """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
+
+    shard: int
+    process_incarnation: int
+    adoption: Adoption | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSeen:
+    """A shard answered, and said this of itself."""
+
+    shard: int
+    process_incarnation: int
+    report: ShardReport = field(default_factory=ShardReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnreachable:
+    """A shard did not answer; the shell keeps trying."""
+
+    shard: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFailed:
+    """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
+
+    shard: int
+    why: str
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrepared:
+    """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
+
+    step: int
+    sums: tuple[tuple[float, ...], ...]
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsConfigured:
+    """All shards work by these settings, in this epoch (None: whichever it is now)."""
+
+    version: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepApplied:
+    """All shards have applied a step, in this epoch (None: whichever it is now)."""
+
+    step: int
+    epoch: int | None = None
+
+
+Event = (
+    ShardsFound
+    | RecordFound
+    | RecordKept
+    | CheckpointFound
+    | ShardsRestored
+    | RestoreFailed
+    | StepCopied
+    | StepSaved
+    | CheckpointCommitted
+    | SaveFailed
+    | ReplicasChanged
+    | ReplicaReady
+    | ReplicasBack
+    | Asked
+    | CallCancelled
+    | TimerFired
+    | ShardAdopted
+    | ShardSeen
+    | ShardUnreachable
+    | ShardFailed
+    | StepPrepared
+    | ShardsConfigured
+    | StepApplied
+)
+
+
+# -- instructions
+
+
+Answer = (
+    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
     """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
 
@@ -239,34 +354,6 @@ class BringReplicasBack:
     settings: ShardSettings
 
 
-RecoveryEvent = (
-    ShardsFound
-    | RecordFound
-    | RecordKept
-    | CheckpointFound
-    | ShardsRestored
-    | RestoreFailed
-    | StepCopied
-    | StepSaved
-    | CheckpointCommitted
-    | SaveFailed
-    | ReplicasChanged
-    | ReplicaReady
-    | ReplicasBack
-)
-RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack
-
-
-# What the coordinator wants done.
-#
-# `call` numbers a caller that wants an answer, as in the events below.
-
-
-Answer = (
-    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """Answer a caller."""
@@ -347,104 +434,5 @@ class Note:
 
 
 ShardWork = PrepareStep | ApplyStep | ConfigureShards
+RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack
 Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction
-
-
-# Events.
-#
-# `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A caller's request; `call` None: it wants no answer."""
-
-    call: int | None
-    request: Request[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCancelled:
-    """A blocked caller has gone away."""
-
-    call: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired:
-    """Time has passed: at the latest at `Coordinator.next_deadline()`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardAdopted:
-    """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
-
-    shard: int
-    process_incarnation: int
-    adoption: Adoption | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSeen:
-    """A shard answered, and said this of itself."""
-
-    shard: int
-    process_incarnation: int
-    report: ShardReport = field(default_factory=ShardReport)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardUnreachable:
-    """A shard did not answer; the shell keeps trying."""
-
-    shard: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFailed:
-    """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
-
-    shard: int
-    why: str
-    epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrepared:
-    """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
-
-    step: int
-    sums: tuple[tuple[float, ...], ...]
-    epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardsConfigured:
-    """All shards work by these settings, in this epoch (None: whichever it is now)."""
-
-    version: int
-    epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepApplied:
-    """All shards have applied a step, in this epoch (None: whichever it is now)."""
-
-    step: int
-    epoch: int | None = None
-
-
-Event = (
-    Asked
-    | CallCancelled
-    | TimerFired
-    | ShardAdopted
-    | ShardSeen
-    | ShardUnreachable
-    | ShardFailed
-    | StepPrepared
-    | ShardsConfigured
-    | StepApplied
-    | RecoveryEvent
-)

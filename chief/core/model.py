@@ -139,11 +139,11 @@ class ModelRegistry:
         self.placement, self.layouts, self.model = placement, found, model
         self.is_created = bool(self.held)
 
-    def open(self) -> None:
+    def make_ready(self) -> None:
         """The shards work as they shall: training may begin."""
         self.is_ready = True
 
-    def close(self) -> None:
+    def make_unready(self) -> None:
         """The shards are about to go back to a checkpoint."""
         self.is_ready = False
 
@@ -163,7 +163,7 @@ class ModelRegistry:
         return True
 
 
-class Host(Protocol):
+class ModelHost(Protocol):
     """The chief that the calls belong to."""
 
     @property
@@ -184,7 +184,7 @@ class Host(Protocol):
     def worker(self, participant: Participant, what: str, now: float) -> Member:
         """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
 
-    def open_model(self, now: float) -> None:
+    def model_initialised(self, now: float) -> None:
         """The shards hold the model's first values: training begins as soon as they work as they shall."""
 
     def explain(self, now: float, *, asking: int | None = None) -> str:
@@ -198,7 +198,7 @@ class ModelCalls:
         self,
         registry: ModelRegistry,
         *,
-        host: Host,
+        host: ModelHost,
         config: Callable[[], CoordinationConfig],
         members: Membership,
         servers: ShardTable,
@@ -235,9 +235,9 @@ class ModelCalls:
         if is_news:
             num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
             self._out.note(f"{member.name} has initialised the model: slices={len(registry.placement)} bytes={num_bytes}")
-            self._host.open_model(now)
+            self._host.model_initialised(now)
 
-    def opened(self) -> None:
+    def model_ready(self) -> None:
         """The shards hold their initial values and their settings: answers everyone who waits for that."""
         self._completions.answer_all(None)
         self.answer_waiting()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from chief.core.checkpoints import Gate
+from chief.core.checkpoints import HeldStep
 from chief.core.members import newest_pushes
 from chief.core.messages import (
     AdoptShards,
@@ -193,7 +193,7 @@ class _TakingOver:
     is_waiting_for_model: bool = False
 
 
-class Host(Protocol):
+class RecoveryHost(Protocol):
     """The chief that recovers."""
 
     @property
@@ -236,7 +236,7 @@ class Host(Protocol):
 class Recovery:
     """Decides what shards are to hold, and under which epoch. `new_life` names a life of the cluster that begins."""
 
-    def __init__(self, parts: Parts, host: Host, *, new_life: Callable[[], int]) -> None:
+    def __init__(self, parts: Parts, host: RecoveryHost, *, new_life: Callable[[], int]) -> None:
         self._parts, self._host, self._new_life = parts, host, new_life
         self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
@@ -424,7 +424,7 @@ class Recovery:
         is_restored = isinstance(self._stage, _Restoring) and self._stage.is_restored
         if is_restored and not self._host.is_over and not self._host.training.is_keeping:
             # Saved again, so that the number of the new epoch is on disk before another start could take it.
-            self._open(now)
+            self._complete(now)
 
     def restore_failed(self, event: RestoreFailed, now: float) -> None:
         """A checkpoint could not be brought back: an older one may do, if it is damaged."""
@@ -716,7 +716,7 @@ class Recovery:
             return
         self._why = self._why or "another chief was here before"
         self._plan = f"step {training.step} is saved before it is announced"
-        training.hold(Gate(step=training.step, contributors=(), then=self._secured))
+        training.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:
         if not self._host.is_over:
@@ -726,7 +726,7 @@ class Recovery:
         stage, training = self._stage, self._host.training
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
         self._out.note(f"took over at step {training.step}, as chief incarnation {self._members.chief_incarnation}")
-        self._open(now)
+        self._complete(now)
         # What the earlier chief had counted may be all that the step needs.
         self._out.afterwards(self._host.proceed)
         if must_tell:
@@ -738,13 +738,13 @@ class Recovery:
     def _config(self) -> CoordinationConfig:
         return self._settings.config
 
-    def _open(self, now: float) -> None:
+    def _complete(self, now: float) -> None:
         training = self._host.training
         self._stage, self._why, self._plan = None, "", ""
-        training.opened()
-        self._model.open()
+        training.shards_ready()
+        self._model.make_ready()
         self._parts.ledger.roll_back(training.step, now=now)
-        self._checkpoints.opened(now)
+        self._checkpoints.training_begins(now)
         self._host.answer_about_model()
         training.keep_record()
         max_steps = self._config.max_steps
@@ -754,7 +754,7 @@ class Recovery:
     def _leave_epoch(self) -> None:
         """Discards what is under way. Participants are not served before there is a step again."""
         self._checkpoints.roll_back()
-        self._model.close()
+        self._model.make_unready()
         self._model.lose()
         self._rise(self._members.epoch + 1, why="going back to a checkpoint")
         self._refuse_participants()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from chief.core.answers import Answers, RecordVersions, revised
-from chief.core.checkpoints import Checkpoints, Gate
+from chief.core.checkpoints import Checkpoints, HeldStep
 from chief.core.data import DataLeases
 from chief.core.ledger import Ledger
 from chief.core.members import Member, Membership, merged_pushes, quorum
@@ -111,7 +111,7 @@ class Parts:
     has_successors: bool
 
 
-class Host(Protocol):
+class TrainingHost(Protocol):
     """The chief that the training belongs to: it knows whether it goes on."""
 
     @property
@@ -139,7 +139,7 @@ class Host(Protocol):
     def check_settings_may_change(self) -> None:
         """Raises TrainingFailed once training is over."""
 
-    def model_opened(self, now: float) -> None:
+    def model_ready(self, now: float) -> None:
         """The shards hold the model's first values and work as they shall."""
 
     def finish(self, reason: str, now: float) -> None:
@@ -227,7 +227,7 @@ class Discards:
 class Training:
     """One epoch's training, from a `Start` on."""
 
-    def __init__(self, parts: Parts, start: Start, host: Host) -> None:
+    def __init__(self, parts: Parts, start: Start, host: TrainingHost) -> None:
         self._parts, self._host = parts, host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
@@ -268,7 +268,7 @@ class Training:
             explain=host.explain,
             done=start.done,
             is_data_kept=start.is_data_kept,
-            sure=[entry.push_id for entry in start.counted],
+            certain=[entry.push_id for entry in start.counted],
         )
         self._lower_quorum()
 
@@ -290,7 +290,7 @@ class Training:
         return self._epoch
 
     @property
-    def is_open(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the shards hold values to train with."""
         return self._model.is_ready
 
@@ -387,7 +387,7 @@ class Training:
         """Whether a record is on its way that must be kept before training goes on."""
         return self._answers.is_keeping
 
-    def opened(self) -> None:
+    def shards_ready(self) -> None:
         """All shards hold the open step: announces it."""
         self._under_way = None
 
@@ -485,7 +485,7 @@ class Training:
         self._members.renew(member, now=now)
         earlier = self._tokens.get(member.index)
         if earlier is not None:
-            known = self._answers.sure(earlier.ask.push_id, earlier.ask.commit)
+            known = self._answers.if_certain(earlier.ask.push_id, earlier.ask.commit)
             self._tokens.answer(member.index, self._wait(known, "another call of the same worker"))
         if self._host.is_finished:
             self._out.reply(call, self._finished(commit))
@@ -495,7 +495,7 @@ class Training:
             self._tell(call, self._token(step, commit), request.commit, commit, now)
         elif not slice_s(request.max_wait_s):
             self._policy.forget_wish(member.index)
-            known = self._answers.sure(push_id, commit)
+            known = self._answers.if_certain(push_id, commit)
             self._out.reply(call, self._wait(known, self._host.explain(now, asking=member.index)))
         else:
             ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
@@ -506,7 +506,7 @@ class Training:
         # Explained while it still waits: it may be the very one that should have contributed first.
         waiting_for = self._host.explain_to_many(now)
         self._policy.forget_wish(blocked.who)
-        self._tokens.answer(blocked.who, self._wait(self._answers.sure(blocked.ask.push_id, blocked.ask.commit), waiting_for))
+        self._tokens.answer(blocked.who, self._wait(self._answers.if_certain(blocked.ask.push_id, blocked.ask.commit), waiting_for))
 
     def _token_cancelled(self, blocked: Blocked[_TokenAsk]) -> None:
         self._policy.forget_wish(blocked.who)
@@ -742,17 +742,17 @@ class Training:
             self._answers.finished_ranges(self._data.applied(contributors))
         self._answers.applied(contributors, is_held=is_held)
         if is_held:
-            self.hold(Gate(step=self.step + 1, contributors=contributors, then=self._gate_opened))
+            self.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
         else:
-            self._open_next(now)
+            self._advance(now)
         if self._data.spec is not None:
             self._answer_about_ranges(now)
         return False
 
-    def hold(self, gate: Gate) -> None:
+    def hold(self, held: HeldStep) -> None:
         """Has a step saved before it is announced."""
         self._under_way = UnderWay.SAVE
-        self._checkpoints.hold(gate)
+        self._checkpoints.hold(held)
 
     def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
         model = self._model.model
@@ -790,7 +790,7 @@ class Training:
     def _is_current(self, epoch: int | None) -> bool:
         return epoch in (None, self._epoch) and not self._host.is_failed
 
-    def _open_next(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """The step that all shards have applied is made known: the next one is open."""
         self._under_way = self._step = None
         self._ledger.close_step(now=now)
@@ -837,7 +837,7 @@ class Training:
                 self._servers.miss_standby(shard, why=why)
             self._replicas_due.clear()
             self._checkpoints.let_go(now)
-            self._open_next(now)
+            self._advance(now)
         if goes_on:
             self._under_way = None
             self.proceed(now)
@@ -848,10 +848,10 @@ class Training:
         is_ending = self._host.is_finishing or self._host.is_finished
         return bool(self._replicas_due) and self._policy.has_common_steps and not is_ending
 
-    def _gate_opened(self, tag: str, now: float) -> None:
+    def _held_step_saved(self, tag: str, now: float) -> None:
         """The step is saved: replicas are restored from it first, and then it is announced."""
         if not self._holds_for_replicas:
-            self._open_next(now)
+            self._advance(now)
             return
         self._under_way = UnderWay.SAVE
         shards = tuple(sorted(self._replicas_due))
@@ -899,7 +899,7 @@ class Training:
         self._replicas_due -= self._returning
         self._returning = frozenset()
         self._answers.keep()
-        self._open_next(now)
+        self._advance(now)
 
     # -- settings
 
@@ -910,11 +910,11 @@ class Training:
         self.proceed(now)
         self._settings.wait(call, max_wait_s=request.max_wait_s, now=now)
 
-    def open_model(self, now: float) -> None:
+    def begin_with_model(self, now: float) -> None:
         """The shards hold their first values: sends them their settings, unless they have them."""
         wanted = self._settings.as_they_are()
         if self._settings.is_known(wanted):
-            self._host.model_opened(now)
+            self._host.model_ready(now)
         else:
             self._configure(wanted)
 
@@ -931,7 +931,7 @@ class Training:
             return  # reported again, or too late to matter
         self._under_way = None
         if not self._model.is_ready:
-            self._host.model_opened(now)
+            self._host.model_ready(now)
         else:
             self._change_holds(now)
         self.proceed(now)

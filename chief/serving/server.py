@@ -70,9 +70,6 @@ def _host_towards(peer: Address) -> str:
     return ""
 
 
-# One chief as a gRPC server beside an event loop: listening, health, and an orderly end.
-
-
 log = logging.getLogger("lockstep.chief")
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)

@@ -108,11 +108,6 @@ def _encoded(kind: str, value: CommitResult | TokenReply) -> bytes:
     return pb.ConverseResponse(**response).SerializeToString()
 
 
-# The long-lived stream of one worker: calls as they come, answers as they are ready.
-#
-# A call needs no thread while it waits: the runner hands its answer over, in the thread that has it, and that sends it.
-
-
 class Conversation:
     """Serves one stream. Implements `Handler` of `ps_protocol.rpc.server_stream`; answers come from any thread."""
 

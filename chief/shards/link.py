@@ -49,9 +49,6 @@ from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message
 
-# A step's calls to a parameter server when all is well: one attempt, without waiting. They repeat and explain nothing.
-
-
 log = logging.getLogger("lockstep.chief")
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
@@ -224,9 +221,6 @@ class GrpcShardCaller:
             stream.end()
 
 
-# The standing stream to one parameter server, for asyncio: commands one after the other, each with its answer. Repeats nothing.
-
-
 class ShardStream:
     """Opens a stream with the first command, and another one when it has broken. For one event loop."""
 
@@ -331,9 +325,6 @@ class Deadline:
         elif self._on_expiry is not None:
             self.has_expired = True
             self._on_expiry()
-
-
-# The parameter servers behind gRPC, for asyncio: what a chief asks of them. Makes one attempt a call; repeating is the caller's.
 
 
 _HANDSHAKE: str = handshake_service_pb2.DESCRIPTOR.services_by_name["HandshakeService"].full_name
@@ -528,8 +519,6 @@ class GrpcShardLink:
         return answer
 
 
-# Has all shards apply a step at once, each by a way of its own: the fast way while all is well. Says whether it went well, no more.
-#
 # A failure here is repeated and explained by the caller that insists: applying a step twice is applying it once.
 
 

@@ -9,9 +9,6 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, P
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
-# The requests to shards that carry out an instruction of the coordinator, and what it learns from the answers.
-
-
 # Errors of storage that cannot be read for now, or until permissions change.
 PASSING = (StorageFailed, PermissionDenied)
 
@@ -92,9 +89,6 @@ def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> 
     )
 
 
-# By what parameter servers obey a chief: epoch, incarnation and life, and where it listens.
-
-
 @dataclass(slots=True)
 class Authority:
     """Of a chief's latest adoption; 0: it has adopted nothing yet. Changed in place by who carries out its wishes."""
@@ -107,9 +101,6 @@ class Authority:
     def obey(self, *, epoch: int, chief_incarnation: int, life: int) -> None:
         """Everything is done under these from now on."""
         self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
-
-
-# What an earlier chief has left at the shards for its successor: the newest of the records that they keep.
 
 
 log = logging.getLogger("lockstep.chief")

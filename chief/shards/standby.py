@@ -27,9 +27,6 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 
-# One replica of a shard that has several, and what several of them say taken together.
-
-
 # A replica that does not answer within this, while its twin does, is lost.
 GRACE_S = 0.7
 _PAUSE_S = 0.1
@@ -140,9 +137,6 @@ def _age_order(status: ShardStatus) -> tuple[int, int]:
     return status.epoch, -1 if status.step is None else status.step
 
 
-# Calls to several replicas at once: which have succeeded, and which are lost.
-
-
 _MAX_REPETITIONS = 5
 _APPLY_TIMEOUT_S = 60.0
 
@@ -226,8 +220,6 @@ def order_of(error: PsError) -> int:
     return 0 if isinstance(error, Superseded) else 1 if isinstance(error, TRANSIENT) else 2
 
 
-# A shard that several processes hold: one that is asked, and standbys that do the same.
-#
 # All that changes a shard is done at all of its replicas at once. One that fails where another succeeds is dropped, and not counted on
 # before it has been brought back; if it was the first, the next one is asked from then on: the same values, the same step, the same epoch.
 
@@ -489,9 +481,6 @@ class ReplicatedLink:
     def _note(self, status: ShardStatus) -> ShardStatus:
         self._told = status.process_incarnation
         return status
-
-
-# Brings back replicas that were lost: looks for them, empties those that come again, and has them restored.
 
 
 _LOOK_INTERVAL_S = 0.5

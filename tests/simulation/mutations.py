@@ -95,7 +95,7 @@ def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Answers, "_is_sure", lambda self, push_id, commit: True)
+    patch.setattr(Answers, "_is_certain", lambda self, push_id, commit: True)
 
 
 def _counts_ranges_before_they_are_applied(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def test_the_first_worker_initialises_and_the_others_wait() -> None:
     assert registry.join(0, 1, MODEL) is ModelState.INITIALIZE, "a repeated call gets the same task"
     assert registry.attempt == 1
     assert registry.complete(0, 1, attempt=1)
-    registry.open()
+    registry.make_ready()
     assert registry.join(1, 1, MODEL) is ModelState.READY
 
 
@@ -52,7 +52,7 @@ def test_once_ready_nobody_initialises_again() -> None:
     registry.join(0, 1, MODEL)
     registry.complete(0, 1, attempt=1)
     assert not registry.release(0)
-    registry.open()
+    registry.make_ready()
     assert registry.join(0, 2, MODEL) is ModelState.READY
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chief.core.explain import Situation
+from chief.core.report import Situation
 from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Driver, Worker

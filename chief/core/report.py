@@ -1,15 +1,14 @@
-"""Says in words what the cluster waits for, and what to do about it. Reads the core's state; changes nothing; `now` is an argument."""
+"""The cluster's status, and in words what it waits for and what to do about that. Reads the core's state; changes nothing."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chief.core.ledger import Ledger
-from chief.core.members import Member, Membership, MemberState
-from chief.core.model import ModelRegistry
-from chief.core.parameter_servers import ShardTable
+from chief.core.members import Member, MemberState
+from chief.core.recovery import Recovery
+from chief.core.training import Parts, Training
 from chief.core.wording import lease_end, listed, seconds
 from chief.policies.base import Policy
-from ps_protocol.roles.chief import ClusterState, ParticipantKind
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
 # A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
 _PATIENCE_S = 1.0
@@ -17,22 +16,60 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The parts of the core that an explanation looks at."""
+    """The parts of the core that a report looks at. `asking`: a worker that waits for a token although it does not block."""
 
     state: ClusterState
     reason: str
-    membership: Membership
-    policy: Policy
-    registry: ModelRegistry
-    shards: ShardTable
-    ledger: Ledger
-    total_num_replicas: int | None
-    waiting: Container[int]  # workers that block on a token
-    is_configuring: bool = False  # new settings are on their way to the shards
-    saving: str = ""  # what holds up steps while one is being saved
-    recovering: str = ""  # why shards are being brought back, and what comes of it
-    plan: str = ""
-    is_lost_for_good: bool = True  # what a shard that is restarted has held
+    parts: Parts
+    training: Training
+    recovery: Recovery
+    asking: int | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that holds."""
+        return self.training.policy
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The workers that wait for a token."""
+        blocked = self.training.waiting_workers
+        return blocked if self.asking is None else blocked | {self.asking}
+
+
+def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int) -> ClusterStatus:
+    """Reports the cluster."""
+    parts, policy, training, recovery = situation.parts, situation.policy, situation.training, situation.recovery
+    ledger, members, config = parts.ledger, parts.members, parts.settings.config
+    return ClusterStatus(
+        cluster=config.cluster,
+        epoch=members.epoch,
+        state=situation.state,
+        reason=situation.reason,
+        global_step=policy.step,
+        max_steps=config.max_steps,
+        policy=policy.spec,
+        replicas_to_aggregate=config.num_required if training.is_quorum_lowered else policy.num_required,
+        total_num_replicas=config.num_workers or 0,
+        num_contributions=policy.num_contributions,
+        waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
+        step_age_s=ledger.step_age_s(now),
+        participants=members.statuses(now=now, waiting=training.waiting_workers),
+        shards=parts.servers.links(step=policy.step if parts.model.is_ready else None, layouts=parts.model.layouts),
+        ledger=ledger.entries(max_ledger_entries),
+        num_accepted=ledger.num_accepted,
+        num_stale=ledger.num_stale,
+        num_late=ledger.num_late,
+        hyperparameters_version=parts.settings.version_that_holds,
+        optimizer=parts.settings.optimizer_words(),
+        max_observed_staleness=ledger.max_staleness,
+        chief_incarnation=members.chief_incarnation,
+        num_rollbacks=recovery.num_rollbacks,
+        last_rollback=recovery.last_rollback,
+        min_replicas=config.min_replicas or 0,
+        data=parts.data.status(),
+        checkpoint=parts.checkpoints.status(now),
+    )
 
 
 def explain(situation: Situation, *, now: float) -> str:
@@ -41,7 +78,7 @@ def explain(situation: Situation, *, now: float) -> str:
         case ClusterState.RECOVERING:
             return _explain_recovery(situation, now)
         case ClusterState.CONNECTING:
-            return situation.shards.explain_missing(now)
+            return situation.parts.servers.explain_missing(now)
         case ClusterState.WAITING_FOR_MODEL:
             return _explain_model(situation, now)
         case ClusterState.TRAINING:
@@ -52,48 +89,48 @@ def explain(situation: Situation, *, now: float) -> str:
 def is_waiting(situation: Situation, *, now: float) -> bool:
     """Whether the cluster waits for something that it may not get by simply working on."""
     if situation.state in (ClusterState.FINISHED, ClusterState.FAILED):
-        return situation.membership.num_live > 0
+        return situation.parts.members.num_live > 0
     if situation.state is not ClusterState.TRAINING:
         return True
-    if situation.ledger.step_age_s(now) >= _PATIENCE_S or situation.shards.unreachable_since is not None:
+    if situation.parts.ledger.step_age_s(now) >= _PATIENCE_S or situation.parts.servers.unreachable_since is not None:
         return True
     policy = situation.policy
     if policy.spec.reads_latest:
         # Any worker may contribute at any time, and again; there is one that will, unless all wait or are gone.
         return not policy.is_complete and not any(
-            member.is_live and _owes(policy, member.index) for member in situation.membership.workers()
+            member.is_live and _owes(policy, member.index) for member in situation.parts.members.workers()
         )
-    able = policy.num_free_tokens + sum(1 for member in situation.membership.workers() if member.is_live and _owes(policy, member.index))
+    able = policy.num_free_tokens + sum(1 for member in situation.parts.members.workers() if member.is_live and _owes(policy, member.index))
     return not policy.is_complete and policy.num_contributions + able < policy.num_required
 
 
 def _explain_end(situation: Situation, now: float) -> str:
-    live = [f"{member.name} ({_sign_of_life(member, now)})" for member in situation.membership.all() if member.is_live]
+    live = [f"{member.name} ({_sign_of_life(member, now)})" for member in situation.parts.members.all() if member.is_live]
     return f"{situation.reason}; waiting for {listed(live)} to leave" if live else situation.reason
 
 
 def _explain_outage(situation: Situation, now: float) -> str:
     """Names the parameter servers that do not answer, as the beginning of a text; empty if all do."""
-    unreachable = situation.shards.explain_unreachable(now)
+    unreachable = situation.parts.servers.explain_unreachable(now)
     if not unreachable:
         return ""
     which = "it" if len(unreachable) == 1 else "one of them"
     what_then = "start it again"
-    if situation.registry.model is not None:
+    if situation.parts.model.model is not None:
         what_then += ", and all go back to the newest checkpoint"
-        if situation.is_lost_for_good:
+        if situation.parts.settings.config.checkpoints is None:
             what_then = "its variables are lost and the cluster must be started again"
     return f"{listed(unreachable)}; if {which} is gone {what_then}; "
 
 
 def _explain_recovery(situation: Situation, now: float) -> str:
-    unreachable = situation.shards.explain_unreachable(now)
+    unreachable = situation.parts.servers.explain_unreachable(now)
     waiting = f"waiting for {listed(unreachable)}; " if unreachable else ""
-    return f"recovering: {situation.recovering}; {waiting}{situation.plan}"
+    return f"recovering: {situation.recovery.why}; {waiting}{situation.recovery.plan}"
 
 
 def _explain_model(situation: Situation, now: float) -> str:
-    registry, membership = situation.registry, situation.membership
+    registry, membership = situation.parts.model, situation.parts.members
     outage = _explain_outage(situation, now)
     if registry.initializer is not None:
         member = membership.find(ParticipantKind.WORKER, registry.initializer[0])
@@ -108,9 +145,9 @@ def _explain_model(situation: Situation, now: float) -> str:
 
 def _explain_step(situation: Situation, now: float) -> str:
     policy, outage = situation.policy, _explain_outage(situation, now)
-    if situation.saving:
-        return outage + situation.saving
-    if situation.is_configuring:
+    if situation.training.saving:
+        return outage + situation.training.saving
+    if situation.training.is_configuring:
         return f"{outage}new settings are on their way to the parameter servers"
     if policy.is_complete:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
@@ -128,7 +165,7 @@ def _explain_step(situation: Situation, now: float) -> str:
 
 def _explain_free_step(situation: Situation, now: float) -> str:
     """Of a policy under which each contribution is a step: who is being waited for, and by whom."""
-    policy, live = situation.policy, [member for member in situation.membership.workers() if member.is_live]
+    policy, live = situation.policy, [member for member in situation.parts.members.workers() if member.is_live]
     if not live:
         return f"step {policy.step} has no contribution, and no worker is live; start one"
     waiting = [member for member in live if member.index in situation.waiting]
@@ -146,7 +183,7 @@ def _explain_free_step(situation: Situation, now: float) -> str:
 
 def _explain_idle(situation: Situation) -> str:
     """Names the workers that wait for a token that they get only once they have pushed; empty if there are none."""
-    idle = [f"worker {member.index}" for member in situation.membership.workers() if _is_idle(situation, member)]
+    idle = [f"worker {member.index}" for member in situation.parts.members.workers() if _is_idle(situation, member)]
     if not idle:
         return ""
     step = situation.policy.step
@@ -168,8 +205,8 @@ def _missing(situation: Situation, now: float) -> Iterator[str]:
 
     While a parameter server does not answer, the living cannot contribute, and who has gone since has perhaps given up because of it.
     """
-    policy, workers = situation.policy, {member.index: member for member in situation.membership.workers()}
-    places, outage_since = situation.total_num_replicas or 0, situation.shards.unreachable_since
+    policy, workers = situation.policy, {member.index: member for member in situation.parts.members.workers()}
+    places, outage_since = situation.parts.settings.config.num_workers or 0, situation.parts.servers.unreachable_since
     owing = sorted((member for member in workers.values() if _owes(policy, member.index)), key=lambda member: member.last_seen)
     for member in owing:
         # With any number of workers allowed, one that left in peace need not come back.
@@ -198,8 +235,8 @@ def _sign_of_life(member: Member, now: float) -> str:
 
 
 def _advice(situation: Situation) -> str:
-    policy, total = situation.policy, situation.total_num_replicas
-    workers = {member.index: member for member in situation.membership.workers()}
+    policy, total = situation.policy, situation.parts.settings.config.num_workers
+    workers = {member.index: member for member in situation.parts.members.workers()}
     owing = [member for member in workers.values() if member.is_live and _owes(policy, member.index)]
     lacking = policy.num_required - policy.num_contributions - len(owing) - policy.num_free_tokens
     if policy.advice_to_all_waiting and not owing and any(member.is_live for member in workers.values()):
