@@ -6,7 +6,7 @@ comes of it is a `Start`, of which another `Training` is made.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chief.core.checkpoints import HeldStep
@@ -185,10 +185,7 @@ class _TakingOver:
     found: Resumption | None = None
     pushes: tuple[WorkerPushes, ...] = ()
     chosen: tuple[ChosenPush, ...] = ()
-    done: tuple[int, ...] = ()
-    is_data_kept: bool = False
-    awaited: frozenset[int] = frozenset()
-    wait_until: float = 0.0
+    start: Start = field(default_factory=lambda: Start(step=0))
     must_tell: bool = False
     is_waiting_for_model: bool = False
 
@@ -564,7 +561,7 @@ class Recovery:
         stage = self._stage
         if isinstance(stage, _TakingOver) and stage.is_waiting_for_model and self._model.model is not None:
             stage.is_waiting_for_model, stage.must_tell = False, True
-            stage.awaited = self._host.training.awaited  # others have come back meanwhile
+            stage.start = replace(stage.start, awaited=self._host.training.awaited)  # others have come back meanwhile
             self._begin_where_they_are(stage, now)
 
     def repeated(self, now: float) -> None:
@@ -582,7 +579,7 @@ class Recovery:
         adoptions = [stage.adoptions.get(index) for index in range(len(self._servers))]
         problem = self._look(stage, adoptions)
         if not problem:
-            stage.wait_until = now + self._config.lease_s / 2
+            stage.start = replace(stage.start, wait_until=now + self._config.lease_s / 2)
             self._begin_where_they_are(stage, now)
         elif (stage.record is None or stage.record.model is None) and not has_applied(adoptions):
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
@@ -657,39 +654,26 @@ class Recovery:
             return
         done = {identity for adoption in held if adoption.last_apply is not None for identity in adoption.last_apply.ranges}
         self._data.finish(done)
-        stage.done, stage.is_data_kept = tuple(sorted(done)), True
-        stage.awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
+        awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
+        stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
         """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
-        found = stage.found
+        found, before = stage.found, self._host.training
         assert found is not None
+        start = replace(stage.start, replicas_due=before.replicas_due)
         if self._model.model is None:
             self._why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
-            self._host.begin_training(
-                Start(
-                    step=self._host.training.step,
-                    awaited=stage.awaited,
-                    wait_until=stage.wait_until,
-                    done=stage.done,
-                    is_data_kept=stage.is_data_kept,
-                    replicas_due=self._host.training.replicas_due,
-                )
-            )
+            self._host.begin_training(replace(start, step=before.step))
             return
-        training = self._host.begin_training(
-            Start(
-                step=found.step,
-                is_start=False,
-                counted=() if found.redo is not None else self._counted(stage, found.step),
-                tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
-                awaited=stage.awaited,
-                wait_until=stage.wait_until,
-                done=stage.done,
-                is_data_kept=stage.is_data_kept,
-                replicas_due=self._host.training.replicas_due,
-            )
+        start = replace(
+            start,
+            step=found.step,
+            is_start=False,
+            counted=() if found.redo is not None else self._counted(stage, found.step),
+            tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
+        training = self._host.begin_training(start)
         redo = found.redo
         if redo is None:
             self._secure(now)

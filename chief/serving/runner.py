@@ -4,7 +4,6 @@ Any thread may report an event, one at a time; that thread also sends the answer
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -54,7 +53,7 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.get_running_loop()
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
         addresses = [link.address for link in links]
@@ -117,7 +116,7 @@ class Runner:
             if not future.done():
                 future.set_result(given)
 
-        number = self.begin(request, partial(self._in_loop, answer))
+        number = self.begin(request, partial(self._shards.in_loop, answer))
         try:
             given = await future
         except asyncio.CancelledError:
@@ -182,7 +181,7 @@ class Runner:
             case ev.Reply() | ev.Refuse():
                 self._answer(instruction)
             case ev.EndProcesses():
-                self._in_loop(self._finish, instruction)
+                self._shards.in_loop(self._finish, instruction)
             case ev.Note():
                 log.log(_level(instruction), "%s", instruction.text)
             case _:
@@ -202,7 +201,7 @@ class Runner:
         # Most events move deadlines later, if at all; the timer then stays as it is.
         if self._timer_due is None or due < self._timer_due:
             self._timer_due = due
-            self._in_loop(self._start_timer)
+            self._shards.in_loop(self._start_timer)
 
     def _start_timer(self) -> None:
         with self._lock:
@@ -235,14 +234,6 @@ class Runner:
         if not self._end.done():
             self._end.set_result(end)
 
-    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
-        """Does something in the loop's thread: at once if this is it."""
-        if threading.get_ident() == self._loop_thread:
-            do(*arguments)
-            return
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all that it was for
-            self._loop.call_soon_threadsafe(do, *arguments)
-
     def _cannot_begin(self, error: PsError) -> None:
         if not self._end.done():
             self._end.set_exception(error)
@@ -252,7 +243,7 @@ class Runner:
         if not self._is_superseded:
             self._is_superseded = True
             log.error("superseded: this chief ends, and leaves the cluster to the other one cause=%s", why)
-            self._in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
+            self._shards.in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
 
     def _broken_off(self, error: BaseException) -> None:
         log.critical("a task of the chief failed; the chief ends", exc_info=error)

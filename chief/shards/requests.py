@@ -9,6 +9,8 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, P
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
+log = logging.getLogger("lockstep.chief")
+
 # Errors of storage that cannot be read for now, or until permissions change.
 PASSING = (StorageFailed, PermissionDenied)
 
@@ -72,18 +74,17 @@ def finding(status: ShardStatus) -> ShardFinding:
     )
 
 
-def save_failure(tag: str, error: PsError, *, where: str = "") -> SaveFailed:
-    """Returns the event that a checkpoint has come to nothing; `where`: the name of the shard that says so."""
-    return SaveFailed(tag=tag, why=f"{where}: {error.message}" if where else error.message, is_full=isinstance(error, StorageFull))
+def save_failure(tag: str, error: PsError) -> SaveFailed:
+    """Returns the event that a checkpoint has come to nothing."""
+    return SaveFailed(tag=tag, why=error.message, is_full=isinstance(error, StorageFull))
 
 
-def restore_failure(work: RestoreShards, error: PsError, *, where: str = "") -> RestoreFailed:
+def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
     """Returns the event that a shard could not be brought back."""
-    why = f"{where}: {error.message}" if where else error.message
     return RestoreFailed(
         epoch=work.epoch,
         tag=work.tag,
-        why=why,
+        why=error.message,
         is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)),
         is_passing=isinstance(error, PASSING),
     )
@@ -101,9 +102,6 @@ class Authority:
     def obey(self, *, epoch: int, chief_incarnation: int, life: int) -> None:
         """Everything is done under these from now on."""
         self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
-
-
-log = logging.getLogger("lockstep.chief")
 
 
 def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:

@@ -123,21 +123,21 @@ class ShardSide:
             case ev.ApplyStep():
                 self._apply(wish)
             case ev.PrepareStep() | ev.ConfigureShards() | ev.AdoptShard():
-                self._in_loop(self._begin, self._work.carry_out, wish)
+                self.in_loop(self._begin, self._work.carry_out, wish)
             case ev.AdoptShards() | ev.RestoreShards():
                 self._begin_epoch(wish)
             case ev.KeepRecord():
-                self._in_loop(self._keep, wish)
+                self.in_loop(self._keep, wish)
             case ev.SaveStep():
-                self._in_loop(self._begin, self._save, wish)
+                self.in_loop(self._begin, self._save, wish)
             case ev.FindCheckpoint():
                 if wish.fence is not None:
                     self._work.obey(wish.fence)
-                self._in_loop(self._begin_lasting, self._work.find, wish)
+                self.in_loop(self._begin_lasting, self._work.carry_out, wish)
             case ev.CommitCheckpoint():
-                self._in_loop(self._begin_lasting, self._save, wish)
+                self.in_loop(self._begin_lasting, self._save, wish)
             case ev.BringReplicasBack():
-                self._in_loop(self._begin, self._replicas.bring_back, wish)
+                self.in_loop(self._begin, self._replicas.bring_back, wish)
 
     def do_own_work(self) -> None:
         """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
@@ -190,7 +190,7 @@ class ShardSide:
     def _apply(self, step: ev.ApplyStep) -> None:
         failpoint("chief.apply.before")
         if self._lanes is None:
-            self._in_loop(self._begin, self._insist_on, step)
+            self.in_loop(self._begin, self._insist_on, step)
         else:
             self.own_work.extend(self._lanes.apply(self._work.requests_of(step), partial(self._left_lanes, step)))
 
@@ -199,7 +199,7 @@ class ShardSide:
             self._calls.heard_all()
             self._applied(step)
         else:
-            self._in_loop(self._begin, partial(self._insist_on, is_again=True), step)
+            self.in_loop(self._begin, partial(self._insist_on, is_again=True), step)
 
     async def _insist_on(self, step: ev.ApplyStep, *, is_again: bool = False) -> None:
         if await self._work.apply(step, is_again=is_again):
@@ -210,7 +210,7 @@ class ShardSide:
             failpoint("chief.apply.after")
             self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
         except Exception as error:
-            self._in_loop(self._on_defect, error)
+            self.in_loop(self._on_defect, error)
 
     # -- shards that are taken over, saved and brought back
 
@@ -247,7 +247,7 @@ class ShardSide:
     def _keep(self, wish: ev.KeepRecord) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
-        self._keeping = self._begin(self._work.keep_record, wish)
+        self._keeping = self._begin(self._work.carry_out, wish)
 
     # -- tasks
 
@@ -259,7 +259,7 @@ class ShardSide:
                 task.cancel()
             self._begin(self._take, wish)
 
-        self._in_loop(begin)
+        self.in_loop(begin)
 
     def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
         """Begins what another epoch ends, unless it has begun already."""
@@ -284,7 +284,7 @@ class ShardSide:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_defect(error)
 
-    def _in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
+    def in_loop(self, do: Callable[..., object], *arguments: Any) -> None:
         """Does something in the loop's thread: at once if this is it."""
         if threading.get_ident() == self._loop_thread:
             do(*arguments)

@@ -70,29 +70,52 @@ class ShardWork:
         return self._num_restoring > 0
 
     async def carry_out(self, work: ev.Instruction) -> None:
-        """Does what an instruction wants done at shards, or with checkpoints."""
+        """Does what an instruction wants done at shards, or with checkpoints, and reports what comes of it."""
+        try:
+            await self._do(work)
+        except Superseded as error:
+            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
+        except PsError as error:
+            self._calls.report(await self._failure_of(work, error))
+
+    async def _do(self, work: ev.Instruction) -> None:
         match work:
             case ev.ApplyStep():
                 if await self.apply(work):
                     self._calls.report(ev.StepApplied(step=work.step, epoch=work.epoch))
             case ev.PrepareStep():
-                await self.prepare(work)
+                await self._prepare(work)
             case ev.ConfigureShards():
-                await self.configure(work)
+                await self._configure(work)
             case ev.KeepRecord():
-                await self.keep_record(work)
+                await self._keep_record(work)
             case ev.AdoptShard():
-                await self.adopt(work)
+                self._report_adoption(work.shard, *await self._adopt(work.shard))
             case ev.AdoptShards():
-                await self.adopt_all(work)
+                await self._adopt_all()
             case ev.FindCheckpoint():
-                await self.find(work)
+                await self._find(work)
             case ev.RestoreShards():
-                await self.restore(work)
+                await self._restore(work)
             case ev.SaveStep():
-                await self.save(work)
+                await self._save(work)
             case ev.CommitCheckpoint():
-                await self.commit(work)
+                await self._commit(work)
+
+    async def _failure_of(self, work: ev.Instruction, error: PsError) -> ev.Event:
+        """Returns what is reported of an instruction that could not be carried out. Raises the error, if that cannot be."""
+        match work:
+            case ev.AdoptShard():
+                return ev.ShardFailed(shard=work.shard, why=error.message)
+            case ev.KeepRecord():  # what keeps a shard from it shows with the next step, too
+                return ev.RecordKept(epoch=work.epoch, version=work.version, failure=error.message)
+            case ev.SaveStep():
+                if (store := self._store) is not None:
+                    await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
+                return save_failure(work.tag, error)
+            case ev.RestoreShards():
+                return restore_failure(work, error)
+        raise error
 
     def obey(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
         """Everything is done under this epoch and chief from now on."""
@@ -100,7 +123,7 @@ class ShardWork:
 
     # -- steps and settings
 
-    async def prepare(self, step: ev.PrepareStep) -> None:
+    async def _prepare(self, step: ev.PrepareStep) -> None:
         """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
         request = prepare_request(step, chief_incarnation=self._authority.chief_incarnation)
         links = self._calls.links
@@ -125,7 +148,7 @@ class ShardWork:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
         return apply_requests(step, chief_incarnation=self._authority.chief_incarnation, num_shards=len(self._calls))
 
-    async def configure(self, change: ev.ConfigureShards) -> None:
+    async def _configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""
         settings, links = change.settings, self._calls.links
         replies = await self._at_all(
@@ -165,43 +188,25 @@ class ShardWork:
             await self._calls.pace.sleep(_LOOK_AGAIN_S)
         self._calls.report(ev.ShardsFound(findings=tuple(finding(status) for status in statuses)))
 
-    async def adopt_all(self, work: ev.AdoptShards) -> None:
+    async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
-        try:
-            adopted = await self._calls.at_all(self._adopt)
-        except Superseded as error:
-            self._on_superseded(error.message)
-            return
+        adopted = await self._calls.at_all(self._adopt)
         for event in record_found([adoption for _, adoption in adopted]):
             self._calls.report(event)
         for index, (process_incarnation, adoption) in enumerate(adopted):
-            self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+            self._report_adoption(index, process_incarnation, adoption)
 
-    async def adopt(self, work: ev.AdoptShard) -> None:
-        """Puts one shard under this chief, and reports ShardAdopted, or ShardFailed."""
-        try:
-            process_incarnation, adoption = await self._adopt(work.shard)
-        except Superseded as error:
-            self._on_superseded(error.message)
-        except PsError as error:
-            self._calls.report(ev.ShardFailed(shard=work.shard, why=error.message))
+    def _report_adoption(self, index: int, process_incarnation: int, adoption: Adoption) -> None:
+        self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+
+    async def _keep_record(self, work: ev.KeepRecord) -> None:
+        """Has shards keep a record, and reports RecordKept."""
+        record = self._packer.pack(work.record)
+        if work.is_for_all:
+            await self._calls.at_all(lambda index: self._keep_at(index, work, record))
         else:
-            self._calls.report(ev.ShardAdopted(shard=work.shard, process_incarnation=process_incarnation, adoption=adoption))
-
-    async def keep_record(self, work: ev.KeepRecord) -> None:
-        """Has shards keep a record, and reports RecordKept; what keeps a shard from it shows with the next step, too."""
-        record, failure = self._packer.pack(work.record), ""
-        try:
-            if work.is_for_all:
-                await self._calls.at_all(lambda index: self._keep_at(index, work, record))
-            else:
-                await self._keep_at(0, work, record)
-        except Superseded as error:
-            self._on_superseded(error.message)  # no participant may learn what the other chief does not know
-            return
-        except PsError as error:
-            failure = error.message
-        self._calls.report(ev.RecordKept(epoch=work.epoch, version=work.version, failure=failure))
+            await self._keep_at(0, work, record)
+        self._calls.report(ev.RecordKept(epoch=work.epoch, version=work.version))
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end.
@@ -250,7 +255,7 @@ class ShardWork:
 
     # -- checkpoints
 
-    async def find(self, wish: ev.FindCheckpoint) -> None:
+    async def _find(self, wish: ev.FindCheckpoint) -> None:
         """Looks for a checkpoint, and reports CheckpointFound."""
         if wish.fence is not None and not await self._fenced():
             return
@@ -260,7 +265,7 @@ class ShardWork:
         store = self._store
         self._calls.report(await self._calls.pace.at_storage(lambda: store.find(wish)))
 
-    async def save(self, work: ev.SaveStep) -> None:
+    async def _save(self, work: ev.SaveStep) -> None:
         """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
         request = SaveRequest(
             epoch=work.epoch,
@@ -271,20 +276,12 @@ class ShardWork:
         )
         if self._store is not None:
             self._store.expect(work.tag)
-        try:
-            await self._calls.at_all(lambda index: self._copied(index, request))
-            self._calls.report(ev.StepCopied(tag=work.tag))
-            files = await self._calls.at_all(lambda index: self._saved(index, request))
-        except Superseded as error:
-            self._on_superseded(error.message)
-        except PsError as error:
-            if (store := self._store) is not None:
-                await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
-            self._calls.report(save_failure(work.tag, error))
-        else:
-            self._calls.report(ev.StepSaved(tag=work.tag, files=tuple(files)))
+        await self._calls.at_all(lambda index: self._copied(index, request))
+        self._calls.report(ev.StepCopied(tag=work.tag))
+        files = await self._calls.at_all(lambda index: self._saved(index, request))
+        self._calls.report(ev.StepSaved(tag=work.tag, files=tuple(files)))
 
-    async def commit(self, work: ev.CommitCheckpoint) -> None:
+    async def _commit(self, work: ev.CommitCheckpoint) -> None:
         """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes what is too old."""
         store, pace = self._store, self._calls.pace
         assert store is not None
@@ -295,20 +292,15 @@ class ShardWork:
         if not isinstance(done, ev.SaveFailed):
             await pace.at_storage(lambda: store.prune(work.keep))
 
-    async def restore(self, work: ev.RestoreShards) -> None:
+    async def _restore(self, work: ev.RestoreShards) -> None:
         """Brings all shards back to a checkpoint, and reports ShardsRestored, or RestoreFailed."""
         self._num_restoring += 1
         requests = restore_requests(work)
         try:
             incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
-        except Superseded as error:
-            self._on_superseded(error.message)
-        except PsError as error:
-            self._calls.report(restore_failure(work, error))
-        else:
-            self._calls.report(ev.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
         finally:
             self._num_restoring -= 1
+        self._calls.report(ev.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
 
     def manifest_of(self, tag: str) -> str:
         """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
