@@ -18,7 +18,6 @@ from ps_protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
-    LimitExceeded,
     ProtocolMismatch,
     PsError,
     Unavailable,
@@ -140,7 +139,7 @@ class GrpcShardCaller:
     def begin(self, request: ApplyRequest, report: Report) -> None:
         """Sends a step."""
         number = next(self._numbers)
-        data = pb.CommandShardRequest(call=number, apply=codec.encode(request)).SerializeToString()
+        data = pb.CommandRequest(call=number, apply=codec.encode(request)).SerializeToString()
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
@@ -189,7 +188,7 @@ class GrpcShardCaller:
     def _serve(self) -> None:
         """Opens a stream, and takes answers until it ends, which it does in an error."""
         connection = self._connection
-        stream = open_stream(connection.channel, connection.path("CommandShard"), metadata=connection.metadata())
+        stream = open_stream(connection.channel, connection.path("Command"), metadata=connection.metadata())
         with self._lock:
             self._stream, unsent = stream, [*self._unsent]
             self._unsent.clear()
@@ -198,7 +197,7 @@ class GrpcShardCaller:
         if self._is_cut:
             stream.cancel()
         while True:
-            answer = decode_message(pb.CommandShardResponse, stream.receive())
+            answer = decode_message(pb.CommandResponse, stream.receive())
             with self._lock:
                 report, deadline = self._under_way.pop(answer.call)
             self._deadlines.end(deadline)
@@ -233,16 +232,25 @@ class ShardStream:
         self._call: Any = None  # gRPC's type for it asks for the types of its messages, which are bytes
         self._deadline = Deadline()
 
-    async def command(self, request: pb.CommandShardRequest, *, timeout_s: float, awaited: str) -> pb.CommandShardResponse:
+    async def command(self, request: pb.CommandRequest, *, timeout_s: float, awaited: str) -> pb.CommandResponse:
         """Returns the answer. Raises the error that it is, Unimplemented, DeadlineExceeded, or Unavailable if the stream breaks."""
         async with self._turn:
             request.call = next(self._numbers)
-            if self._call is None or self._call.done():
+            has_served = self._call is not None and not self._call.done()
+            if not has_served:
                 self._call = self._open(metadata=self._metadata())
             is_whole = False
             self._deadline.begin(timeout_s, on_expiry=self._call.cancel)
             try:
-                answer = await self._exchange(request)
+                try:
+                    answer = await self._exchange(request)
+                except Unavailable:
+                    if not has_served:
+                        raise
+                    # The server had too many streams at rest, and ended this one in order after its last answer.
+                    self._call = self._open(metadata=self._metadata())
+                    self._deadline.begin(timeout_s, on_expiry=self._call.cancel)
+                    answer = await self._exchange(request)
                 is_whole = True
             except grpc.aio.AioRpcError as error:
                 raise self._failure(error) from None
@@ -269,7 +277,7 @@ class ShardStream:
             self._call.cancel()
             self._call = None
 
-    async def _exchange(self, request: pb.CommandShardRequest) -> pb.CommandShardResponse:
+    async def _exchange(self, request: pb.CommandRequest) -> pb.CommandResponse:
         try:
             await self._call.write(request.SerializeToString())
         except asyncio.InvalidStateError:
@@ -277,7 +285,7 @@ class ShardStream:
         data = await self._call.read()
         if data is grpc.aio.EOF:
             raise Unavailable(f"cannot reach {self._target}: it has ended the stream of commands; did it end?")
-        answer = decode_message(pb.CommandShardResponse, data)
+        answer = decode_message(pb.CommandResponse, data)
         if answer.call != request.call:
             raise Unavailable(f"{self._target}: it answers command {answer.call}, not {request.call}; the stream is begun anew")
         return answer
@@ -377,7 +385,7 @@ class ShardLink(Protocol):
 class GrpcShardLink:
     """Implements ShardLink. Belongs to the event loop that it was made in.
 
-    What is asked with every step travels on a standing stream, or by calls of its own if the server has no such stream.
+    What is asked with every step travels on a long-lived stream.
     """
 
     def __init__(self, address: str, *, index: int, cluster: str, access: Access = DEFAULT_ACCESS) -> None:
@@ -386,8 +394,7 @@ class GrpcShardLink:
         self._target = f"{name_of(Role.PARAMETER_SERVER, index)} at {address}"
         self._channel = access.open_aio_channel(address)
         self._methods: dict[str, Any] = {}
-        self._stream = ShardStream(self._channel, path=f"/{SERVICE}/CommandShard", target=self._target, metadata=self._metadata)
-        self._has_stream = True
+        self._stream = ShardStream(self._channel, path=f"/{SERVICE}/Command", target=self._target, metadata=self._metadata)
 
     @property
     def address(self) -> str:
@@ -462,23 +469,17 @@ class GrpcShardLink:
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
-        message, awaited = codec.encode(settings), "its new settings"
-        if await self._command(timeout_s, awaited, configure=message) is None:
-            await self._unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=timeout_s, awaited=awaited)
+        await self._command(timeout_s, "its new settings", configure=codec.encode(settings))
 
     async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
         """Returns the sums of squares of the step's mean, slice by slice."""
-        message, awaited = pb.PrepareStepRequest(apply=codec.encode(request)), f"the norms of step {request.step}"
-        if (answer := await self._command(timeout_s, awaited, prepare=message)) is not None:
-            return tuple(answer.prepare.sums)
-        return tuple((await self._unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=timeout_s, awaited=awaited)).sums)
+        answer = await self._command(timeout_s, f"the norms of step {request.step}", prepare=codec.encode(request))
+        return tuple(answer.prepare.sums)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        message, awaited = codec.encode(request), f"step {request.step} to be applied"
-        if (answer := await self._command(timeout_s, awaited, apply=message)) is not None:
-            return codec.decode(ApplyReply, answer.apply)
-        return codec.decode(ApplyReply, await self._unary("ApplyStep", message, pb.ApplyStepResponse, timeout_s=timeout_s, awaited=awaited))
+        answer = await self._command(timeout_s, f"step {request.step} to be applied", apply=codec.encode(request))
+        return codec.decode(ApplyReply, answer.apply)
 
     async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
         """Ends the server."""
@@ -491,18 +492,19 @@ class GrpcShardLink:
         self._stream.close()
         await self._channel.close()
 
-    async def _command(self, timeout_s: float, awaited: str, **command: Any) -> pb.CommandShardResponse | None:
-        """Returns the answer on the standing stream; None if the server has no such stream, or no room for one."""
-        if self._has_stream:
-            try:
-                return await self._stream.command(pb.CommandShardRequest(**command), timeout_s=timeout_s, awaited=awaited)
-            except (Unimplemented, LimitExceeded):
-                self._has_stream = False
-            except InternalError as error:
-                # What grpc.aio says when a stream ends before its first write has left. A call of its own says why.
-                if _ENDED_EARLY not in error.message:
-                    raise
-        return None
+    async def _command(self, timeout_s: float, awaited: str, **command: Any) -> pb.CommandResponse:
+        """Returns the answer on the long-lived stream, or, if the server has ended that, on one for this command alone."""
+        request = pb.CommandRequest(**command)
+        try:
+            return await self._stream.command(request, timeout_s=timeout_s, awaited=awaited)
+        except InternalError as error:
+            # What grpc.aio says when a stream ends before its first write has left; a stream of one message says why.
+            if _ENDED_EARLY not in error.message:
+                raise
+        answer = await self._unary("Command", request, pb.CommandResponse, timeout_s=timeout_s, awaited=awaited)
+        if answer.HasField("error"):
+            raise decode_call_error(answer.error)
+        return answer
 
     async def _unary(self, method: str, request: Message, response: type[Response], *, timeout_s: float, awaited: str) -> Response:
         return await self._call(f"/{SERVICE}/{method}", request, response, timeout_s=timeout_s, awaited=awaited)

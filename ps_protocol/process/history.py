@@ -259,12 +259,12 @@ def spec_of(record: Record) -> ShardSpec:
 
 def settings_of(record: Record) -> ShardSettings:
     """Returns the settings of CONFIGURED or RESTORED. Raises DataLoss."""
-    return _decoded(record, "settings", pb.ConfigureShardRequest, partial(codec.decode, ShardSettings))
+    return _decoded(record, "settings", pb.ShardSettings, partial(codec.decode, ShardSettings))
 
 
 def request_of(record: Record) -> ApplyRequest:
     """Returns the step of APPLIED. Raises DataLoss."""
-    return _decoded(record, "request", pb.ApplyStepRequest, partial(codec.decode, ApplyRequest))
+    return _decoded(record, "request", pb.ApplyRequest, partial(codec.decode, ApplyRequest))
 
 
 def push_of(record: Record) -> PushId:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from ps_protocol.errors import Cancelled, LimitExceeded, PsError, Unavailable
+from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.status import from_ending
@@ -268,9 +268,9 @@ class LongLivedStream:
             try:
                 result = act(self)
             except StreamEnded as end:
-                if not self._has_rested or not isinstance(self._error(end, awaited=awaited, timeout_s=timeout_s), LimitExceeded):
+                if not self._has_rested or end.code is not grpc.StatusCode.OK or self._is_cut:
                     raise
-                # The server has too many streams at rest, and ended this one after its last answer.
+                # The server had too many streams at rest, and ended this one in order after its last answer.
                 self.break_off()
                 result = act(self)
             is_done = self._has_rested = True

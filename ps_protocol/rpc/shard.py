@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +158,6 @@ LARGE_BYTES = 1 << 20
 class GrpcShard:
     """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
-    The chief's long-lived stream, CommandShard, is not here: it belongs to an event loop (`chief/shards/link.py`).
     `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
     What is called with every step goes over long-lived streams, of which each call has one to itself.
     """
@@ -176,6 +176,7 @@ class GrpcShard:
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
+        self._commands = Streams(self._connection, "Command", deadlines=self._deadlines)
         self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
         self._variables = VariablesStreams(self._reads, source=self._connection.target)
         self._variables_encoding = variables_encoding
@@ -230,25 +231,15 @@ class GrpcShard:
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works."""
-        message = codec.encode(settings)
-        self._connection.unary("ConfigureShard", message, pb.ConfigureShardResponse, timeout_s=TENSOR_TIMEOUT_S, awaited="its new settings")
+        self._command("its new settings", configure=codec.encode(settings))
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
         """Returns the sums of squares of the step's mean."""
-        message = pb.PrepareStepRequest(apply=codec.encode(request))
-        awaited = f"the norms of step {request.step}"
-        answer = self._connection.unary("PrepareStep", message, pb.PrepareStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
-        return tuple(answer.sums)
+        return tuple(self._command(f"the norms of step {request.step}", prepare=codec.encode(request)).prepare.sums)
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        message = codec.encode(request)
-        return codec.decode(
-            ApplyReply,
-            self._connection.unary(
-                "ApplyStep", message, pb.ApplyStepResponse, timeout_s=TENSOR_TIMEOUT_S, awaited=f"step {request.step} to be applied"
-            ),
-        )
+        return codec.decode(ApplyReply, self._command(f"step {request.step} to be applied", apply=codec.encode(request)).apply)
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
@@ -385,8 +376,20 @@ class GrpcShard:
         """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
         self._pushes.close()
         self._reads.close()
+        self._commands.close()
         self._deadlines.close()
         self._connection.close()
+
+    def _command(self, awaited: str, **command: Any) -> pb.CommandResponse:
+        message = pb.CommandRequest(**command).SerializeToString()
+
+        def exchange(use: LongLivedStream) -> pb.CommandResponse:
+            return decode_message(pb.CommandResponse, use.stream.exchange([message]))
+
+        answer = self._commands.use(exchange, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
+        if answer.HasField("error"):
+            raise decode_call_error(answer.error)
+        return answer
 
     def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> ReadRequest:
         encoding = self._variables_encoding if layout_hash in self._layouts else FloatEncoding.AS_IS

@@ -35,7 +35,7 @@ def _rows(service: str, roles: frozenset[CallerRole], methods: str) -> dict[str,
 ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("HandshakeService", _EVERYBODY, "Handshake"),
     # What changes a shard's model as a whole is the chief's.
-    **_rows("ParameterService", _CHIEF, "AdoptShard ConfigureShard PrepareStep ApplyStep CommandShard"),
+    **_rows("ParameterService", _CHIEF, "AdoptShard Command"),
     **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
     **_rows("ParameterService", _WORKER, "CreateVariables Push ShareMemory"),
     **_rows("ParameterService", _READERS, "Read ReadRows ReadMetrics"),
@@ -56,7 +56,7 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
 _OPEN = frozenset({f"/{HEALTH}/Check"})
 # Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
 _STANDING = frozenset(
-    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["Push", "Read", "ShareMemory", "CommandShard"]}
+    {f"/{_PACKAGE}.ParameterService/{method}" for method in ["Push", "Read", "ShareMemory", "Command"]}
     | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "ReadRows"]}
     | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
     | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}

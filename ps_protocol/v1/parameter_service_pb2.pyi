@@ -77,9 +77,9 @@ class AdoptShardResponse(_message.Message):
     layout_hash: str
     record: bytes
     record_version: int
-    last_apply: ApplyStepRequest
+    last_apply: ApplyRequest
     pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
 
 class WorkerPushes(_message.Message):
     __slots__ = ("worker", "incarnation", "applied")
@@ -166,10 +166,10 @@ class RestoreShardRequest(_message.Message):
     spec: ShardSpec
     tag: str
     manifest_sha256: str
-    settings: ConfigureShardRequest
+    settings: ShardSettings
     max_wait: _duration_pb2.Duration
     life: int
-    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class RestoreShardResponse(_message.Message):
     __slots__ = ("is_done", "num_bytes_read", "num_bytes")
@@ -334,19 +334,19 @@ class PushResponse(_message.Message):
     error: _error_pb2.CallError
     def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
-class CommandShardRequest(_message.Message):
+class CommandRequest(_message.Message):
     __slots__ = ("call", "apply", "prepare", "configure")
     CALL_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     call: int
-    apply: ApplyStepRequest
-    prepare: PrepareStepRequest
-    configure: ConfigureShardRequest
-    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ..., prepare: _Optional[_Union[PrepareStepRequest, _Mapping]] = ..., configure: _Optional[_Union[ConfigureShardRequest, _Mapping]] = ...) -> None: ...
+    apply: ApplyRequest
+    prepare: ApplyRequest
+    configure: ShardSettings
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., prepare: _Optional[_Union[ApplyRequest, _Mapping]] = ..., configure: _Optional[_Union[ShardSettings, _Mapping]] = ...) -> None: ...
 
-class CommandShardResponse(_message.Message):
+class CommandResponse(_message.Message):
     __slots__ = ("call", "apply", "prepare", "configure", "error")
     CALL_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
@@ -354,11 +354,11 @@ class CommandShardResponse(_message.Message):
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     call: int
-    apply: ApplyStepResponse
-    prepare: PrepareStepResponse
-    configure: ConfigureShardResponse
+    apply: ApplyReply
+    prepare: PrepareReply
+    configure: ConfigureReply
     error: _error_pb2.CallError
-    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyStepResponse, _Mapping]] = ..., prepare: _Optional[_Union[PrepareStepResponse, _Mapping]] = ..., configure: _Optional[_Union[ConfigureShardResponse, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyReply, _Mapping]] = ..., prepare: _Optional[_Union[PrepareReply, _Mapping]] = ..., configure: _Optional[_Union[ConfigureReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class ShareMemoryRequest(_message.Message):
     __slots__ = ("claim", "proof", "num_slots")
@@ -422,7 +422,7 @@ class MemoryGrant(_message.Message):
     num_slots: int
     def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
-class ApplyStepRequest(_message.Message):
+class ApplyRequest(_message.Message):
     __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards", "ranges")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -442,7 +442,7 @@ class ApplyStepRequest(_message.Message):
     ranges: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class ApplyStepResponse(_message.Message):
+class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request")
     STEP_FIELD_NUMBER: _ClassVar[int]
     REPEATED_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -450,7 +450,7 @@ class ApplyStepResponse(_message.Message):
     repeated_request: bool
     def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
 
-class ConfigureShardRequest(_message.Message):
+class ShardSettings(_message.Message):
     __slots__ = ("epoch", "chief_incarnation", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -478,17 +478,11 @@ class OptimizerChange(_message.Message):
     current: _tensor_pb2.OptimizerSpec
     def __init__(self, original: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., current: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ...) -> None: ...
 
-class ConfigureShardResponse(_message.Message):
+class ConfigureReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class PrepareStepRequest(_message.Message):
-    __slots__ = ("apply",)
-    APPLY_FIELD_NUMBER: _ClassVar[int]
-    apply: ApplyStepRequest
-    def __init__(self, apply: _Optional[_Union[ApplyStepRequest, _Mapping]] = ...) -> None: ...
-
-class PrepareStepResponse(_message.Message):
+class PrepareReply(_message.Message):
     __slots__ = ("sums",)
     SUMS_FIELD_NUMBER: _ClassVar[int]
     sums: _containers.RepeatedScalarFieldContainer[float]

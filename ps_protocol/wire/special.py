@@ -104,7 +104,7 @@ def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:
     check_ranges(message.returned, field="returned")
 
 
-def check_settings(message: parameter_service_pb2.ConfigureShardRequest) -> None:
+def check_settings(message: parameter_service_pb2.ShardSettings) -> None:
     """Raises InvalidSpec unless the step can be one."""
     _check_step(message.step)
 

@@ -231,9 +231,9 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
     )
 
 
-def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyStepRequest:
+def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRequest:
     """Encodes the step to apply, its contributors and what belongs to them."""
-    return parameter_service_pb2.ApplyStepRequest(
+    return parameter_service_pb2.ApplyRequest(
         epoch=request.epoch,
         chief_incarnation=request.chief_incarnation,
         step=request.step,
@@ -245,7 +245,7 @@ def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplySt
     )
 
 
-def decode_apply_request(message: parameter_service_pb2.ApplyStepRequest) -> ApplyRequest:
+def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRequest:
     """Decodes the step to apply and its contributors, sorted together with their weights.
 
     Raises MalformedMessage if there is no contributor, or one occurs twice, or the weights are not one for each.
@@ -270,12 +270,12 @@ def decode_apply_request(message: parameter_service_pb2.ApplyStepRequest) -> App
     )
 
 
-def encode_apply_reply(reply: ApplyReply) -> parameter_service_pb2.ApplyStepResponse:
+def encode_apply_reply(reply: ApplyReply) -> parameter_service_pb2.ApplyReply:
     """Encodes what became of a step."""
-    return parameter_service_pb2.ApplyStepResponse(step=reply.step, repeated_request=reply.repeated_request)
+    return parameter_service_pb2.ApplyReply(step=reply.step, repeated_request=reply.repeated_request)
 
 
-def decode_apply_reply(message: parameter_service_pb2.ApplyStepResponse) -> ApplyReply:
+def decode_apply_reply(message: parameter_service_pb2.ApplyReply) -> ApplyReply:
     """Decodes what became of a step."""
     return ApplyReply(step=message.step, repeated_request=message.repeated_request)
 

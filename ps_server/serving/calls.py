@@ -15,11 +15,9 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import (
-    ApplyRequest,
     RestoreRequest,
     RowsRequest,
     SaveRequest,
-    ShardSettings,
     ShardSpec,
 )
 from ps_protocol.rpc.status import answering
@@ -87,28 +85,6 @@ class ParameterService:
             with self._shard.open_creation(codec.decode(ShardSpec, header.spec)) as creation:
                 _feed(creation, frame, messages, pb.CreateVariablesRequest)
                 return pb.CreateVariablesResponse(created=creation.finish()).SerializeToString()
-
-    def ApplyStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            message = codec.decode(ApplyRequest, decode_message(pb.ApplyStepRequest, request))
-            self._on_chief_call()
-            reply = self._shard.apply_step(message)
-            return codec.pack(reply)
-
-    def ConfigureShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            settings = codec.decode(ShardSettings, decode_message(pb.ConfigureShardRequest, request))
-            self._on_chief_call()
-            self._shard.configure(settings)
-            return pb.ConfigureShardResponse().SerializeToString()
-
-    def PrepareStep(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            message = decode_message(pb.PrepareStepRequest, request)
-            require(message, "apply")
-            self._on_chief_call()
-            sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.apply))
-            return pb.PrepareStepResponse(sums=sums).SerializeToString()
 
     def ReadRows(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answering(context), self._idle_streams.watching(context, name="ReadRows") as stream:

@@ -30,7 +30,6 @@ from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.codec import decode_message, unpack_read_request
-from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
 from ps_server.shard.handles import Push, Reading
@@ -135,7 +134,9 @@ class IdleStreams:
     def long_lived(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
         """Watches one stream that rests from its beginning on, for as long as the block lasts. Raises LimitExceeded if too many do."""
         with self.watching(context, name=name) as stream:
-            self._let_rest(stream)
+            if not self._lets_rest(stream):
+                raise LimitExceeded(f"{name}: {self._max_long_lived} long-lived streams at most; do without")
+            stream.is_resting = True
             yield stream
 
     def begin(self, context: grpc.ServicerContext, *, name: str) -> Stream:
@@ -148,12 +149,9 @@ class IdleStreams:
 
     def rest(self, stream: Stream, peer: Peer) -> None:
         """Lets a stream rest whose peer has its answer, or ends it if too many do."""
-        if stream not in self._long_lived:
-            try:
-                self._let_rest(stream)
-            except LimitExceeded as error:
-                peer.end(error)
-                return
+        if stream not in self._long_lived and not self._lets_rest(stream):
+            peer.end()
+            return
         stream.is_resting = True
         if stream.is_to_end:
             stream.context.cancel()
@@ -175,14 +173,13 @@ class IdleStreams:
             if stream.is_resting:
                 stream.context.cancel()
 
-    def _let_rest(self, stream: Stream) -> None:
+    def _lets_rest(self, stream: Stream) -> bool:
         with self._lock:
-            num = len(self._long_lived)
-            if num >= self._max_long_lived or not self._takes_long_lived:
-                raise LimitExceeded(f"{stream.name}: {num} long-lived streams, {self._max_long_lived} at most; begin another for each call")
+            if len(self._long_lived) >= self._max_long_lived or not self._takes_long_lived:
+                return False
             if stream in self._streams:
                 self._long_lived.add(stream)
-        stream.is_resting = True
+            return True
 
     def _run(self) -> None:
         while not self._stopping.wait(self._limit_s / 4):
@@ -626,7 +623,7 @@ class CommandStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
-        self._stream = idle_streams.begin(context, name="CommandShard")
+        self._stream = idle_streams.begin(context, name="Command")
         self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
@@ -664,7 +661,7 @@ class CommandStream:
 
     def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
         """Carries out a command and answers it before readers learn of the new step. Raises MalformedMessage."""
-        message = decode_message(pb.CommandShardRequest, data)
+        message = decode_message(pb.CommandRequest, data)
         self._on_chief_call()
         try:
             self._do(message, lambda reply: answer(reply.SerializeToString()))
@@ -673,24 +670,23 @@ class CommandStream:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
         except Exception:
             failure = defect(self._name)
-        answer(pb.CommandShardResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
+        answer(pb.CommandResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
 
-    def _do(self, message: pb.CommandShardRequest, answer: Callable[[pb.CommandShardResponse], object]) -> None:
+    def _do(self, message: pb.CommandRequest, answer: Callable[[pb.CommandResponse], object]) -> None:
         match message.WhichOneof("command"):
             case "apply":
                 self._shard.apply_step(
                     codec.decode(ApplyRequest, message.apply),
-                    on_applied=lambda reply: answer(pb.CommandShardResponse(call=message.call, apply=codec.encode(reply))),
+                    on_applied=lambda reply: answer(pb.CommandResponse(call=message.call, apply=codec.encode(reply))),
                 )
             case "prepare":
-                require(message.prepare, "apply")
-                sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.prepare.apply))
-                answer(pb.CommandShardResponse(call=message.call, prepare=pb.PrepareStepResponse(sums=sums)))
+                sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.prepare))
+                answer(pb.CommandResponse(call=message.call, prepare=pb.PrepareReply(sums=sums)))
             case "configure":
                 self._shard.configure(codec.decode(ShardSettings, message.configure))
-                answer(pb.CommandShardResponse(call=message.call, configure=pb.ConfigureShardResponse()))
+                answer(pb.CommandResponse(call=message.call, configure=pb.ConfigureReply()))
             case _:
-                raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows; use the calls of their own")
+                raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows")
 
 
 class StreamService:
@@ -706,7 +702,7 @@ class StreamService:
             lambda peer, context: VariablesStream(shard, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
             server_name=name,
         )
-        self.CommandShard = standing_method_handler(
+        self.Command = standing_method_handler(
             lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, on_chief_call=on_chief_call, name=name),
             server_name=name,
         )

@@ -32,7 +32,7 @@ CLIENTS = {
     "ChiefService": chief,
 }
 # Streams that stay, and what only a chief asks of a parameter server.
-_OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "ConfigureShard", "PrepareStep", "ApplyStep", "GetShardStatus")
+_OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "Command", "GetShardStatus")
 ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard), **dict.fromkeys(chief_calls.CALLS, chief_calls)}
 
 

@@ -68,6 +68,11 @@ class RawShard:
         """Reads variables once; see `answered`."""
         return answered(self.call("Read", message), lambda data: pb.ReadResponse.FromString(data).header)
 
+    def command(self, **command: Any) -> Outcome:
+        """Gives one command; see `answered`."""
+        message = pb.CommandRequest(**command).SerializeToString()
+        return answered(self.call("Command", message), lambda data: pb.CommandResponse.FromString(data))
+
     def begin_push(self, messages: Iterable[bytes]) -> Any:
         """Begins a push and returns the call, to be cancelled or awaited."""
         return self._channel.stream_stream(f"/{SERVICE}/Push")(iter(messages), timeout=TIMEOUT_S)

@@ -203,7 +203,7 @@ def save(tag: str) -> Callable[[Scene], Outcome]:
 def restore(tag: str) -> Callable[[Scene], Outcome]:
     def act(scene: Scene) -> Outcome:
         spec = codec.encode(scene.shard.trainer.spec())
-        settings = pb.ConfigureShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1)
+        settings = pb.ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1)
         request = pb.RestoreShardRequest(chief_incarnation=CHIEF, spec=spec, tag=tag, manifest_sha256="0" * 64, settings=settings)
         request.max_wait.FromSeconds(10)
         return scene.shard.raw.call("RestoreShard", request.SerializeToString())

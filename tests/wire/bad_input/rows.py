@@ -106,10 +106,10 @@ TABLE: dict[int, tuple[Row, ...]] = {
     ),
     3: (
         guarded(
-            lambda s: s.call("tokens", f"{SHARD}/ApplyStep", access=s.files.caller(tls=False)),
+            lambda s: s.call("tokens", f"{SHARD}/Command", access=s.files.caller(tls=False)),
             CODE.PERMISSION_DENIED,
             "PERMISSION_DENIED",
-            "ApplyStep needs role chief, token has role worker",
+            "Command needs role chief, token has role worker",
         ),
     ),
     4: (

@@ -30,7 +30,7 @@ def _read(server: Server, **fields: object) -> Outcome:
 def _apply(server: Server, **fields: object) -> Outcome:
     push_id = tensor_pb2.PushId(worker=77, incarnation=1, sequence=1)
     request = {"epoch": EPOCH, "chief_incarnation": CHIEF, "step": server.step, "contributors": [push_id], **fields}
-    return server.raw.call("ApplyStep", pb.ApplyStepRequest(**request).SerializeToString())  # type: ignore[arg-type]
+    return server.raw.command(apply=pb.ApplyRequest(**request))  # type: ignore[arg-type]
 
 
 def _adoption_from_nowhere(server: Server) -> Outcome:

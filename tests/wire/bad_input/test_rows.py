@@ -83,13 +83,12 @@ class Server:
 
     def chief(self, method: str, **fields: Any) -> Outcome:
         push_id = tensor_pb2.PushId(worker=77, incarnation=1, sequence=1)
-        apply = pb.ApplyStepRequest(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "step": self.step, "contributors": [push_id], **fields})
-        message = apply if method == "ApplyStep" else pb.PrepareStepRequest(apply=apply)
-        return self.raw.call(method, message.SerializeToString())
+        apply = pb.ApplyRequest(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "step": self.step, "contributors": [push_id], **fields})
+        return self.raw.command(**{method: apply})
 
     def configure(self, **fields: Any) -> Outcome:
-        message = pb.ConfigureShardRequest(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "version": 1, **fields})
-        return self.raw.call("ConfigureShard", message.SerializeToString())
+        message = pb.ShardSettings(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "version": 1, **fields})
+        return self.raw.command(configure=message)
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +147,11 @@ ROWS: list[Row] = [
     ("other layout", lambda s: s.read(0, layout_hash="other"), FAILED, "LAYOUT_MISMATCH", "you have 'other'"),
     ("other epoch", lambda s: s.read(0, epoch=EPOCH + 1), ABORTED, "EPOCH_MISMATCH", f"cluster epoch is {EPOCH}"),
     # What only chiefs ask
-    ("nothing staged", lambda s: s.chief("PrepareStep"), FAILED, "CONTRIBUTION_MISSING", "77/1/1"),
-    ("norms of another step", lambda s: s.chief("PrepareStep", step=s.step + 5), FAILED, "STEP_MISMATCH", "step"),
+    ("nothing staged", lambda s: s.chief("prepare"), FAILED, "CONTRIBUTION_MISSING", "77/1/1"),
+    ("norms of another step", lambda s: s.chief("prepare", step=s.step + 5), FAILED, "STEP_MISMATCH", "step"),
     (
         "weights for others",
-        lambda s: s.chief("ApplyStep", weights=[1.0, 2.0]),
+        lambda s: s.chief("apply", weights=[1.0, 2.0]),
         INVALID,
         "MALFORMED_MESSAGE",
         "2 weights for 1",

@@ -274,24 +274,6 @@ def test_specification_and_initial_values_travel_together() -> None:
 REPORT = pb.ShardReport(num_pushes=1)
 CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
     (
-        "ApplyStep",
-        lambda shard: shard.apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
-        pb.ApplyStepResponse(step=5).SerializeToString(),
-        ApplyReply(step=5, repeated_request=False),
-    ),
-    (
-        "ConfigureShard",
-        lambda shard: shard.configure(ShardSettings(epoch=1, chief_incarnation=1, version=2, step=3)),
-        b"",
-        None,
-    ),
-    (
-        "PrepareStep",
-        lambda shard: shard.prepare_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
-        pb.PrepareStepResponse(sums=[1.5, 0.0]).SerializeToString(),
-        (1.5, 0.0),
-    ),
-    (
         "ReadMetrics",
         lambda shard: shard.read_metrics(epoch=1),
         pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
@@ -324,3 +306,39 @@ def test_control_calls_have_a_deadline_and_return_values(
     assert remaining[0] is not None
     # gRPC sends deadlines rounded up to whole seconds.
     assert 0 < remaining[0] <= 121
+
+
+COMMANDS: list[tuple[Callable[[GrpcShard], object], Any, object]] = [
+    (
+        lambda shard: shard.apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        pb.CommandResponse(apply=pb.ApplyReply(step=5)),
+        ApplyReply(step=5, repeated_request=False),
+    ),
+    (
+        lambda shard: shard.configure(ShardSettings(epoch=1, chief_incarnation=1, version=2, step=3)),
+        pb.CommandResponse(configure=pb.ConfigureReply()),
+        None,
+    ),
+    (
+        lambda shard: shard.prepare_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        pb.CommandResponse(prepare=pb.PrepareReply(sums=[1.5, 0.0])),
+        (1.5, 0.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "answer", "expected"), COMMANDS, ids=["apply", "configure", "prepare"])
+def test_commands_return_values_and_raise_errors(call: Callable[[GrpcShard], object], answer: pb.CommandResponse, expected: object) -> None:
+    refused = pb.CommandResponse(error=encode_call_error(errors.Superseded("end this chief")))
+    answers = iter([answer, refused, answer])
+
+    def serve(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
+        for message in messages:
+            assert pb.CommandRequest.FromString(message).WhichOneof("command") == answer.WhichOneof("answer")
+            yield next(answers).SerializeToString()
+
+    with client_of(both_ways(SERVICE, Command=serve)) as shard:
+        assert call(shard) == expected
+        with pytest.raises(errors.Superseded, match="end this chief"):
+            call(shard)
+        assert call(shard) == expected

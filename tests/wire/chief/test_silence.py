@@ -3,6 +3,7 @@
 import logging
 import queue
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import pytest
@@ -15,7 +16,7 @@ from ps_server import server as server_module
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams
+from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving
@@ -31,8 +32,12 @@ def calls() -> list[str]:
 @pytest.fixture
 def shard(calls: list[str]) -> Iterator[RawShard]:
     store = Shard(index=0, process_incarnation=7)
-    service = ParameterService(store, idle_streams=IdleStreams(), on_chief_call=lambda: calls.append("chief"))
-    with serving(service_handler(SERVICE, service)) as address, RawShard(address) as raw:
+    streams, hear = IdleStreams(), partial(calls.append, "chief")
+    parts = (
+        ParameterService(store, idle_streams=streams, on_chief_call=hear),
+        StreamService(store, idle_streams=streams, on_chief_call=hear),
+    )
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
         yield raw
 
 
@@ -40,12 +45,12 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
     ("method", "message", "is_of_a_chief"),
     [
         ("AdoptShard", pb.AdoptShardRequest(epoch=1, chief_incarnation=1), True),
-        ("ApplyStep", codec.encode(APPLY), True),
+        ("Command", pb.CommandRequest(apply=codec.encode(APPLY)), True),
         ("GetShardStatus", pb.GetShardStatusRequest(), True),
         ("Read", pb.ReadRequest(epoch=1), False),
         ("ReadMetrics", pb.ReadMetricsRequest(epoch=1), False),
     ],
-    ids=["AdoptShard", "ApplyStep", "GetShardStatus", "Read", "ReadMetrics"],
+    ids=["AdoptShard", "Command", "GetShardStatus", "Read", "ReadMetrics"],
 )
 def test_what_only_a_chief_calls_is_a_sign_of_it(
     shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool

@@ -84,13 +84,13 @@ def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:
 
 def test_contributors_are_sorted_whatever_their_order_on_the_wire() -> None:
     ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
-    message = parameter_service_pb2.ApplyStepRequest(contributors=[codec.encode(each) for each in ids])
+    message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids])
     assert [each.worker for each in codec.decode(ApplyRequest, message).contributors] == [0, 1, 2]
 
 
 def test_weights_stay_with_their_contributors() -> None:
     ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
-    message = parameter_service_pb2.ApplyStepRequest(contributors=[codec.encode(each) for each in ids], weights=[0.2, 0.0, 0.1])
+    message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids], weights=[0.2, 0.0, 0.1])
     assert codec.decode(ApplyRequest, message).weights == (0.0, 0.1, 0.2)
 
 

@@ -41,7 +41,7 @@ def push_with(**fields: Any) -> Any:
 
 def apply_with(**fields: Any) -> Any:
     ids = [tensor_pb2.PushId(worker=worker, incarnation=1, sequence=1) for worker in range(2)]
-    return parameter_service_pb2.ApplyStepRequest(step=4, contributors=ids, **fields)
+    return parameter_service_pb2.ApplyRequest(step=4, contributors=ids, **fields)
 
 
 def variable_with(**fields: Any) -> Any:
@@ -118,10 +118,10 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         "local_step: got -1, want 0 to 2",
     ),
     (PushReply, parameter_service_pb2.PushReply(), errors.MalformedMessage, "result: got 0, want one of 1"),
-    (ApplyRequest, parameter_service_pb2.ApplyStepRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
+    (ApplyRequest, parameter_service_pb2.ApplyRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
     (
         ApplyRequest,
-        parameter_service_pb2.ApplyStepRequest(step=4, contributors=[codec.encode(ID)] * 2),
+        parameter_service_pb2.ApplyRequest(step=4, contributors=[codec.encode(ID)] * 2),
         errors.MalformedMessage,
         "step 4: a contributor occurs twice",
     ),
@@ -155,13 +155,13 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
     ),
     (
         ShardSettings,
-        parameter_service_pb2.ConfigureShardRequest(optimizers=[parameter_service_pb2.OptimizerChange()]),
+        parameter_service_pb2.ShardSettings(optimizers=[parameter_service_pb2.OptimizerChange()]),
         errors.MalformedMessage,
         r"optimizers\[0\]: OptimizerChange: original is missing",
     ),
     (
         ShardSettings,
-        parameter_service_pb2.ConfigureShardRequest(step=-1),
+        parameter_service_pb2.ShardSettings(step=-1),
         errors.InvalidSpec,
         "step: got -1, want 0 to 2",
     ),

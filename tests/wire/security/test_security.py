@@ -117,7 +117,7 @@ def test_no_method_of_a_server_is_open_to_strangers(tokens_only: str, chief_addr
 def test_methods_let_in_the_roles_of_the_table_and_no_other(tokens_only: str, chief_address: str, files: Files, role: CallerRole) -> None:
     access = files.caller(role.value, tls=False)
     # What would end the server, or wait for it, if it were let in: the others show that the table is what counts.
-    ending = {"ShutdownShard", "FinishTraining", "GetModel", "Push", "CommandShard", "Read", "Converse", "ShareMemory"}
+    ending = {"ShutdownShard", "FinishTraining", "GetModel", "Push", "Command", "Read", "Converse", "ShareMemory"}
     for method, roles in ALLOWED.items():
         if role in roles and method.rpartition("/")[2] in ending:
             continue

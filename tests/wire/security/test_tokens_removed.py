@@ -87,7 +87,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
     [
         (f"{SHARD}/Push", "worker"),
         (f"{SHARD}/Read", "observer"),
-        (f"{SHARD}/CommandShard", "chief"),
+        (f"{SHARD}/Command", "chief"),
         (f"{SHARD}/ReadRows", "admin"),
         (f"{SHARD}/CreateVariables", "worker"),
         (f"{CHIEF}/Converse", "worker"),

@@ -1,4 +1,4 @@
-"""The standing stream of a chief to a parameter server, through a raw channel and as the chief's link uses it."""
+"""The long-lived stream of a chief to a parameter server, through a raw channel and as the chief's link uses it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.raw_shard import RawShard
-from tests.support.servers import serving, unary
+from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.support.waiting import wait_until
 
@@ -35,15 +35,15 @@ class Commands:
     def __init__(self, channel: grpc.Channel) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # Typed as anything: gRPC's types ask for those of the messages, and a call is an iterator, too.
-        begin: Any = channel.stream_stream(f"/{SERVICE}/CommandShard")
+        begin: Any = channel.stream_stream(f"/{SERVICE}/Command")
         self.call: Any = begin(iter(self._outgoing.get, None), timeout=30)
 
     def send(self, data: bytes) -> None:
         self._outgoing.put(data)
 
-    def command(self, call: int, **command: Any) -> pb.CommandShardResponse:
-        self.send(pb.CommandShardRequest(call=call, **command).SerializeToString())
-        return pb.CommandShardResponse.FromString(next(self.call))
+    def command(self, call: int, **command: Any) -> pb.CommandResponse:
+        self.send(pb.CommandRequest(call=call, **command).SerializeToString())
+        return pb.CommandResponse.FromString(next(self.call))
 
     def close(self) -> None:
         self._outgoing.put(None)
@@ -95,17 +95,17 @@ def linked(address: str, ask: Callable[[GrpcShardLink], Awaitable[Any]]) -> Any:
 
 def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Trainer, commands: Commands) -> None:
     apply = codec.encode(request_of(trainer, 0))
-    prepared = commands.command(9, prepare=pb.PrepareStepRequest(apply=apply))
+    prepared = commands.command(9, prepare=apply)
     assert (prepared.call, list(prepared.prepare.sums)) == (9, [3.0])
     applied = commands.command(4, apply=apply)
     assert (applied.call, applied.apply.step, applied.apply.repeated_request) == (4, 1, False)
-    configured = commands.command(5, configure=pb.ConfigureShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1))
+    configured = commands.command(5, configure=pb.ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1))
     assert (configured.call, configured.WhichOneof("answer")) == (5, "configure")
 
 
 def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: ParameterServer, commands: Commands) -> None:
     apply = codec.encode(request_of(trainer, 0))
-    commands.send(pb.CommandShardRequest(call=1, apply=apply).SerializeToString())
+    commands.send(pb.CommandRequest(call=1, apply=apply).SerializeToString())
     wait_until(lambda: trainer.shard.status().step == 1)
     commands.call.cancel()
     with open_channel(server.address) as channel:
@@ -122,14 +122,14 @@ def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trai
     ahead.step = 7
     refused = commands.command(1, apply=ahead)
     assert (refused.call, refused.error.reason) == (1, "STEP_MISMATCH")
-    assert commands.command(2, prepare=pb.PrepareStepRequest()).error.reason == "MALFORMED_MESSAGE"
+    assert commands.command(2, prepare=pb.ApplyRequest()).error.reason == "MALFORMED_MESSAGE"
     assert commands.command(3).error.reason == "MALFORMED_MESSAGE"
     assert commands.command(4, apply=codec.encode(request)).apply.step == 1
 
 
 def test_what_is_no_message_ends_the_stream(trainer: Trainer, server: ParameterServer) -> None:
     with RawShard(server.address) as raw:
-        outcome = raw.call("CommandShard", b"\xff\xff")
+        outcome = raw.call("Command", b"\xff\xff")
     assert (outcome.code, outcome.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
     assert trainer.read()[0] == 0
 
@@ -176,19 +176,16 @@ def _silent(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterato
 @pytest.mark.parametrize(("behaviour", "timeout_s", "error"), [(_cut, 10.0, Unavailable), (_silent, 0.2, DeadlineExceeded)])
 def test_link_tells_a_stream_that_breaks_from_one_that_is_silent(behaviour: Any, timeout_s: float, error: type[Exception]) -> None:
     request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, contributors=())
-    handler = grpc.method_handlers_generic_handler(SERVICE, {"CommandShard": grpc.stream_stream_rpc_method_handler(behaviour)})
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(behaviour)})
     with serving(handler) as address, pytest.raises(error):
         linked(address, lambda link: link.apply_step(request, timeout_s=timeout_s))
 
 
-def test_link_makes_calls_of_their_own_where_the_server_has_no_such_stream() -> None:
-    request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=3, contributors=())
+def test_link_gives_a_command_again_where_the_server_lets_no_stream_rest(trainer: Trainer, server: ParameterServer) -> None:
+    server._idle_streams._max_long_lived = 0
+    request = request_of(trainer, 0)
 
-    def apply(data: bytes, context: grpc.ServicerContext) -> bytes:
-        return pb.ApplyStepResponse(step=pb.ApplyStepRequest.FromString(data).step + 1).SerializeToString()
+    async def thrice(link: GrpcShardLink) -> list[bool]:
+        return [(await link.apply_step(request, timeout_s=10)).repeated_request for _ in range(3)]
 
-    async def twice(link: GrpcShardLink) -> list[int]:
-        return [(await link.apply_step(request, timeout_s=10)).step for _ in range(2)]
-
-    with serving(unary(SERVICE, ApplyStep=apply)) as address:
-        assert linked(address, twice) == [4, 4]
+    assert linked(server.address, thrice) == [False, True, True]

@@ -73,10 +73,10 @@ def test_apply_repeated_has_its_effect_once(server: Server) -> None:
     before, step = server.trainer.read()[1], server.step
     header = server.trainer.header(step=step)
     server.trainer.push(header)
-    request = pb.ApplyStepRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step)
+    request = pb.ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step)
     push_id = header.push_id
     request.contributors.add(worker=push_id.worker, incarnation=push_id.incarnation, sequence=push_id.sequence)
-    replies = [pb.ApplyStepResponse.FromString(server.raw.call("ApplyStep", request.SerializeToString()).messages[0]) for _ in range(3)]
+    replies = [pb.CommandResponse.FromString(server.raw.command(apply=request).messages[0]).apply for _ in range(3)]
     assert [(reply.step, reply.repeated_request) for reply in replies] == [(step + 1, repeated) for repeated in (False, True, True)]
     assert_moved(server, before, by=-0.5)
 

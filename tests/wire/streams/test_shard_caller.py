@@ -25,7 +25,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @contextlib.contextmanager
 def caller_of(handler: Handler) -> Iterator[GrpcShardCaller]:
-    generic = grpc.method_handlers_generic_handler(SERVICE, {"CommandShard": grpc.stream_stream_rpc_method_handler(handler)})
+    generic = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(handler)})
     with serving(generic) as address, contextlib.closing(GrpcShardCaller(address, name="ps 0")) as caller:
         yield caller
 
@@ -35,8 +35,8 @@ def step(number: int) -> ApplyRequest:
 
 
 def answer(data: bytes, *, is_error: bool = False) -> bytes:
-    call = pb.CommandShardRequest.FromString(data).call
-    said = pb.CommandShardResponse(call=call, error=pb.CommandShardResponse().error) if is_error else pb.CommandShardResponse(call=call)
+    call = pb.CommandRequest.FromString(data).call
+    said = pb.CommandResponse(call=call, error=pb.CommandResponse().error) if is_error else pb.CommandResponse(call=call)
     return said.SerializeToString()
 
 

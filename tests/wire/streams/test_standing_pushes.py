@@ -159,10 +159,10 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
             call = raw._channel.stream_stream(f"/{SERVICE}/Push")(silent(), timeout=TIMEOUT_S)
             wait_until(lambda: call.code() is CODE.CANCELLED, what="the silent stream was cut")
             is_over.set()
-            # The trainer's own stream has rested all the while.
-            wait_until(lambda: idle_streams.num_streams == 1, what="the server has heard of it")
+            # The trainer's own streams have rested all the while.
+            wait_until(lambda: idle_streams.num_streams == 2, what="the server has heard of it")
             assert trainer.train(1).step == 2
-            assert idle_streams.num_streams == 1
+            assert idle_streams.num_streams == 2
     wait_until(lambda: not idle_streams.num_streams, what="the stream has ended")
     idle_streams.stop()
 
@@ -185,6 +185,6 @@ def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
         trainer.create()
         trainer.train(0)
         trainer.read()
-        assert running._idle_streams.num_streams == 2
+        assert running._idle_streams.num_streams == 3
         running._idle_streams.end_long_lived()
         wait_until(lambda: not running._idle_streams.num_streams, what="the streams have ended")

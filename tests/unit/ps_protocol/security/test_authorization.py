@@ -40,16 +40,14 @@ def test_every_service_of_the_package_is_known_here() -> None:
     assert {file.stem for file in files} == {module.__name__.rpartition(".")[2] for module in MODULES}
 
 
-@pytest.mark.parametrize(
-    "method", ["AdoptShard", "ApplyStep", "CommandShard", "ConfigureShard", "PrepareStep", "KeepRecord", "SaveShard", "RestoreShard"]
-)
+@pytest.mark.parametrize("method", ["AdoptShard", "Command", "KeepRecord", "SaveShard", "RestoreShard"])
 def test_what_the_chief_does_at_a_shard_nobody_else_may(method: str) -> None:
     assert ALLOWED[f"{PREFIX}ParameterService/{method}"] == {CallerRole.CHIEF}
 
 
 def test_refusal_names_the_method_the_role_it_needs_and_the_role_given() -> None:
-    with pytest.raises(PermissionDenied, match=r"^ApplyStep needs role chief, token has role worker$"):
-        check_allowed(f"{PREFIX}ParameterService/ApplyStep", CallerRole.WORKER)
+    with pytest.raises(PermissionDenied, match=r"^Command needs role chief, token has role worker$"):
+        check_allowed(f"{PREFIX}ParameterService/Command", CallerRole.WORKER)
     with pytest.raises(PermissionDenied, match=r"^ChangeSettings needs role admin or worker, certificate has role observer$"):
         check_allowed(f"{PREFIX}ChiefService/ChangeSettings", CallerRole.OBSERVER, proof="certificate")
 
