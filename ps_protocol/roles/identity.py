@@ -93,8 +93,8 @@ class ProtocolVersion:
         return f"{self.major}.{self.minor}"
 
 
-# 3: registrations and handshakes have a participant and an identity of their own, and one call changes settings.
-PROTOCOL_VERSION = ProtocolVersion(major=3, minor=0)
+# 4: one call for each thing: Push, Read, Command and Converse have no twins of one message each.
+PROTOCOL_VERSION = ProtocolVersion(major=4, minor=0)
 
 
 def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:

@@ -87,7 +87,7 @@ class RawShard:
 
     def handshake(self, **changes: Any) -> Outcome:
         """Shakes hands as a client of this version would, but for `changes`."""
-        fields = {"version": handshake_service_pb2.ProtocolVersion(major=3, minor=0), **changes}
+        fields = {"version": handshake_service_pb2.ProtocolVersion(major=4, minor=0), **changes}
         return self.call("", handshake_service_pb2.HandshakeRequest(**fields).SerializeToString(), path=HANDSHAKE)
 
 

@@ -198,7 +198,7 @@ ROWS: list[Row] = [
     ("the same model again", lambda s: s.create(s.encoded_spec()), CODE.OK, "", ""),
     (
         "client of a newer minor",
-        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=3, minor=9)),
+        lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=4, minor=9)),
         CODE.OK,
         "",
         "",
