@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InternalError, InvalidSpec
-from ps_protocol.model.optimizers import OPTIMIZERS, UPDATE_RULES, OptimizerSpec
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 from worker_client.model import optimizers
 from worker_client.neural_network import ACTIVATIONS, Network
@@ -130,8 +130,6 @@ try:
 except ImportError as error:
     raise ImportError("DNNClassifier needs scikit-learn 1.6 or newer: pip install 'lockstep-ps[estimator]'") from error
 
-_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UPDATE_RULES)
-
 
 class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A feed-forward network that ends in a softmax over the classes, trained by the cross-entropy of batches.
@@ -235,8 +233,8 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.optimizer
         if isinstance(self.optimizer, OptimizerSpec):
             return as_optimizer(self.optimizer, keeps_policy=True)
-        if self.optimizer not in _OPTIMIZERS:
-            words = f"want one of {', '.join(_OPTIMIZERS)}, or what worker_client.adam(0.001) or another optimizer function returns"
+        if self.optimizer not in GRADIENT_OPTIMIZERS:
+            words = f"want one of {', '.join(GRADIENT_OPTIMIZERS)}, or what worker_client.adam(0.001) or another optimizer function returns"
             raise ValueError(f"optimizer: got {self.optimizer!r}, {words}")
         try:
             factory: Callable[[float], OptimizerSpec] = getattr(optimizers, self.optimizer)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ps_protocol.errors import printable as printable
-from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import ParticipantKind
 
@@ -50,6 +50,6 @@ def optimizer_words(optimizer: OptimizerSpec) -> str:
         learning_rate = f"learning_rate {rate.arguments['value']:g}"
     else:
         learning_rate = f"learning_rate {rate.name}({', '.join(f'{name} {value:g}' for name, value in rate.arguments.items())})"
-    defaults = OPTIMIZERS[optimizer.name]
+    defaults = optimizer.kind.hyperparameters
     numbers = (f"{name} {value:g}" for name, value in sorted(optimizer.hyperparameters.items()) if value or defaults[name][0])
     return f"{optimizer.name} ({', '.join([learning_rate, *numbers])})"

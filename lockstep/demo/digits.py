@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 import worker_client
-from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 
 # The handwritten digits that come with scikit-learn: the split, each worker's part, each step's batch.
@@ -137,23 +137,24 @@ def _he_normal(random: np.random.Generator, num_inputs: int, num_outputs: int) -
 
 
 # Found by trying; a step is the mean of two batches of 32.
-_FACTORIES: dict[str, tuple[Callable[[float], OptimizerSpec], float]] = {
-    "sgd": (worker_client.sgd, 0.4),
-    "momentum": (worker_client.momentum, 0.05),
-    "adagrad": (worker_client.adagrad, 0.1),
-    "adagrad_da": (worker_client.adagrad_da, 0.15),
-    "adam": (worker_client.adam, 0.005),
-    "rmsprop": (worker_client.rmsprop, 0.003),
-    "adadelta": (worker_client.adadelta, 3.0),
-    "ftrl": (worker_client.ftrl, 0.15),
-    "proximal_sgd": (worker_client.proximal_sgd, 0.4),
-    "proximal_adagrad": (worker_client.proximal_adagrad, 0.1),
+_RATES = {
+    "sgd": 0.4,
+    "momentum": 0.05,
+    "adagrad": 0.1,
+    "adagrad_da": 0.15,
+    "adam": 0.005,
+    "rmsprop": 0.003,
+    "adadelta": 3.0,
+    "ftrl": 0.15,
+    "proximal_sgd": 0.4,
+    "proximal_adagrad": 0.1,
 }
-NAMES = tuple(_FACTORIES)
+_USUAL_RATE = 0.05
+NAMES = GRADIENT_OPTIMIZERS
 DEFAULT = "momentum"
 
 
 def optimizer_of(name: str, *, learning_rate: float | None = None) -> OptimizerSpec:
     """Returns the optimizer with the given learning rate, or the one that suits it. Raises InvalidSpec for a rate that makes no sense."""
-    factory, rate = _FACTORIES[name]
-    return factory(rate if learning_rate is None else learning_rate)
+    factory: Callable[[float], OptimizerSpec] = getattr(worker_client, name)
+    return factory(_RATES.get(name, _USUAL_RATE) if learning_rate is None else learning_rate)

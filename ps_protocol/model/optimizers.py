@@ -33,44 +33,82 @@ _PENALTIES: dict[str, tuple[float, _Domain]] = {
 }
 _INITIAL_ACCUMULATOR: dict[str, tuple[float, _Domain]] = {"initial_accumulator_value": (0.1, _POSITIVE)}
 
-# Optimizer -> its hyper-parameters, each with its default and the values that it may have. Names are those of tf.compat.v1.train.
-_GRADIENT_OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
-    "sgd": {},
-    "momentum": {"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)},
-    "adagrad": _INITIAL_ACCUMULATOR,
-    "adagrad_da": {"initial_gradient_squared_accumulator_value": (0.1, _POSITIVE), **_PENALTIES},
+_WEIGHT_DECAY: dict[str, tuple[float, _Domain]] = {"weight_decay": (0.0, _NOT_NEGATIVE)}
+
+
+def _no_slots(spec: "OptimizerSpec") -> Mapping[str, float]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerKind:
+    """One optimizer: its hyper-parameters, each with its default and the values that it may have, and its slots.
+
+    `slots`: names, and the value that each starts with. `is_update_rule`: it is for variables that take plain updates (statistics,
+    counters), not gradients; learning rates mean nothing to it. `sums`: it wants the sum of the contributions, not their mean.
+    """
+
+    hyperparameters: Mapping[str, tuple[float, _Domain]]
+    slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
+    is_update_rule: bool = False
+    sums: bool = False
+
+
+def _of_gradients(
+    hyperparameters: Mapping[str, tuple[float, _Domain]], slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
+) -> OptimizerKind:
+    """`weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does."""
+    return OptimizerKind(hyperparameters={**hyperparameters, **_WEIGHT_DECAY}, slots=slots)
+
+
+def _accumulator(spec: "OptimizerSpec") -> Mapping[str, float]:
+    return {"accumulator": spec.hyperparameter("initial_accumulator_value")}
+
+
+# Names are those of tf.compat.v1.train. The formulas of the same names are the servers'.
+OPTIMIZERS: Mapping[str, OptimizerKind] = {
+    "sgd": _of_gradients({}),
+    "momentum": _of_gradients({"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)}, lambda spec: {"momentum": 0.0}),
+    "adagrad": _of_gradients(_INITIAL_ACCUMULATOR, _accumulator),
+    "adagrad_da": _of_gradients(
+        {"initial_gradient_squared_accumulator_value": (0.1, _POSITIVE), **_PENALTIES},
+        lambda spec: {
+            "gradient_accumulator": 0.0,
+            "gradient_squared_accumulator": spec.hyperparameter("initial_gradient_squared_accumulator_value"),
+        },
+    ),
     # `lazy`: rows of a sparse variable that no gradient touches stay as they are; without it their moments decay, as in the original.
-    "adam": {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE), "lazy": (0.0, _FLAG)},
-    "rmsprop": {
-        "decay": (0.9, _NOT_NEGATIVE),
-        "momentum": (0.0, _NOT_NEGATIVE),
-        "epsilon": (1e-10, _NOT_NEGATIVE),
-        "centered": (0.0, _FLAG),
-    },
-    "adadelta": {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)},
-    "ftrl": {
-        "learning_rate_power": (-0.5, _NOT_POSITIVE),
-        "initial_accumulator_value": (0.1, _NOT_NEGATIVE),
-        **_PENALTIES,
-        "l2_shrinkage_regularization_strength": (0.0, _NOT_NEGATIVE),
-        "beta": (0.0, _NOT_NEGATIVE),
-    },
-    "proximal_sgd": _PENALTIES,
-    "proximal_adagrad": {**_INITIAL_ACCUMULATOR, **_PENALTIES},
+    "adam": _of_gradients(
+        {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE), "lazy": (0.0, _FLAG)},
+        lambda spec: {"m": 0.0, "v": 0.0},
+    ),
+    "rmsprop": _of_gradients(
+        {"decay": (0.9, _NOT_NEGATIVE), "momentum": (0.0, _NOT_NEGATIVE), "epsilon": (1e-10, _NOT_NEGATIVE), "centered": (0.0, _FLAG)},
+        lambda spec: {**({"mg": 0.0} if spec.hyperparameter("centered") else {}), "momentum": 0.0, "rms": 1.0},
+    ),
+    "adadelta": _of_gradients(
+        {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)}, lambda spec: {"accum": 0.0, "accum_update": 0.0}
+    ),
+    "ftrl": _of_gradients(
+        {
+            "learning_rate_power": (-0.5, _NOT_POSITIVE),
+            "initial_accumulator_value": (0.1, _NOT_NEGATIVE),
+            **_PENALTIES,
+            "l2_shrinkage_regularization_strength": (0.0, _NOT_NEGATIVE),
+            "beta": (0.0, _NOT_NEGATIVE),
+        },
+        lambda spec: {"accum": spec.hyperparameter("initial_accumulator_value"), "linear": 0.0},
+    ),
+    "proximal_sgd": _of_gradients(_PENALTIES),
+    "proximal_adagrad": _of_gradients({**_INITIAL_ACCUMULATOR, **_PENALTIES}, _accumulator),
+    "assign_mean": OptimizerKind(hyperparameters={}, is_update_rule=True),
+    "add": OptimizerKind(hyperparameters={}, is_update_rule=True, sums=True),
+    "moving_average": OptimizerKind(
+        hyperparameters={"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))}, is_update_rule=True
+    ),
 }
 
-# Rules for variables that take plain updates (statistics, counters) instead of gradients. Learning rates mean nothing to them.
-UPDATE_RULES: dict[str, dict[str, tuple[float, _Domain]]] = {
-    "assign_mean": {},
-    "add": {},
-    "moving_average": {"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))},
-}
-
-# `weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does.
-OPTIMIZERS: dict[str, dict[str, tuple[float, _Domain]]] = {
-    **{name: {**domains, "weight_decay": (0.0, _NOT_NEGATIVE)} for name, domains in _GRADIENT_OPTIMIZERS.items()},
-    **UPDATE_RULES,
-}
+GRADIENT_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if not kind.is_update_rule)
 
 # What the slots are filled with when the model is created; a later change would have no effect.
 INITIAL_HYPERPARAMETERS = frozenset({"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy"})
@@ -144,7 +182,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         check_optimizer_name(self.name)
-        domains = OPTIMIZERS[self.name]
+        domains = self.kind.hyperparameters
         for key, value in self.hyperparameters.items():
             if key not in domains:
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
@@ -169,11 +207,26 @@ class OptimizerSpec:
     @property
     def is_update_rule(self) -> bool:
         """Whether this is a rule for plain updates, not for gradients."""
-        return self.name in UPDATE_RULES
+        return self.kind.is_update_rule
+
+    @property
+    def kind(self) -> OptimizerKind:
+        """What is true of all optimizers of this name."""
+        return OPTIMIZERS[self.name]
+
+    @property
+    def slots(self) -> dict[str, float]:
+        """Names of the slots that a variable has by this optimizer, sorted, and the value that each starts with."""
+        return dict(sorted(self.kind.slots(self).items()))
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether rows of a table that no gradient touches stay as they are, with their slots. Where that can be chosen, it must be."""
+        return "lazy" not in self.kind.hyperparameters or bool(self.hyperparameter("lazy"))
 
     def hyperparameter(self, name: str) -> float:
         """Returns a hyper-parameter, or its default."""
-        return self.hyperparameters[name] if name in self.hyperparameters else OPTIMIZERS[self.name][name][0]
+        return self.hyperparameters[name] if name in self.hyperparameters else self.kind.hyperparameters[name][0]
 
 
 def check_optimizer_name(name: str) -> None:

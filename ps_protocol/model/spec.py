@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OPTIMIZERS, SCHEDULES, OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule
 from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
 
 # Moving averages of variables, as the servers keep them: which, and by what decay.
@@ -237,7 +237,7 @@ def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterat
     if mine.name != theirs.name:
         yield f"optimizer is {theirs.name!r}, the cluster's is {mine.name!r}"
         return
-    defaults = {name: default for name, (default, _) in OPTIMIZERS[mine.name].items()}
+    defaults = {name: default for name, (default, _) in mine.kind.hyperparameters.items()}
     is_same_schedule = mine.learning_rate.name == theirs.learning_rate.name
     my_fields, their_fields = (
         (_schedule_fields(spec.learning_rate) if is_same_schedule else {"learning_rate": _schedule_words(spec.learning_rate)})

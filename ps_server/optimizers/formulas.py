@@ -7,8 +7,8 @@ of Adam's decays are float32 numbers, also for float64 variables; values, slots 
 A formula writes the next values beside the present ones (`out`), updates the slots in place, and leaves `value` and `gradient` alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,12 @@ class Formula:
 
     `constants(learning_rate, powers, step, number)` returns what `apply_block` needs at one step: `powers` are those of `decays`, `step` is
     that of the gradients, `number` makes a scalar of the element type. `apply_block(value, out, slots, gradient, scratch, constants)`
-    writes the next values of a block to `out`; all arrays have one length and element type, and `slots` the order of their names.
+    writes the next values of a block to `out`; all arrays have one length and element type, and `slots` the order of their names in the
+    specification.
     """
 
     constants: Callable[[float, Scalars, int, Number], Scalars]
     apply_block: Callable[[Array, Array, Sequence[Array], Array, Sequence[Array], Scalars], None]
-    # Their names, sorted, and the value that each starts with.
-    slots: Mapping[str, float] = field(default_factory=dict)
     # Numbers that the formula needs to the power of the steps applied, the present one included.
     decays: tuple[float, ...] = ()
 
@@ -99,7 +98,7 @@ def _momentum(spec: OptimizerSpec) -> Formula:
             np.add(change, out, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(momentum)), apply, slots={"momentum": 0.0})
+    return Formula(lambda rate, powers, step, of: (of(rate), of(momentum)), apply)
 
 
 def _adam(spec: OptimizerSpec) -> Formula:
@@ -129,7 +128,7 @@ def _adam(spec: OptimizerSpec) -> Formula:
         np.divide(moved, change, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(constants, apply, slots={"m": 0.0, "v": 0.0}, decays=(beta1, beta2))
+    return Formula(constants, apply, decays=(beta1, beta2))
 
 
 def _rmsprop(spec: OptimizerSpec) -> Formula:
@@ -138,7 +137,6 @@ def _rmsprop(spec: OptimizerSpec) -> Formula:
     Centered: mg += (g - mg) * (1 - rho), and rms - mg^2 instead of rms in the root.
     """
     decay, momentum, epsilon = _given(spec, "decay"), _given(spec, "momentum"), _given(spec, "epsilon")
-    own = {"mg": 0.0} if spec.hyperparameter("centered") else {}
 
     def apply(value: Array, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars) -> None:
         (*mg, moment, rms), (learning_rate, one_minus_decay, mu, eps) = slots, constants
@@ -163,11 +161,7 @@ def _rmsprop(spec: OptimizerSpec) -> Formula:
         np.add(moment, change, out=moment)
         np.subtract(value, moment, out=out)
 
-    return Formula(
-        lambda rate, powers, step, of: (of(rate), of(1) - of(decay), of(momentum), of(epsilon)),
-        apply,
-        slots={**own, "momentum": 0.0, "rms": 1.0},
-    )
+    return Formula(lambda rate, powers, step, of: (of(rate), of(1) - of(decay), of(momentum), of(epsilon)), apply)
 
 
 def _adagrad(spec: OptimizerSpec) -> Formula:
@@ -185,9 +179,7 @@ def _adagrad(spec: OptimizerSpec) -> Formula:
         np.multiply(change, root, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(
-        lambda rate, powers, step, of: (of(rate), of(1)), apply, slots={"accumulator": spec.hyperparameter("initial_accumulator_value")}
-    )
+    return Formula(lambda rate, powers, step, of: (of(rate), of(1)), apply)
 
 
 def _adagrad_da(spec: OptimizerSpec) -> Formula:
@@ -195,7 +187,6 @@ def _adagrad_da(spec: OptimizerSpec) -> Formula:
 
     t is the step after the update. The variable's old value does not matter.
     """
-    initial = spec.hyperparameter("initial_gradient_squared_accumulator_value")
     l1, l2 = _given(spec, "l1_regularization_strength"), _given(spec, "l2_regularization_strength")
 
     def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
@@ -220,7 +211,7 @@ def _adagrad_da(spec: OptimizerSpec) -> Formula:
         np.add(change, ridge, out=change)
         np.divide(out, change, out=out)
 
-    return Formula(constants, apply, slots={"gradient_accumulator": 0.0, "gradient_squared_accumulator": initial})
+    return Formula(constants, apply)
 
 
 def _adadelta(spec: OptimizerSpec) -> Formula:
@@ -245,11 +236,7 @@ def _adadelta(spec: OptimizerSpec) -> Formula:
         np.multiply(change, learning_rate, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(
-        lambda rate, powers, step, of: (of(rate), of(decay), of(1) - of(decay), of(epsilon), of(1)),
-        apply,
-        slots={"accum": 0.0, "accum_update": 0.0},
-    )
+    return Formula(lambda rate, powers, step, of: (of(rate), of(decay), of(1) - of(decay), of(epsilon), of(1)), apply)
 
 
 def _decay_towards_square(average: Array, x: Array, rho: "np.floating[Any]", one_minus_rho: "np.floating[Any]", *, scratch: Array) -> None:
@@ -305,7 +292,7 @@ def _ftrl(spec: OptimizerSpec) -> Formula:
         np.abs(linear, out=before)
         _keep_where_greater(out, before, l1, scratch=scratch[2])
 
-    return Formula(constants, apply, slots={"accum": spec.hyperparameter("initial_accumulator_value"), "linear": 0.0})
+    return Formula(constants, apply)
 
 
 def _proximal_sgd(spec: OptimizerSpec) -> Formula:
@@ -353,11 +340,7 @@ def _proximal_adagrad(spec: OptimizerSpec) -> Formula:
             np.add(rate, one, out=rate)
             np.divide(out, rate, out=out)
 
-    return Formula(
-        lambda rate, powers, step, of: (of(rate), of(l1_strength), of(l2_strength), of(1)),
-        apply,
-        slots={"accumulator": spec.hyperparameter("initial_accumulator_value")},
-    )
+    return Formula(lambda rate, powers, step, of: (of(rate), of(l1_strength), of(l2_strength), of(1)), apply)
 
 
 # Variables that take plain updates (statistics, counters): what is called gradient is the update there.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OPTIMIZERS, OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec, Schedule
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
@@ -106,7 +106,7 @@ class UpdateRule:
         self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
         self._formula = make_formula(spec)
         self._powers = initial_powers(self._formula)
-        self._slots = dict(self._formula.slots)
+        self._slots = spec.slots
         self._begun: int | None = None
         self._moment = self._at(0)
 
@@ -122,13 +122,13 @@ class UpdateRule:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the rows of a table that no gradient touches stay as they are, with their slots. Not so for adam, unless asked for."""
-        return self._spec.name != "adam" or bool(self._spec.hyperparameter("lazy"))
+        """Whether the rows of a table that no gradient touches stay as they are, with their slots."""
+        return self._spec.is_lazy
 
     @property
     def sums(self) -> bool:
         """Whether it wants the sum of the contributions, not their mean."""
-        return self._spec.name == "add"
+        return self._spec.kind.sums
 
     def begin(self, step: int) -> None:
         """Makes the numbers of the step whose gradients are applied next. Repeated for the same step, it has no effect."""
@@ -174,7 +174,7 @@ class UpdateRule:
         """
         if spec.name != self._spec.name:
             raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: it has other slots; create a new model")
-        for name in sorted(INITIAL_HYPERPARAMETERS & OPTIMIZERS[spec.name].keys()):
+        for name in sorted(INITIAL_HYPERPARAMETERS & spec.kind.hyperparameters.keys()):
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
         self._spec = spec

@@ -16,6 +16,8 @@ import pytest
 
 import worker_client
 from ps_protocol.encodings.formats import FORMATS
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, SCHEDULES
+from ps_protocol.model.policy import PolicyName
 from ps_protocol.process.options import TABLE
 from ps_protocol.roles.shard import ShardReport
 from tests.support.repository import ROOT
@@ -171,9 +173,10 @@ def test_every_variable_that_the_code_reads_is_documented() -> None:
 
 # Signatures that the reference shows as they are: names and defaults, without types.
 SHOWN = (
-    *("sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"),
-    *("exponential_decay", "inverse_time_decay", "polynomial_decay", "cosine_decay", "piecewise_constant"),
-    *("sync_policy", "ssp_policy", "async_policy", "moving_average"),
+    *GRADIENT_OPTIMIZERS,
+    *(name for name in SCHEDULES if name != "constant"),
+    *(f"{name.name.lower()}_policy" for name in PolicyName),
+    "moving_average",
 )
 
 

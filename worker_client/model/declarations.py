@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import UPDATE_RULES, OptimizerSpec, constant
+from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import (
     Array,
@@ -270,7 +270,7 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
 
 def _update_rule(name: str, state: Buffer) -> OptimizerSpec:
     rule = _chosen(name, "update", state.update, _UPDATES)
-    numbers = {"decay": state.decay} if "decay" in UPDATE_RULES[rule] else {}
+    numbers = {"decay": state.decay} if "decay" in OPTIMIZERS[rule].hyperparameters else {}
     return OptimizerSpec(name=rule, learning_rate=constant(1.0), hyperparameters=numbers)
 
 

@@ -235,24 +235,6 @@ def rate_of(learning_rate: Rate) -> Schedule:
     return constant(value)
 
 
-def slot_names(optimizer: OptimizerSpec) -> tuple[str, ...]:
-    """Returns the names of the slots that a variable has by this optimizer, sorted."""
-    names = _SLOTS.get(optimizer.name, ())
-    return tuple(sorted((*names, "mg"))) if optimizer.name == "rmsprop" and optimizer.hyperparameter("centered") else names
-
-
-_SLOTS: dict[str, tuple[str, ...]] = {
-    "momentum": ("momentum",),
-    "adagrad": ("accumulator",),
-    "adagrad_da": ("gradient_accumulator", "gradient_squared_accumulator"),
-    "adam": ("m", "v"),
-    "rmsprop": ("momentum", "rms"),
-    "adadelta": ("accum", "accum_update"),
-    "ftrl": ("accum", "linear"),
-    "proximal_adagrad": ("accumulator",),
-}
-
-
 def _spec(name: str, learning_rate: Rate, **hyperparameters: float) -> OptimizerSpec:
     plain = {key: plain_number(value) for key, value in hyperparameters.items()}
     return OptimizerSpec(name=name, learning_rate=rate_of(learning_rate), hyperparameters=plain)

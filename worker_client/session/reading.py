@@ -15,7 +15,6 @@ from ps_protocol.roles.shard import RowsRequest, Shard
 from worker_client.core.outcomes import MetricReport, metric_reports
 from worker_client.model.gradients import checked_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
-from worker_client.model.optimizers import slot_names
 from worker_client.shards.shards import Shards
 
 # Rows of one table from all shards that have some, of one step, in the order asked for.
@@ -223,7 +222,7 @@ class ModelReader:
         copied is read again, within the reader's `timeout_s`: else DeadlineExceeded.
         """
         spec = self._spec(name)
-        known = slot_names(spec.optimizer or self.model.optimizer)
+        known = tuple((spec.optimizer or self.model.optimizer).slots)
         if slot not in known:
             raise SlotNotFound(f"variable {name!r} has no slot {slot!r}; its optimizer has {', '.join(known) or 'none'}")
         if spec.is_sparse:

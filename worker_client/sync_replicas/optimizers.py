@@ -13,7 +13,6 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.model import optimizers
 from worker_client.model.declarations import IndexedSlices
-from worker_client.model.optimizers import slot_names
 from worker_client.model.policies import async_policy
 from worker_client.sync_replicas.graph import TRAINS, Graph, LossResult, ModelVariable, Run, default_graph, number_of, trainable_variables
 
@@ -378,13 +377,13 @@ class Optimizer:
 
         As in the original there are slots only once `apply_gradients()` was called, and only of the variables with a gradient.
         """
-        if self._trained.get(var.name) is not var or name not in slot_names(self.spec):
+        if self._trained.get(var.name) is not var or name not in self.spec.slots:
             return None
         return SlotVariable(var, name, self._slot_variable_name(var, name))
 
     def get_slot_names(self) -> list[str]:
         """Returns the sorted names of the slots; empty before `apply_gradients()`."""
-        return list(slot_names(self.spec)) if self._trained else []
+        return list(self.spec.slots) if self._trained else []
 
     def variables(self) -> list[Any]:
         """Returns the optimizer's variables (slots, and Adam's two powers), sorted by name; `session.run()` gives their values."""
@@ -409,7 +408,7 @@ class Optimizer:
 
     def _slot_variable_name(self, var: ModelVariable, slot: str) -> str:
         """As the original calls it: the optimizer's name, numbered from the second slot on."""
-        index = slot_names(self.spec).index(slot)
+        index = list(self.spec.slots).index(slot)
         return f"{var.name}/{self._name}" + (f"_{index}" if index else "")
 
     def _powers(self) -> list[PowerVariable]:

@@ -15,9 +15,9 @@ def optimizer(name: str, rate: Schedule | None = None, **hyperparameters: Any) -
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_optimizer_is_complete_by_its_defaults(name: str) -> None:
     spec = optimizer(name)
-    values = {key: spec.hyperparameter(key) for key in OPTIMIZERS[name]}
+    values = {key: spec.hyperparameter(key) for key in OPTIMIZERS[name].hyperparameters}
     spelled_out = OptimizerSpec(name=name, learning_rate=constant(0.1), hyperparameters=values)
-    assert all(spelled_out.hyperparameter(key) == spec.hyperparameter(key) for key in OPTIMIZERS[name])
+    assert all(spelled_out.hyperparameter(key) == spec.hyperparameter(key) for key in OPTIMIZERS[name].hyperparameters)
 
 
 def test_given_hyperparameters_win_over_defaults() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import IndexOutOfRange, LimitExceeded, StepGone
 from ps_protocol.model.layout import VariableSlice
-from ps_protocol.model.optimizers import OPTIMIZERS, UPDATE_RULES, OptimizerSpec, constant
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, VariableSpec
 from ps_server.numbers import tables as table_module
 from ps_server.numbers.memory import MemoryBudget
@@ -20,7 +20,6 @@ from ps_server.optimizers.rule import UpdateRule
 
 
 NUM_ROWS, WIDTH = 10, 3
-GRADIENT_OPTIMIZERS = sorted(OPTIMIZERS.keys() - UPDATE_RULES.keys())
 
 
 def _table(

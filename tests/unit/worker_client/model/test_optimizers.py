@@ -11,7 +11,6 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.process.waiting import Wait
-from worker_client.model.optimizers import slot_names
 from worker_client.opening import Target, resolve
 
 TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
@@ -85,14 +84,14 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_every_optimizer_says_all_of_its_numbers_and_has_the_slots_that_servers_keep(optimizer: OptimizerSpec) -> None:
-    assert optimizer.hyperparameters == {name: default for name, (default, _) in SPECIFIED[optimizer.name].items()} | {
+    assert optimizer.hyperparameters == {name: default for name, (default, _) in SPECIFIED[optimizer.name].hyperparameters.items()} | {
         name: value for name, value in optimizer.hyperparameters.items() if name == "centered"
     }
     with worker_client.local() as session:
         session.create_or_join({"w": np.zeros(2), "t": worker_client.EmbeddingTable((4, 2))}, optimizer=optimizer)
-        assert tuple(session.get_slot_names()) == slot_names(optimizer)
+        assert tuple(session.get_slot_names()) == tuple(optimizer.slots)
         session.step({"w": np.ones(2), "t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))})
-        for name in slot_names(optimizer):
+        for name in optimizer.slots:
             assert (session.get_slot("w", name).shape, session.get_slot("t", name).shape) == ((2,), (4, 2))
         assert (session.read()["w"] < 0).all()
 
