@@ -24,7 +24,7 @@ from ps_protocol.roles.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What a tensor of a file is a part of: a variable, or (with `part`) one of its slots or its average."""
+    """What a tensor of a file belongs to: a variable, or (with `part`) one of its slots or its average."""
 
     piece: VariableSlice
     part: str
@@ -103,7 +103,7 @@ def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bo
 
 
 def _parts(placement: Placement) -> Callable[[str], _Part | None]:
-    """Returns what says of a tensor's name what it is a part of; None: of no variable."""
+    """Returns a function from a tensor's name to what it is part of; None: no variable."""
     pieces = {tensor_name(placed.slice): placed.slice for placed in placement}
 
     def part_of(name: str) -> _Part | None:

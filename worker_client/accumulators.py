@@ -126,7 +126,7 @@ def _remote(address: str, *, index: int | None, timeout_s: float, access: channe
 
 
 def data_type_of(dtype: npt.DTypeLike | DataType) -> DataType:
-    """Returns the element type that a NumPy type, its name, or "bfloat16" stands for. Raises InvalidSpec for others."""
+    """Returns the element type of a NumPy type, its name, or "bfloat16". Raises InvalidSpec for others."""
     if isinstance(dtype, DataType):
         return dtype
     name = dtype if dtype == DataType.BFLOAT16.value else np.dtype(dtype).name
@@ -291,7 +291,7 @@ class ConditionalAccumulator(_RemoteAccumulator):
 
     Thread-safe; a context manager that closes the connection. `timeout_s` is how long a server that does not answer is waited for (None:
     as the target does, else 60 s). Every method raises AccumulatorNotFound once the accumulator is gone, and Unavailable. Raises
-    ValueError for another reduction, AccumulatorExists if the name stands for an accumulator of another specification, InvalidSpec.
+    ValueError for another reduction, AccumulatorExists if the name belongs to an accumulator of another specification, InvalidSpec.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class ConditionalAccumulator(_RemoteAccumulator):
     def take_grad(self, num_required: SupportsIndex, timeout_s: float | None = None) -> Array:
         """Waits until `num_required` gradients are in, and returns the mean or sum of all that are; the step rises by one.
 
-        Takers are served in the order of their asking, also behind one who wants more. Says what it waits for after 2 s. Raises InvalidSpec
+        Calls are served in order, even behind one that wants more. Logs what it waits for after 2 s. Raises InvalidSpec
         for `num_required` below 1, DeadlineExceeded after `timeout_s` seconds (None: never), having taken nothing, and Cancelled if the
         accumulator is deleted meanwhile.
         """
@@ -392,7 +392,7 @@ class SparseConditionalAccumulator(_RemoteAccumulator):
     def take_grad(self, num_required: SupportsIndex, timeout_s: float | None = None) -> tuple[Array, Array, Array]:
         """Waits as ConditionalAccumulator.take_grad does; returns ascending indices, their rows, and the shape of the whole (int64).
 
-        In the shape, -1 stands for an extent that was not declared.
+        In the shape, -1 marks an extent that was not declared.
         """
         taken = self._take(num_required, timeout_s)
         assert taken.values is not None

@@ -64,7 +64,7 @@ class ShardLife:
 
     @property
     def arrived(self) -> list[tuple[PushId, int]]:
-        """What it has applied on arrival, each with the step that came of it."""
+        """The contributions applied on arrival, each with the step that it made."""
         found = [record for record in self.records if record.kind == events.ARRIVED]
         return [(events.push_of(record), events.number_of(record, "step")) for record in found]
 

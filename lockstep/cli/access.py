@@ -17,7 +17,7 @@ CONNECT_TIMEOUT_S = 1.5
 
 
 class CommandFailed(Exception):
-    """A command could not do what it was asked for; the text is for the user, and `main` prints it."""
+    """A command failed; the text is for the user, and `main` prints it."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)

@@ -20,7 +20,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_health(arguments: argparse.Namespace) -> int:
-    """Returns 0 if the process answers that it serves, else 1 with words."""
+    """Returns 0 if the process answers that it serves, else 1 with the reason."""
     if not arguments.address:
         print("lockstep health: which process? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
         return 2

@@ -88,7 +88,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--record", type=Path, metavar="FILE", help="do not plan, but write a trace of the running cluster of --chief to FILE"
     )
-    size = parser.add_argument_group("what is given, and what it costs")
+    size = parser.add_argument_group("workers and costs")
     size.add_argument("--workers", type=int, metavar="T", help="number of all workers, backups included (default: those of the trace)")
     size.add_argument(
         "--replicas-to-aggregate",

@@ -18,7 +18,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import ShardReport
 
-# What a cluster keeps, and what it was brought back to, in words.
+# Checkpoints, rollbacks and training data, in words.
 
 
 _CLAIMS = {
@@ -277,7 +277,7 @@ _NEXT = {
 
 
 def why_text(status: ClusterStatus) -> str:
-    """Returns a few lines: what the cluster is at, what it waits for, who and which server that concerns, and what happens next."""
+    """Returns a few lines: the step, what the cluster waits for, which workers and servers that concerns, and what happens next."""
     lines = [_situation(status), *_wait(status), *_workers(status), *_unreachable(status.shards)]
     lines += recovery_lines(status)
     lines += [f"next: {_next(status)}"]
@@ -304,7 +304,7 @@ def _wait(status: ClusterStatus) -> Iterator[str]:
     if status.waiting_for and status.waiting_for != status.reason:
         yield f"waits for: {status.waiting_for}"
     elif status.state is ClusterState.TRAINING:
-        yield "waits for nothing: it is at work"
+        yield "waits for nothing: a step is under way"
 
 
 def _workers(status: ClusterStatus) -> Iterator[str]:

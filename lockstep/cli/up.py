@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _command(words: list[str]) -> list[str]:
     command = words[1:] if words[:1] == ["--"] else words
     if not command:
-        raise LaunchFailed("what shall the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=_EXIT_USAGE)
+        raise LaunchFailed("what should the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=_EXIT_USAGE)
     if command[0].startswith("-"):
         raise LaunchFailed(
             f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE

@@ -2,7 +2,7 @@
 
     python -m lockstep.combined --index 0 FLAGS OF THE PARAMETER SERVER --with-chief FLAGS OF THE CHIEF
 
-In the chief's --ps, the word "self" stands for this parameter server, at its index; without --ps there is no other one. Both roles serve at
+In the chief's --ps, the word "self" means this parameter server, at its index; without --ps there is no other one. Both roles serve at
 addresses of their own, and end together: as the chief does when it is alone.
 """
 

@@ -224,7 +224,7 @@ def kept_directories(recovery: Recovery) -> Iterator[None]:
     """Makes the directories of checkpoints and history, where they are of this machine; LaunchFailed if they cannot be written to.
 
     Within the block no other cluster can have the same directory of checkpoints: clusters that a launcher starts have one name, so that the
-    next goes on from what the last has left, and two at a time would take each other's checkpoints for their own, and remove them.
+    next continues from the last one's checkpoints, and two at a time would take each other's for their own, and remove them.
     """
     if recovery.history is not None:
         make_directory(recovery.history, flag="--history")
@@ -249,7 +249,7 @@ def _lock(held: int, place: Path) -> None:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        words = f"--checkpoint-dir: another cluster that was started here is at work in {place}; end it first, or choose another directory"
+        words = f"--checkpoint-dir: another cluster on this machine is using {place}; end it first, or choose another directory"
         raise LaunchFailed(words, exit_code=2) from None
     except OSError:
         pass  # a file system without locks: another cluster cannot be kept out

@@ -94,7 +94,7 @@ class ClusterWatch:
         return any(worker.is_running for worker in self._cluster.workers)
 
     def see(self, ended: Iterable[Process]) -> None:
-        """Takes note of processes that have ended. Raises ClusterFailed, with the exit code to end with, if training can't go on."""
+        """Handles processes that have ended. Raises ClusterFailed, with the exit code to end with, if training cannot continue."""
         ended = list(ended)
         if self.has_running_workers:
             self.ask_chief()  # early: once the chief is gone, it cannot be asked what a step needed

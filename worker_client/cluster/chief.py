@@ -36,7 +36,7 @@ _MACHINE_PID_NAMESPACE = "pid:[4026531836]"
 class ChiefLink:
     """The chief, asked wherever it is. Thread-safe.
 
-    `address`: where it is; empty: it never moves. One that is silent is looked for at the parameter servers, which know where theirs is.
+    `address`: where it is; empty: it never changes. If it is silent, the parameter servers are asked for the address of their chief.
     """
 
     def __init__(self, chief: Chief, transport: Transport, *, address: str = "", silence_s: float = SILENCE_S) -> None:
@@ -134,7 +134,7 @@ class ChiefLink:
         return self._ask_for_place(kind=former.kind, index=former.index, takeover=False, former=former, held=held)
 
     def know_servers(self, addresses: Sequence[str]) -> None:
-        """Takes note of the parameter servers to ask where the chief is."""
+        """Sets the parameter servers to ask where the chief is."""
         self._shard_addresses = tuple(addresses)
 
     def look_around(self) -> None:
@@ -181,7 +181,7 @@ class ChiefLink:
             self._search_alone(chief)
 
     def _search_alone(self, chief: Chief) -> None:
-        """Searches, unless another thread is at it; `chief` is the one that was silent."""
+        """Searches, unless another thread does already; `chief` is the one that was silent."""
         if not self.address or not self._lock.acquire(blocking=False):
             return
         try:

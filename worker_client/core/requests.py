@@ -24,7 +24,7 @@ class Patience(Protocol):
         """Returns the seconds to the deadline; None if there is none."""
 
     def explain(self, waiting_for: str) -> None:
-        """Takes note that the wait goes on, and why. Raises DeadlineExceeded at the deadline."""
+        """Notes that the wait continues, and why. Raises DeadlineExceeded at the deadline."""
 
 
 # -- of the chief

@@ -45,7 +45,7 @@ class OpenCommits:
         self._commits[commit.push_id.sequence] = commit
 
     def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
-        """Takes note of what became of it, while `global_step` is open."""
+        """Notes what became of it, while `global_step` is open."""
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
         sequence = commit.push_id.sequence
         for identity in commit.ranges:
@@ -57,7 +57,7 @@ class OpenCommits:
         self.advance(global_step)
 
     def advance(self, global_step: int) -> None:
-        """Takes note that a step is open: what was part of an earlier one is applied."""
+        """Notes that a step is open: contributions to earlier ones are applied."""
         if not self._commits:
             return
         for sequence in [sequence for sequence, step in self._applied_steps.items() if step < global_step]:
@@ -130,7 +130,7 @@ class WorkerState:
         return self.policy.accepts_stale and not self.policy.applies_on_arrival
 
     def join(self, *, policy: PolicySpec, global_step: int, may_contribute: bool) -> bool:
-        """Takes note of the agreed model; returns whether a token must come first: the open step takes nothing from this worker."""
+        """Notes the agreed model; returns whether a token must come first: the open step takes nothing from this worker."""
         self.policy = policy
         if self.reads_latest:
             self.local_step = max(self.local_step, global_step)

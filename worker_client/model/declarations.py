@@ -1,6 +1,6 @@
-"""What a program says of its model, and the specification that it becomes. Knows values and options; no chief and no server.
+"""What a program declares of its model, and the specification made from that. Knows values and options; no chief and no server.
 
-Variables, embedding tables, states and rows of gradients; where variables shall lie; names, types and first values, checked.
+Variables, embedding tables, buffers and rows of gradients; placement; names, types and first values, checked.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,10 +37,10 @@ from worker_client.model.optimizers import plain_number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable:
-    """A dense variable with more to say than its first value; a plain array stands for a `Variable` with no options.
+    """A dense variable with options. A plain array is the same as a `Variable` without any.
 
     `value`: its first value, float16, bfloat16, float32 or float64, of any shape. `optimizer`: its own; None: the model's.
-    `constraint`: what it is made to satisfy after each update. `partitioner`: how it is cut over parameter servers; None: by its size.
+    `constraint`: what it must satisfy after each update. `partitioner`: how it is split over parameter servers; None: by its size.
     """
 
     value: npt.ArrayLike
@@ -139,7 +139,7 @@ def _seed(seed: int) -> int:
     return seed.item() if isinstance(seed, np.integer) else seed
 
 
-# Where variables shall lie, as a program says it. Knows strategies, pins and loads; the decision is `ps_protocol.model.spec`'s.
+# Placement, as a program asks for it: strategies, pins and loads. `ps_protocol.model.spec` decides.
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Staging:
     def stage(self, gradients: Gradients, *, step: int, updates: Updates | None = None) -> Staged:
         """Copies gradients and updates into the memory; what is that very memory already is left where it is.
 
-        Every variable that takes gradients must be named; None stands for none. Everything is checked before anything is copied. Raises
+        Every variable that takes gradients must be named; None: no gradient. Everything is checked before anything is copied. Raises
         VariableNotFound, IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
         """
         foreign: dict[str, Array] = {}

@@ -56,7 +56,7 @@ def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> 
 
 
 def plain_number(value: float) -> float:
-    """Returns a NumPy scalar as the Python number that it stands for, and anything else as it is: the specifications check it."""
+    """Returns a NumPy scalar as a Python number, and anything else unchanged: the specifications check it."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -226,7 +226,7 @@ def proximal_adagrad(
 
 
 def rate_of(learning_rate: Rate) -> Schedule:
-    """Returns the schedule that a number or schedule stands for. Raises InvalidSpec."""
+    """Returns a schedule, made from a number if need be. Raises InvalidSpec."""
     if isinstance(learning_rate, Schedule):
         return learning_rate
     value = plain_number(learning_rate)

@@ -80,7 +80,7 @@ def moving_average(
 
 
 def _plain(count: Count) -> Count:
-    """A NumPy integer as the Python one that it stands for; anything else as it is: the specification checks it."""
+    """Returns a NumPy integer as a Python one, and anything else unchanged: the specification checks it."""
     return count.item() if isinstance(count, np.integer) else count
 
 

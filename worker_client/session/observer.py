@@ -81,7 +81,7 @@ class Observer:
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
 
-        All are of one step (but under async without locking). Moves these rows only. Raises VariableNotFound, DtypeMismatch,
+        All are of one step (but under async without locking). Transfers these rows only. Raises VariableNotFound, DtypeMismatch,
         IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
         """
         return self._look(timeout_s, lambda reader: reader.rows(name, indices, step=None).values)

@@ -341,7 +341,7 @@ class VariableMemory:
     def fetch_latest(self, *, is_aligned: bool) -> int | None:
         """Holds a copy of the newest variables, and returns the least of their steps; None if no shard has any.
 
-        Of one step if `is_aligned` and that can be had. Moves nothing where they have not changed.
+        All of one step if `is_aligned`, where possible. Transfers nothing that has not changed.
         """
         self.step = None
         # Shards without common steps count what arrives and change in place: the same number need not be the same values.

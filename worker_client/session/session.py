@@ -166,7 +166,7 @@ class Session:
     def read_rows(self, name: str, indices: Any = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
 
-        All are of one step (but under async without locking): in sync that of `read()`, else the newest. Moves these rows only. The array
+        All are of one step (but under async without locking): in sync that of `read()`, else the newest. Reads these rows only. The array
         is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
         variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
         """
@@ -264,7 +264,7 @@ class Session:
     def get_slot(self, variable: str, slot: str) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
 
-        Moves the slot of all variables that share shards with this one, or all of a table's: for looking, not for every step. What changes
+        Transfers the slot of all variables that share shards with this one, or a whole table's: not for every step. What changes
         while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
         """
         return run(self._at_work().do(lambda training: training.reader.slot(variable, slot)), self._acts)

@@ -167,7 +167,7 @@ class Shards:
             self._places.hear(self._places.version, is_urgent=True)
 
     def share(self, layouts: Sequence[Layout]) -> None:
-        """Shares memory with those shards that it can be shared with, once the variables stand. See `Transport.share` for errors."""
+        """Shares memory with the shards that allow it, once the variables exist. See `Transport.share` for errors."""
         self.tell_layouts(layouts)
         if self._transport.is_in_process:
             return

@@ -117,9 +117,9 @@ class ShardPlaces:
                     log.debug("the chief was not heard of who holds the shards: %s", error.message)
 
 
-# A shard that several processes hold: what it is given goes to all of them, what is read comes from the first.
+# A shard held by several processes: writes go to all of them, reads to the first.
 #
-# Which processes these are, the chief says. Where one fails, the chief is asked again, and the call is made with those that it names then.
+# The chief names the processes. If one fails, the chief is asked again, and the call is repeated with those that it names then.
 
 
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
 """What a program declares before its session exists, and what one `run()` evaluates. Knows names, values and phases; no hook, no transport.
 
 The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
-optimizer trains which, and how workers shall be coordinated; gradients come from the program's own functions.
+optimizer trains which, and the policy of the workers; gradients come from the program's own functions.
 
 Source: tf.compat.v1: variables, global step, Session.run.
 """
@@ -315,7 +315,7 @@ class CurrentVariables(Mapping[str, Array]):
         return len(self._arrays)
 
     def read_rows(self, name: str, indices: Any = None) -> Array:
-        """Returns rows of a table (None: all), in the order of `indices`. Moves only those rows."""
+        """Returns rows of a table (None: all), in the order of `indices`. Transfers only those rows."""
         return self._session.read_rows(name, indices)
 
 

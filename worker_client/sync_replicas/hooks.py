@@ -73,7 +73,7 @@ class SessionRunContext:
 
 
 class Coordinator:
-    """Whether a worker's training shall end. Thread-safe."""
+    """Whether a worker's training has to end. Thread-safe."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -159,7 +159,7 @@ class SecondOrStepTimer:
         return step >= self._last_step + (self._every_steps or 0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Takes note that it was done; returns seconds and steps since the time before, None at the first time."""
+        """Notes an occurrence; returns the seconds and steps since the one before, None at the first."""
         now = self._clock()
         if self._last_s is None or self._last_step is None:
             elapsed: tuple[float | None, int | None] = (None, None)
@@ -188,7 +188,7 @@ class StopAtStepHook(SessionRunHook):
         self._last_step = last_step
 
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        """Settles the last step, and stops at once if it was reached before, as when a worker comes back late."""
+        """Determines the last step, and stops at once if it was reached before, as when a worker comes back late."""
         if self._last_step is None:
             self._last_step = session.run(GLOBAL_STEP) + (self._num_steps or 0)
         if session.run(GLOBAL_STEP) >= self._last_step:

@@ -252,13 +252,13 @@ class SlotVariable:
     phase: int = 3
 
     def evaluate(self, run: Run) -> Array:
-        """Returns a copy of the slot, in the variable's shape. Moves the slots of its shards: for looking, not for every step."""
+        """Returns a copy of the slot, in the variable's shape. Transfers the slots of its shards: for inspection, not for every step."""
         return run.session.get_slot(self.variable.name, self.slot)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PowerVariable:
-    """A power of one of Adam's decays, which moves with every update; `session.run()` gives decay ** (global step + 1)."""
+    """A power of one of Adam's decays, which changes with every update; `session.run()` gives decay ** (global step + 1)."""
 
     name: str
     decay: float
@@ -307,7 +307,7 @@ class Optimizer:
         name: str | None = None,
         grad_loss: Any = None,
     ) -> TrainOp:
-        """Returns the op that moves the variables against the gradients of `loss`: `compute_gradients()`, then `apply_gradients()`.
+        """Returns the op that updates the variables by the gradients of `loss`: `compute_gradients()`, then `apply_gradients()`.
 
         `loss(variables)` takes arrays by name and returns (value, gradients by name or variable) or a `LossResult`; `loss()` takes nothing
         and asks `variable.value()`; run with a `feed_dict` it is called
@@ -336,7 +336,7 @@ class Optimizer:
     ) -> list[tuple[Any, ModelVariable]]:
         """Returns pairs of a gradient's handle and its variable; arguments and errors are those of `minimize()`.
 
-        A handle stands for this worker's gradient in each run; `handle.map(function)` and `map_gradients()` change it, for example clip it.
+        A handle represents this worker's gradient in each run; `handle.map(function)` and `map_gradients()` change it, for example clip it.
         A variable that the loss gives no gradient for, or None, does not change. Calls nothing yet.
         """
         del aggregation_method, colocate_gradients_with_ops, grad_loss

@@ -1,7 +1,7 @@
 """SyncReplicasOptimizer as tf.compat.v1.train has it. Knows graphs and policies; the queue and the accumulators are the cluster's own.
 
 In the original the chief worker runs a thread that takes means, applies them, and fills a queue of tokens. Here the chief process does that
-for everybody; what the methods below return stands for it, so that programs need no change. The rules are the original's: see
+for all workers; the methods below return stand-ins, so that programs need no change. The rules are the original's: see
 docs/how-to/migrate.md for each, and for what was repaired.
 """
 
@@ -121,7 +121,7 @@ class SyncReplicasOptimizer:
         return op
 
     def get_chief_queue_runner(self) -> "ChiefQueueRunner":
-        """Returns what stands for the chief's thread. The chief process does its work, so starting it does nothing.
+        """Returns a stand-in for the chief's thread. The chief process does its work, so starting it does nothing.
 
         Raises ValueError before `apply_gradients()`.
         """
@@ -163,7 +163,7 @@ class SyncReplicasOptimizer:
         return self._opt.variables()
 
     def begin(self, *, is_chief: bool, num_tokens: int) -> None:
-        """Settles how the graph's training begins; for the hook. Raises ValueError as `get_init_tokens_op` does."""
+        """Decides how the graph's training begins; for the hook. Raises ValueError as `get_init_tokens_op` does."""
         if self._graph is None:
             raise ValueError("SyncReplicasOptimizer.apply_gradient should be called before using the hook.")
         if is_chief:

@@ -256,7 +256,7 @@ class MonitoredSession:
         return self._session.session
 
     def should_stop(self) -> bool:
-        """Whether this worker's training shall end: a hook asked for it, or the training of the cluster is finished, or this is closed."""
+        """Whether this worker's training has to end: a hook asked for it, the cluster's training is finished, or this session is closed."""
         return self._is_closed or self._coordinator.should_stop() or self._session.session.is_finished
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:

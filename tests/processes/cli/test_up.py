@@ -242,8 +242,8 @@ def test_a_python_file_of_the_user_is_not_taken_for_a_role(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "what shall the workers run?"),
-        (["--"], "what shall the workers run?"),
+        ([], "what should the workers run?"),
+        (["--"], "what should the workers run?"),
         (["--workers", "2", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["--", "README.md"], "'README.md' cannot be run as a program; a Python file is run by: … -- python README.md"),
         (["--workers", "0", "--", "python"], "--workers: got '0', want a whole number >= 1"),

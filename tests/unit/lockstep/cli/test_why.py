@@ -61,7 +61,7 @@ def test_every_state_says_what_the_cluster_is_at_and_what_happens_next(state: Cl
 
 
 def test_a_cluster_at_work_waits_for_nothing() -> None:
-    assert "waits for nothing: it is at work" in why_text(dataclasses.replace(STATUS, waiting_for=""))
+    assert "waits for nothing: a step is under way" in why_text(dataclasses.replace(STATUS, waiting_for=""))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_two_clusters_at_a_time_cannot_have_the_same_checkpoints(tmp_path: Path)
         up = [sys.executable, "-m", "lockstep", "up", "--run-dir", str(tmp_path / "run"), "--checkpoint-dir", str(place), "--", "true"]
         result = subprocess.run(up, capture_output=True, text=True, timeout=50)
         assert (result.returncode, result.stdout) == (2, "")
-        assert f"--checkpoint-dir: another cluster that was started here is at work in {place}" in result.stderr
+        assert f"--checkpoint-dir: another cluster on this machine is using {place}" in result.stderr
         with kept_directories(Recovery(checkpoint_dir=str(tmp_path / "other"))):
             pass
     with kept_directories(Recovery(checkpoint_dir=str(place))):
