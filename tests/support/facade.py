@@ -24,12 +24,12 @@ class FakeCluster:
         self.is_finished = False
         self.pushes: list[dict[str, Any]] = []
         self.asked: list[str] = []
-        self.opened: list[tuple[int | None, bool]] = []
-        # Errors of the next steps: before the push counts, or (is_counted) after it.
-        self.faults: list[tuple[PsError, bool]] = []
+        self.opened: list[int | None] = []
+        # Errors of the next steps.
+        self.faults: list[PsError] = []
 
-    def __call__(self, worker_index: int | None, takeover: bool) -> "FakeSession":
-        self.opened.append((worker_index, takeover))
+    def __call__(self, worker_index: int | None) -> "FakeSession":
+        self.opened.append(worker_index)
         return FakeSession(self)
 
 
@@ -81,17 +81,14 @@ class FakeSession:
         return np.zeros((2, 2))
 
     def step(self, gradients: Any, *, updates: Any = None, metrics: Any = None) -> Any:
-        fault = self.cluster.faults.pop(0) if self.cluster.faults else None
-        if fault is not None and not fault[1]:
-            raise fault[0]
+        if self.cluster.faults:
+            raise self.cluster.faults.pop(0)
         step = self.cluster.global_step
         self.cluster.pushes.append({"gradients": gradients, "updates": updates, "metrics": metrics})
         for name, gradient in gradients.items():
             if gradient is not None:
                 self.cluster.variables[name] = self.cluster.variables[name] - gradient
         self.cluster.global_step += 1
-        if fault is not None:
-            raise fault[0]
         return SimpleNamespace(outcome=PushOutcome.ACCEPTED, step=step, applied_step=step, staleness=0)
 
     def read_averages(self, names: Any = None) -> dict[str, Array]:

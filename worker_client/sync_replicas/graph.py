@@ -334,15 +334,11 @@ class LossResult:
 
 
 class Run:
-    """One run: reads variables once, calls each loss once, carries out each training op once.
+    """One run: reads variables once, calls each loss once, carries out each training op once."""
 
-    `done`: results of training ops that an earlier attempt of the same run has begun to push, by op; they are not pushed again.
-    """
-
-    def __init__(self, session: Session, graph: Graph, *, feed: Any, done: dict[int, Any]) -> None:
+    def __init__(self, session: Session, graph: Graph, *, feed: Any) -> None:
         self.session = session
         self.graph = graph
-        self.done = done
         self._feed = feed
         self._variables: CurrentVariables | None = None
         self._losses: dict[Any, LossResult] = {}

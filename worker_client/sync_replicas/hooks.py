@@ -63,10 +63,6 @@ class SessionRunContext:
         """Whether a hook has asked for the end of this worker's training in this run."""
         return self._stop_requested
 
-    def renew(self, session: Any) -> None:
-        """Puts another session in the place of one that was lost during the run."""
-        self._session = session
-
     def request_stop(self) -> None:
         """Has `should_stop()` of the session be true from now on."""
         self._stop_requested = True
@@ -103,7 +99,7 @@ class SessionRunHook:
         """Called once, before there is a session: the last moment to declare variables."""
 
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        """Called when a session stands and its model has values; again each time that a lost session was replaced."""
+        """Called once, when the session stands and its model has values."""
         del session, coord
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:

@@ -151,16 +151,12 @@ class TrainOp:
 
     def evaluate(self, run: Run) -> TrainResult:
         """Carries the op out; blocks until there is leave for the next contribution, or the end of training."""
-        if id(self) in run.done:
-            return run.done[id(self)]  # type: ignore[no-any-return]  # only this method adds results of training ops
         session = run.session
         if session.is_finished:
-            return self._note_unknown(run, loss=None)
+            return TrainResult(loss=None, outcome=None, step=session.local_step, global_step=session.global_step, is_finished=True)
         gradients = self._gradients(run)
         loss = run.loss(self.loss) if self.loss is not None else LossResult(value=None)
         value = None if loss.value is None else number_of(loss.value)
-        # From here on a failure leaves open whether the contribution counts, so running this again must find it done.
-        self._note_unknown(run, loss=value)
         try:
             report = session.step(gradients, updates=loss.updates or None, metrics=loss.metrics or None)
         except InvalidSpec as error:
@@ -174,7 +170,6 @@ class TrainOp:
             staleness=report.staleness,
             is_finished=session.is_finished,
         )
-        run.done[id(self)] = result
         run.renew()
         return result
 
@@ -185,14 +180,6 @@ class TrainOp:
             names = [variable.name for _, variable in self._pairs]
             raise ValueError(f"No gradients provided for any variable: {names}; the loss must return at least one of them")
         return gradients
-
-    def _note_unknown(self, run: Run, *, loss: float | None) -> TrainResult:
-        session = run.session
-        result = TrainResult(
-            loss=loss, outcome=None, step=session.local_step, global_step=session.global_step, is_finished=session.is_finished
-        )
-        run.done[id(self)] = result
-        return result
 
 
 def check_pairs(grads_and_vars: Sequence[Any]) -> list[tuple[Any, ModelVariable]]:

@@ -1,4 +1,4 @@
-"""The monitored session of tf.compat.v1.train: it opens, makes or joins the model, runs hooks, replaces itself. Knows no transport.
+"""The monitored session of tf.compat.v1.train: it opens, makes or joins the model, runs hooks. Knows no transport.
 
 Source: tf.compat.v1.train.MonitoredTrainingSession.
 """
@@ -13,10 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from ps_protocol.errors import EpochMismatch, InternalError, LeaseExpired, MalformedMessage, PsError, Unavailable
+from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.variables import Array
-from ps_protocol.process import waiting
 from ps_protocol.roles.chief import ClusterState
 from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
 from worker_client.opening import connect, local
@@ -44,35 +43,31 @@ from worker_client.sync_replicas.saving import Checkpoint, CheckpointSaverHook, 
 
 log = logging.getLogger("lockstep.worker")
 
-# A bound for those who set none: a retry needs a number.
-NO_LIMIT_S = 1e9
+# A bound for those who set none: three years.
+NO_LIMIT_S = 1e8
 
 
-# Called with the worker's index (None: any) and whether to take that index from its present holder.
-Opener = Callable[[int | None, bool], Session]
+# Called with the worker's index (None: any).
+Opener = Callable[[int | None], Session]
 
 
-def opener_of(master: Any) -> Opener:
-    """Returns how to open sessions at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
+def opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
+    """Returns how to open the session at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
     if callable(master):
         return master  # type: ignore[no-any-return]  # the caller's promise
     if hasattr(master, "chief") and hasattr(master, "shards"):
-        return lambda index, takeover: local(master, worker_index=index, takeover=takeover)
+        return lambda index: local(master, worker_index=index)
     if not master and not os.environ.get("LOCKSTEP_CHIEF") and not os.environ.get("TF_CONFIG"):
-        return _open_private_cluster
+        return lambda index: local(worker_index=index)
     if master and not isinstance(master, str):
         raise ValueError(f"master: got {master!r}, want 'host:port' or 'unix:/path' of the chief, '' or a cluster inside this process")
-    return lambda index, takeover: connect(master or None, worker_index=index, takeover=takeover)
-
-
-def _open_private_cluster(index: int | None, takeover: bool) -> Session:
-    if takeover:
-        raise InternalError("the cluster inside this process belongs to one session, and that has failed; make a new session")
-    return local(worker_index=index)
+    # How long the session waits for servers that are lost: it comes back by itself.
+    timeout_s = NO_LIMIT_S if max_wait_s is None else max_wait_s
+    return lambda index: connect(master or None, worker_index=index, timeout_s=timeout_s)
 
 
 class SessionCreator:
-    """Makes a worker's session with its model, and makes it again after a loss. For one thread."""
+    """Makes a worker's session with its model."""
 
     def __init__(
         self,
@@ -96,29 +91,7 @@ class SessionCreator:
         declaration = self._graph.declaration()
         if self._is_chief and self._checkpoint_dir is not None:
             declaration = _restored(declaration, self._checkpoint_dir)
-        return self._joined(declaration, self._worker_index, takeover=False)
-
-    def recreate(self, worker_index: int) -> Session:
-        """Returns a new session in place of a lost one; tries again while the cluster cannot be reached, at most `max_wait_s`."""
-        declaration = self._graph.declaration()
-        limit_s = NO_LIMIT_S if self._max_wait_s is None else self._max_wait_s
-
-        def attempt(_: float) -> Session:
-            try:
-                return self._joined(declaration, worker_index, takeover=True)
-            except (LeaseExpired, EpochMismatch) as error:
-                raise Unavailable(f"the session was lost again: {error.message}") from error
-
-        return waiting.call(attempt, what=f"a new session for worker {worker_index}", timeout_s=limit_s)
-
-    def end_training(self, session: Session) -> None:
-        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes."""
-        policy = self._graph.policy
-        if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
-            session.finish(f"the chief worker ({session.worker_index}) has ended its session")
-
-    def _joined(self, declaration: ModelDeclaration, worker_index: int | None, *, takeover: bool) -> Session:
-        session = self._open(worker_index, takeover)
+        session = self._open(self._worker_index)
         try:
             if self._is_chief and declaration.policy is not None:
                 _have_policy(session, declaration.policy, timeout_s=self._max_wait_s)
@@ -133,6 +106,12 @@ class SessionCreator:
             session.close()
             raise
         return session
+
+    def end_training(self, session: Session) -> None:
+        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes."""
+        policy = self._graph.policy
+        if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
+            session.finish(f"the chief worker ({session.worker_index}) has ended its session")
 
 
 def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | None) -> None:
@@ -184,17 +163,11 @@ def _with_value(name: str, declared: Any, value: Array | None) -> Any:
     return replace(declared, value=value) if isinstance(declared, (Variable, Buffer)) else value
 
 
-# A session with hooks that replaces itself when it is lost, as tf.compat.v1.train has it.
-#
-# Source: tf.compat.v1.train.MonitoredTrainingSession.
-
-
-# Ends of a session after which a new one can go on. Not Superseded: another process is this worker now. Not ShuttingDown: it was meant.
-RECOVERABLE = (Unavailable, LeaseExpired, EpochMismatch)
+# A session with hooks, as tf.compat.v1.train has it.
 
 
 class PlainSession:
-    """A session without hooks: what hooks are given. `run()` evaluates and calls no hook, and does not survive a loss."""
+    """A session without hooks: what hooks are given. `run()` evaluates and calls no hook."""
 
     def __init__(self, session: Session, graph: Graph) -> None:
         self.session = session
@@ -202,7 +175,7 @@ class PlainSession:
 
     def run(self, fetches: Any, feed_dict: Any = None) -> Any:
         """Returns the values of `fetches`; see `MonitoredSession.run`."""
-        return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict, done={}))
+        return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict))
 
     def read(self) -> dict[str, Array]:
         """Returns the dense variables by name, in arrays of the caller's own: hooks keep what they read."""
@@ -232,7 +205,8 @@ class MonitoredSession:
         graph.finalize()
         self._session = PlainSession(creator.create(), graph)
         try:
-            self._greet()
+            for hook in self._hooks:
+                hook.after_create_session(self._session, self._coordinator)
         except BaseException as error:
             self._close(error)
             raise
@@ -252,7 +226,7 @@ class MonitoredSession:
 
     @property
     def session(self) -> Any:
-        """The `worker_client.Session` at the moment; another one after a recovery."""
+        """The `worker_client.Session`."""
         return self._session.session
 
     def should_stop(self) -> bool:
@@ -267,9 +241,10 @@ class MonitoredSession:
         `feed_dict` is given to loss functions as their second argument; it may be anything, but must be a dict if a hook feeds as well.
         `options` and `run_metadata` are accepted and mean nothing. Blocks as the training op does.
 
-        If the session is lost, makes a new one under the same index and goes on. A training op is then repeated only if its push had not
-        begun; else its result has the outcome None: the contribution counts once or not at all. Raises RuntimeError for training after a
-        stop was requested, and once this is closed, TypeError or ValueError for what cannot be evaluated, and what hooks and losses raise.
+        When servers are lost, the session comes back by itself, as `Session` describes: the outcome is then ROLLED_BACK. Raises
+        Unavailable if one does not answer within `max_wait_secs`, Superseded if another process has this worker's index, RuntimeError for
+        training after a stop was requested, and once this is closed, TypeError or ValueError for what cannot be evaluated, and what hooks
+        and losses raise.
         """
         del options, run_metadata
         if self._is_closed:
@@ -281,8 +256,7 @@ class MonitoredSession:
         asked = {index: wish for index, hook in enumerate(self._hooks) if (wish := hook.before_run(context)) is not None}
         feed = _merged_feeds(feed_dict, [wish.feed_dict for wish in asked.values()])
         everything = {"caller": fetches, "hooks": {index: wish.fetches for index, wish in asked.items()}}
-        values = self._evaluated(everything, feed)
-        context.renew(self._session)
+        values = evaluate(everything, Run(self._session.session, self._graph, feed=feed))
         for index, hook in enumerate(self._hooks):
             hook.after_run(context, SessionRunValues(values["hooks"].get(index)))
         if context.stop_requested:
@@ -300,29 +274,6 @@ class MonitoredSession:
     def close(self) -> None:
         """Ends the session as the `with` block does without an error. Idempotent."""
         self._close(None)
-
-    def _evaluated(self, fetches: Any, feed: Any) -> Any:
-        done: dict[int, Any] = {}
-        is_lost = False
-        while True:
-            try:
-                if is_lost:
-                    self._replace()
-                return evaluate(fetches, Run(self._session.session, self._graph, feed=feed, done=done))
-            except RECOVERABLE as error:
-                log.warning("session lost, making a new one worker=%d cause=%s", self._session.session.worker_index, error)
-                is_lost = True
-
-    def _replace(self) -> None:
-        lost = self._session.session
-        # Before the lost one leaves: a cluster whose only worker leaves has nothing to wait for, and ends.
-        self._session = PlainSession(self._creator.recreate(lost.worker_index), self._graph)
-        _close_lost(lost)
-        self._greet()
-
-    def _greet(self) -> None:
-        for hook in self._hooks:
-            hook.after_create_session(self._session, self._coordinator)
 
     def _close(self, error: BaseException | None) -> None:
         if self._is_closed:
@@ -366,7 +317,7 @@ def MonitoredTrainingSession(
     `checkpoint_dir`: the chief worker begins with the values of the newest checkpoint there, if it creates the model, and writes one every
     `save_checkpoint_secs` (None: 600) or `save_checkpoint_steps`; 0 turns that off. With `summary_dir` (None: `checkpoint_dir`) it writes
     the loss every `save_summaries_steps` (None: 100) or `save_summaries_secs`, and the speed every `log_step_count_steps`, for TensorBoard.
-    `max_wait_secs` (None: no limit) bounds the wait for the model, and for the cluster when a session was lost. `scaffold`, `config`,
+    `max_wait_secs` (None: no limit) bounds the wait for the cluster, for the model, and for servers that are lost. `scaffold`, `config`,
     `stop_grace_period_secs` and `save_graph_def` have no meaning without a graph of ops, and are accepted.
 
     Blocks until there is a model. Raises what hooks raise, RuntimeError if no optimizer was applied, and what `create_or_join` raises.
@@ -381,7 +332,7 @@ def MonitoredTrainingSession(
         all_hooks += _summary_hooks(directory, graph, steps=save_summaries_steps, seconds=save_summaries_secs)
         all_hooks += _checkpoint_hooks(checkpoint_dir, steps=save_checkpoint_steps, seconds=save_checkpoint_secs)
     creator = SessionCreator(
-        opener_of(master),
+        opener_of(master, max_wait_s=max_wait_secs),
         graph=graph,
         is_chief=is_chief,
         checkpoint_dir=checkpoint_dir,
@@ -425,10 +376,3 @@ def _merged_feeds(feed: Any, of_hooks: Sequence[Any]) -> Any:
             raise RuntimeError(f"Same tensor is fed by two hooks: {sorted(map(str, merged.keys() & more.keys()))}")
         merged = {**merged, **more}
     return merged
-
-
-def _close_lost(session: Session) -> None:
-    try:
-        session.close()
-    except PsError as error:
-        log.debug("a lost session did not close cleanly: %s", error)

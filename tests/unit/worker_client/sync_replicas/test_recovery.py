@@ -1,6 +1,5 @@
-"""A monitored session that is lost or begins from a checkpoint: what is repeated, what is not, and what it begins with."""
+"""A monitored session that cannot go on, or begins from a checkpoint."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, ShuttingDown, Superseded, Unavailable
-from tests.support.facade import FakeCluster, Recording, quadratic
+from ps_protocol.errors import PsError, ShuttingDown, Superseded, Unavailable
+from tests.support.facade import FakeCluster, quadratic
 from worker_client.sync_replicas import (
     GradientDescentOptimizer,
     Graph,
@@ -39,43 +38,12 @@ def train_op(loss: Any = LOSS) -> TrainOp:
     return GradientDescentOptimizer(1.0).minimize(loss, get_or_create_global_step())
 
 
-@pytest.mark.parametrize("error", [Unavailable("gone"), LeaseExpired("paused"), EpochMismatch("rolled back")])
-@pytest.mark.parametrize("is_counted", [False, True])
-def test_push_of_a_lost_session_is_not_repeated(
-    error: Any, is_counted: bool, cluster: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whether it counts cannot be known: the answer may be what was lost."""
-    op, record = train_op(), list[str]()
-    with MonitoredTrainingSession(cluster, hooks=[Recording(record)]) as session:
-        lost = session.session
-        cluster.faults.append((error, is_counted))
-        with caplog.at_level(logging.WARNING):
-            result, step = session.run([op, get_or_create_global_step()])
-        assert (result.outcome, result.loss, step, len(cluster.pushes)) == (None, 1.0, is_counted, is_counted)
-        assert "session lost, making a new one" in caplog.text
-        assert lost.is_closed
-        assert session.session is not lost
-        assert cluster.opened == [(None, False), (3, True)]
-        assert session.run(op).is_accepted
-    assert [word.split()[0] for word in record] == ["begin", "created", "before", "created", "after", "before", "after", "end"]
-
-
-def test_run_is_repeated_if_the_session_was_lost_before_the_push(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [Superseded("worker 3 is another process now"), ShuttingDown("the chief is shutting down"), Unavailable("tried for 7200 s")]
+)
+def test_what_the_session_gives_up_on_ends_the_run(error: PsError, cluster: FakeCluster) -> None:
     op = train_op()
-    with MonitoredTrainingSession(cluster) as session:
-
-        def lost(_: str, indices: Any = None) -> Any:
-            raise Unavailable("gone while reading")
-
-        monkeypatch.setattr(session.session, "read", lambda: lost("w"))
-        assert session.run(op).is_accepted
-    assert len(cluster.pushes) == 1
-
-
-@pytest.mark.parametrize("error", [Superseded("worker 3 is another process now"), ShuttingDown("the chief is shutting down")])
-def test_worker_that_was_replaced_or_sent_home_gives_up(error: PsError, cluster: FakeCluster) -> None:
-    op = train_op()
-    cluster.faults.append((error, False))
+    cluster.faults.append(error)
     with pytest.raises(type(error)), MonitoredTrainingSession(cluster) as session:
         session.run(op)
 

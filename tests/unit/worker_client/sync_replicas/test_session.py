@@ -147,7 +147,7 @@ def test_loss_that_cannot_train_is_refused(loss: Any, error: type[Exception], wo
 
 def test_push_that_the_session_refuses_is_a_value_error(cluster: FakeCluster) -> None:
     op = train_op()
-    cluster.faults.append((InvalidSpec("No gradients provided for any variable: w"), False))
+    cluster.faults.append(InvalidSpec("No gradients provided for any variable: w"))
     with pytest.raises(ValueError, match="No gradients provided"), MonitoredTrainingSession(cluster) as session:
         session.run(op)
 
