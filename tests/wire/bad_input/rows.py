@@ -144,7 +144,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
     13: (Case(calls.deadline, CODE.DEADLINE_EXCEEDED, "", ""),),
     14: (Case(calls.wait, OK, "", "", "chief"),),
     15: (shard("other major"),),
-    16: (shard("client of a newer minor", lambda data: "3.9" in handshake_service_pb2.HandshakeResponse.FromString(data).warning),),
+    16: (shard("client of a newer minor", lambda data: "4.9" in handshake_service_pb2.HandshakeResponse.FromString(data).warning),),
     17: (shard("other cluster"),),
     18: (shard("other role"), shard("other index")),
     19: (shard("old epoch"), shard("read of an old epoch"), chief("19 old epoch")),

@@ -67,7 +67,7 @@ ROWS: list[Row] = [
         lambda s: s.raw.handshake(version=handshake_service_pb2.ProtocolVersion(major=1, minor=0)),
         FAILED,
         "PROTOCOL_MISMATCH",
-        "client speaks protocol 1.x, server 3.x",
+        "client speaks protocol 1.x, server 4.x",
     ),
     ("other cluster", lambda s: s.raw.handshake(cluster="job-b"), FAILED, "WRONG_CLUSTER", "cluster 'job-a', not 'job-b'"),
     ("other role", lambda s: s.raw.handshake(expected_role="ROLE_CHIEF"), FAILED, "WRONG_ROLE", "this is ps 0, not the chief"),

@@ -43,7 +43,7 @@ def test_chief_is_named_as_such() -> None:
 
 
 def test_other_major_is_refused_and_newer_minor_is_warned() -> None:
-    with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 1.x, server 3.x; install"):
+    with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 1.x, server 4.x; install"):
         answer(replace(ANYBODY, version=ProtocolVersion(major=1, minor=0)), identity=PS, epoch=0)
     newer = replace(ANYBODY, version=ProtocolVersion(major=4, minor=9))
     assert "client speaks protocol 4.9, server only 4.0" in answer(newer, identity=PS, epoch=0).warning
