@@ -162,7 +162,7 @@ def test_every_flag_of_the_servers_is_documented() -> None:
 
 
 def test_every_variable_that_the_code_reads_is_documented() -> None:
-    text = _text(ROOT / "docs" / "reference" / "environment.md")
+    text = "".join(_text(ROOT / "docs" / "reference" / f"{page}.md") for page in ("environment", "cli"))
     packages = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
     sources = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", _text(path))}
