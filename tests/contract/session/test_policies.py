@@ -54,6 +54,19 @@ def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
     assert_all(session, -3)
 
 
+def test_of_two_that_read_the_same_variables_the_later_update_is_stale_and_adds_to_the_other(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
+    pushes = [session.push(ONES) for session in (first, second)]
+    assert [(push.outcome, push.applied_step, push.staleness) for push in pushes] == [
+        (PushOutcome.ACCEPTED, 0, 0),
+        (PushOutcome.ACCEPTED, 1, 1),
+    ]
+    assert first.wait(timeout_s=20)
+    assert_all(first, -2)
+    assert cluster.observer().status().max_observed_staleness == 1
+
+
 def test_staleness_is_told_and_its_bound_drops_or_scales(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     fast = joined(cluster, worker_client.async_policy(max_staleness=1))

@@ -16,14 +16,10 @@ ROLES = {"chief", "ps", "worker"}
 @pytest.mark.parametrize(
     ("asked", "used", "roles"),
     [
-        (["--transport", "shm"], ["shared_memory"], ROLES),
         (["--transport", "shm", "--policy", "async", "--ps", "2"], ["shared_memory"], ROLES),
         (["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES),
-        (["--transport", "grpc", "--wire", "bfloat16"], ["grpc"], ROLES),
-        (["--transport", "grpc", "--policy", "async"], ["grpc"], ROLES),
         (["--transport", "auto", "--unix", "--chief-in-ps"], ["shared_memory"], {"ps", "worker"}),
-        (["--transport", "local", "--ps", "2"], ["local"], {"process"}),
-        (["--transport", "local", "--policy", "async"], ["local"], {"process"}),
+        (["--transport", "local", "--policy", "async", "--ps", "2"], ["local"], {"process"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

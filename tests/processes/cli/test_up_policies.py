@@ -41,7 +41,7 @@ def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> N
     assert sum(counts) == 200
 
 
-@pytest.mark.parametrize("policy", ["async_policy()", "ssp_policy(1)", "sync_policy(replicas_to_aggregate=2)"])
+@pytest.mark.parametrize("policy", ["async_policy()", "sync_policy(replicas_to_aggregate=2)"])
 def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tmp_path: Path, policy: str) -> None:
     code, out = run_up("--workers", "3", "--max-steps", "100", worker=failing(policy), run_dir=tmp_path / "run")
     assert code == 0, out

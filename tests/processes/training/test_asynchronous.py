@@ -70,24 +70,3 @@ def test_with_a_lock_no_update_is_ever_lost(launch: Launch) -> None:
         assert cluster.all_do("read", name="w") == [[-len(records)] * 2] * 2
     assert_complete(records)
     assert cluster.observer.status().global_step == len(records)
-
-
-def test_of_two_that_read_the_same_variables_the_later_update_is_stale_and_adds_to_the_other(launch: Launch) -> None:
-    cluster = launch(LOCKED)
-    first, second = cluster.workers
-    assert first.do("read", name="w") == second.do("read", name="w") == [0, 0]
-    assert first.do("push_ones", times=1) == [["ACCEPTED", 0, 0, 0]]
-    assert second.do("push_ones", times=1) == [["ACCEPTED", 0, 1, 1]]
-    assert first.do("read", name="w") == second.do("read", name="w") == [-2, -2]
-    assert cluster.observer.status().max_observed_staleness == 1
-
-
-def test_who_only_pushes_and_never_reads_becomes_too_stale_and_holds_nobody_up(launch: Launch) -> None:
-    cluster = launch(worker_client.async_policy(max_staleness=1))
-    first, second = cluster.workers
-    records = first.do("push_ones", times=12, waits=False)
-    assert [record[0] for record in records] == ["ACCEPTED"] * 2 + ["STALE"] * 10
-    assert [record[2:] for record in records[:3]] == [[0, 0], [1, 1], [None, 2]]
-    assert first.do("await_token")
-    assert first.do("read", name="w") == second.do("read", name="w") == [-2, -2]
-    assert [worker.do("push_ones", times=1) for worker in (first, second)] == [[["ACCEPTED", 2, 2, 0]], [["ACCEPTED", 2, 3, 1]]]

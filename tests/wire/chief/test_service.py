@@ -47,19 +47,6 @@ def test_workers_train_to_the_end_and_every_process_is_told_so() -> None:
         assert [server.wait() for server in servers] == ["max_steps 5 reached"] * 2
 
 
-def test_a_repeated_commit_has_its_effect_once() -> None:
-    with cluster(total_num_replicas=2) as chief, client_of(chief) as client, Worker(client) as worker:
-        worker.join_model()
-        commit = worker.push()
-        first, again = worker.commit(commit), worker.commit(commit)
-        assert (first.outcome, again.outcome, again.first_outcome) == (PushOutcome.ACCEPTED, PushOutcome.DUPLICATE, PushOutcome.ACCEPTED)
-        riding = worker.wait(commit, max_wait_s=0.0)
-        assert riding.commit is not None
-        assert riding.commit.outcome is PushOutcome.DUPLICATE
-        assert riding.waiting_for.startswith("step 0 has 1 of 2 contributions; missing: worker 1 (never joined)")
-        assert client.status().num_accepted == 1
-
-
 def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_holder() -> None:
     with cluster() as chief, client_of(chief) as client:
         older = Worker(client, 3)

@@ -31,7 +31,7 @@ from tests.support.raw_shard import (
     trained_shard,
 )
 from tests.support.servers import serving
-from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -41,18 +41,6 @@ CODE = grpc.StatusCode
 def server() -> Iterator[Server]:
     with trained_shard() as running:
         yield running
-
-
-def test_push_sent_twice_counts_once(server: Server) -> None:
-    server.apply_one()
-    before = server.trainer.read()[1]
-    header = server.trainer.header(step=server.step)
-    messages = push_stream(header, frame(0, server.trainer.arena(1.0).tobytes()))
-    replies = [push_reply(server.raw.push(*messages)) for _ in range(2)]
-    assert [reply.result for reply in replies] == [PushResult.STAGED, PushResult.DUPLICATE]
-    server.trainer.apply(header.push_id, step=server.step)
-    assert push_reply(server.raw.push(*messages)).result is PushResult.DUPLICATE
-    assert_moved(server, before, by=-0.5)
 
 
 def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server) -> None:
@@ -65,19 +53,6 @@ def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server)
     assert server.trainer.shard.status().report.num_staged == num_staged
     assert server.trainer.push(header, server.trainer.arena(1.0)).result is PushResult.STAGED
     server.trainer.apply(header.push_id, step=server.step)
-    assert_moved(server, before, by=-0.5)
-
-
-def test_apply_repeated_has_its_effect_once(server: Server) -> None:
-    server.apply_one()
-    before, step = server.trainer.read()[1], server.step
-    header = server.trainer.header(step=step)
-    server.trainer.push(header)
-    request = pb.ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step)
-    push_id = header.push_id
-    request.contributors.add(worker=push_id.worker, incarnation=push_id.incarnation, sequence=push_id.sequence)
-    replies = [pb.CommandResponse.FromString(server.raw.command(apply=request).messages[0]).apply for _ in range(3)]
-    assert [(reply.step, reply.repeated_request) for reply in replies] == [(step + 1, repeated) for repeated in (False, True, True)]
     assert_moved(server, before, by=-0.5)
 
 
