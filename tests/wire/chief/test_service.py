@@ -50,7 +50,7 @@ def test_workers_train_to_the_end_and_every_process_is_told_so() -> None:
 def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_holder() -> None:
     with cluster() as chief, client_of(chief) as client:
         older = Worker(client, 3)
-        with pytest.raises(WorkerIndexTaken, match="worker 3 is already running on host-b pid 912") as caught:
+        with pytest.raises(WorkerIndexTaken) as caught:
             Worker(client, 3)
         assert float(caught.value.facts["lease_left_s"]) == pytest.approx(10.0, abs=1.0)
         newer = Worker(client, 3, takeover=True)
