@@ -19,28 +19,16 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFinding:
-    """What a shard says of itself before a chief has it; `step` None: it holds nothing."""
-
-    process_incarnation: int
-    epoch: int
-    chief_incarnation: int
-    step: int | None
-    settings_version: int = 0
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsFound:
     """All shards have been looked at, by index; nothing has been done to them."""
 
-    findings: tuple[ShardFinding, ...]
+    statuses: tuple[ShardStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

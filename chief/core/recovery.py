@@ -19,7 +19,6 @@ from chief.core.messages import (
     RestoreFailed,
     RestoreShards,
     ShardAdopted,
-    ShardFinding,
     ShardsFound,
     ShardsRestored,
 )
@@ -31,7 +30,7 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.shard import Adoption, ApplyRequest, PushId, WorkerPushes
+from ps_protocol.roles.shard import Adoption, ApplyRequest, PushId, ShardStatus, WorkerPushes
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
@@ -281,12 +280,12 @@ class Recovery:
         """All shards have been looked at: decides how this chief begins."""
         if self._host.is_over or self._stage is not None:
             return
-        findings = event.findings
-        epochs = {finding.epoch for finding in findings}
-        held = [finding.step is not None for finding in findings]
-        chief_incarnation = 1 + max((finding.chief_incarnation for finding in findings), default=0)
-        self._settings_versions = tuple(finding.settings_version for finding in findings)
-        self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(findings))
+        statuses = event.statuses
+        epochs = {status.epoch for status in statuses}
+        held = [status.step is not None for status in statuses]
+        chief_incarnation = 1 + max((status.chief_incarnation for status in statuses), default=0)
+        self._settings_versions = tuple(status.settings_version for status in statuses)
+        self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         if all(held) and len(epochs) == 1:
@@ -760,7 +759,7 @@ class Recovery:
         members = self._members
         return AdoptShards(epoch=members.epoch, chief_incarnation=members.chief_incarnation, life=members.life)
 
-    def _life_of(self, findings: Sequence[ShardFinding]) -> int:
+    def _life_of(self, statuses: Sequence[ShardStatus]) -> int:
         """The life that the shards are in, as long as one of them has been in any: epochs and incarnations go on there. Else another."""
-        lives = {finding.life for finding in findings if finding.epoch}
+        lives = {status.life for status in statuses if status.epoch}
         return lives.pop() if len(lives) == 1 else self._new_life()

@@ -15,7 +15,7 @@ from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.requests import Authority, apply_requests, finding
+from chief.shards.requests import Authority, apply_requests
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import QuickCondition
@@ -198,7 +198,7 @@ class InProcessChief(Chief):
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
         self._to_do: deque[Work] = deque()
         self._num_waiting = 0
-        self._report(ev.ShardsFound(findings=tuple(finding(shard.status()) for shard in self._shards)))
+        self._report(ev.ShardsFound(statuses=tuple(shard.status() for shard in self._shards)))
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""

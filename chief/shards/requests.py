@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed, ShardFinding
+from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
@@ -60,18 +60,6 @@ def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatu
 
 def _identity(status: ShardStatus) -> tuple[int, int, int, int, bool]:
     return status.process_incarnation, status.life, status.epoch, status.chief_incarnation, status.step is None
-
-
-def finding(status: ShardStatus) -> ShardFinding:
-    """Returns what a shard says of itself before a chief has it."""
-    return ShardFinding(
-        process_incarnation=status.process_incarnation,
-        epoch=status.epoch,
-        chief_incarnation=status.chief_incarnation,
-        step=status.step,
-        settings_version=status.settings_version,
-        life=status.life,
-    )
 
 
 def save_failure(tag: str, error: PsError) -> SaveFailed:

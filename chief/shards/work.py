@@ -16,7 +16,6 @@ from chief.shards.requests import (
     Authority,
     apply_requests,
     are_of_one_time,
-    finding,
     prepare_request,
     record_found,
     restore_failure,
@@ -186,7 +185,7 @@ class ShardWork:
                 log.warning("waiting for the present chief to end, at most %s cause=%s", seconds(_GIVE_UP_S), words)
             is_said = True
             await self._calls.pace.sleep(_LOOK_AGAIN_S)
-        self._calls.report(ev.ShardsFound(findings=tuple(finding(status) for status in statuses)))
+        self._calls.report(ev.ShardsFound(statuses=tuple(statuses)))
 
     async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
-from chief.core.messages import ShardFinding, ShardsFound
+from chief.core.messages import ShardsFound
 from chief.options import CoordinationConfig
 from lockstep.planning.latencies import Latency
 from ps_protocol.errors import InvalidSpec
@@ -40,7 +40,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
 
 # A network link that concurrent transfers share evenly, in simulated time.
 
@@ -310,8 +310,8 @@ class _Simulation:
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
         self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False)
-        empty = ShardFinding(process_incarnation=1, epoch=0, chief_incarnation=0, step=None)
-        self._tell(ShardsFound(findings=(empty,)))
+        empty = ShardStatus(shard=0, process_incarnation=1, epoch=0, chief_incarnation=0, step=None, report=ShardReport())
+        self._tell(ShardsFound(statuses=(empty,)))
         self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
         self._workers = [self._join(index, seed) for index in range(num_workers)]
         self._begin()

@@ -6,7 +6,7 @@ from typing import Any
 from chief.core import messages as ev
 from chief.core.answers import LINGER_S
 from chief.core.coordinator import Coordinator
-from chief.core.messages import ShardFinding, ShardsFound
+from chief.core.messages import ShardsFound
 from chief.options import CoordinationConfig
 from ps_protocol.errors import PsError
 from ps_protocol.model.optimizers import OptimizerSpec, constant
@@ -36,7 +36,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, ShardSettings
+from ps_protocol.roles.shard import PushId, ShardReport, ShardSettings, ShardStatus
 
 
 def model_of(*shape: int, name: str = "w") -> ModelSpec:
@@ -76,8 +76,8 @@ class Driver:
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
         if find:
-            empty = ShardFinding(process_incarnation=7, epoch=0, chief_incarnation=0, step=None)
-            self.send(ShardsFound(findings=(empty,) * num_shards))
+            empty = ShardStatus(shard=0, process_incarnation=7, epoch=0, chief_incarnation=0, step=None, report=ShardReport())
+            self.send(ShardsFound(statuses=(empty,) * num_shards))
         if adopt:
             for index in range(num_shards):
                 self.send(ev.ShardAdopted(shard=index, process_incarnation=7))

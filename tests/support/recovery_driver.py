@@ -11,7 +11,7 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec, layouts, place
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
-from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, WorkerPushes
+from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
 from tests.support.chief_driver import MODEL, Driver, Worker
 
 
@@ -30,8 +30,10 @@ class FakeShard:
     settings_version: int = 0
     life: int = 0
 
-    def finding(self) -> messages.ShardFinding:
-        return messages.ShardFinding(
+    def status(self, index: int) -> ShardStatus:
+        return ShardStatus(
+            shard=index,
+            report=ShardReport(),
             process_incarnation=self.process,
             epoch=self.epoch,
             chief_incarnation=self.chief,
@@ -75,7 +77,7 @@ class RecoveryDriver(Driver):
             self.begin()
 
     def begin(self) -> None:
-        self.send(messages.ShardsFound(findings=tuple(shard.finding() for shard in self.shards)))
+        self.send(messages.ShardsFound(statuses=tuple(shard.status(index) for index, shard in enumerate(self.shards))))
 
     def new_chief(self, **config: Any) -> None:
         """Another chief process takes the place of the old one, which never says anything again."""

@@ -20,7 +20,7 @@ def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
         scene.links[1].step, scene.links[1].epoch = 12, 3
         scene.begin()
         found = await scene.one_of(messages.ShardsFound)
-        assert [(one.step, one.epoch, one.process_incarnation) for one in found.findings] == [(None, 0, 7), (12, 3, 7)]
+        assert [(one.step, one.epoch, one.process_incarnation) for one in found.statuses] == [(None, 0, 7), (12, 3, 7)]
         assert [link.chief_incarnation for link in scene.links] == [0, 0]
 
     play(act)
@@ -74,7 +74,7 @@ def test_a_silent_chief_or_one_to_be_replaced_loses_them(heard_ago_s: float, is_
     async def act(scene: Scene) -> None:
         scene.links[1].chief_incarnation, scene.links[1].chief_heard_ago_s = 4, heard_ago_s
         scene.begin(is_takeover=is_takeover)
-        assert (await scene.one_of(messages.ShardsFound)).findings[1].chief_incarnation == 4
+        assert (await scene.one_of(messages.ShardsFound)).statuses[1].chief_incarnation == 4
 
     play(act)
 
