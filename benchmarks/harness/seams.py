@@ -8,7 +8,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,22 +34,19 @@ WORKER_SEAMS = (
     *((f"ps_protocol.rpc.shard:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
     *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
     ("ps_protocol.shared_memory.worker:SharedMemoryShard.push_locally", "push"),
-    ("ps_protocol.rpc.chief:GrpcChief.dequeue_token", "commit and token"),
-    ("ps_protocol.rpc.chief:GrpcChief.commit_push", "commit and token"),
 )
+# What a worker asks of the chief goes through one call: which of its requests belong to a step.
+WORKER_REQUESTS = ("ps_protocol.rpc.chief:GrpcChief.call", ("DequeueTokenRequest", "CommitPushRequest"), "commit and token")
 SERVER_SEAMS = (
     ("ps_server.shard.shard:Shard.apply_step", "apply"),
     ("ps_server.shard.shard:Shard.prepare_step", "norms"),
 )
 # Generators of the messages with variables, in each module that calls them.
-SERVER_STREAMS = (
-    ("ps_server.serving.streams:content_messages", "send"),
-    ("ps_server.serving.calls:content_messages", "send"),
-)
+SERVER_STREAMS = (("ps_server.serving.streams:content_messages", "send"),)
 # Where a contribution begins at a parameter server, and what it then goes through.
 RECEIVING_BEGIN = "ps_server.shard.shard:Shard.open_push"
 RECEIVING_CALLS = tuple(f"ps_server.shard.handles:Push.{method}" for method in ("write", "finish", "finish_with"))
-SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), RECEIVING_BEGIN, *RECEIVING_CALLS)
+SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), WORKER_REQUESTS[0], RECEIVING_BEGIN, *RECEIVING_CALLS)
 
 
 class SeamGone(Exception):
@@ -80,6 +77,17 @@ class Recorder:
         """Times every call of "module:Class.method" or "module:function" from now on."""
         owner, name, function = find(seam)
         setattr(owner, name, self._timed(function, part))
+
+    def wrap_requests(self, seam: str, requests: Sequence[str], part: str) -> None:
+        """Times those calls of a method whose request is of one of these classes."""
+        owner, name, call = find(seam)
+
+        def timed(target: Any, request: Any) -> Any:
+            if type(request).__name__ not in requests:
+                return call(target, request)
+            return self.note(part, lambda: call(target, request))
+
+        setattr(owner, name, timed)
 
     def wrap_stream(self, seam: str, part: str) -> None:
         """Times a generator from its first item until it ends; CPU: of what it does for its items."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.seams import SERVER_SEAMS, SERVER_STREAMS, WORKER_SEAMS, Recorder
+from benchmarks.harness.seams import SERVER_SEAMS, SERVER_STREAMS, WORKER_REQUESTS, WORKER_SEAMS, Recorder
 from benchmarks.harness.worker import Station
 from benchmarks.harness.workload import NUM_WARMUP_STEPS, OPTIMIZERS, Workload, transports_of
 from worker_client import Session, connect
@@ -37,6 +37,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
     workload, recorder = Workload(**orders["workload"]), Recorder()
     for seam, part in WORKER_SEAMS:
         recorder.wrap(seam, part)
+    recorder.wrap_requests(*WORKER_REQUESTS)
     with connect() as session:
         session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
         station.await_go()
