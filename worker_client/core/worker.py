@@ -192,29 +192,29 @@ class Worker:
 
     # -- reading
 
-    def do(self, act: Callable[[Any], Result]) -> Asking[Result]:
+    def do(self, act: Callable[[Any], Result], *, timeout_s: float | None = None) -> Asking[Result]:
         """Returns what `act` returns at the worker's place; does it again where the worker has come back elsewhere."""
-        return self._redo(lambda: self._ask(Do(act)))
+        return self._redo(lambda: self._ask(Do(act)), timeout_s)
 
-    def read(self, *, is_copied: bool) -> Asking[dict[str, Array]]:
+    def read(self, *, is_copied: bool, timeout_s: float | None = None) -> Asking[dict[str, Array]]:
         """Returns the dense variables of the worker's step, or the newest: where they are, or in arrays of the caller's own."""
-        return self._redo(lambda: self._read(is_copied=is_copied))
+        return self._redo(lambda: self._read(is_copied=is_copied), timeout_s)
 
-    def read_rows(self, name: str, indices: object) -> Asking[Array]:
+    def read_rows(self, name: str, indices: object, *, timeout_s: float | None = None) -> Asking[Array]:
         """Returns rows of a table, of the worker's step, or the newest."""
-        return self._redo(lambda: self._read_rows(name, indices))
+        return self._redo(lambda: self._read_rows(name, indices), timeout_s)
 
     def check_place(self) -> Asking[None]:
         """Comes back, if the worker has become another participant."""
-        return self._redo(self._checked)
+        return self._redo(self._checked, None)
 
-    def _redo(self, begin: Callable[[], Asking[Result]]) -> Asking[Result]:
+    def _redo(self, begin: Callable[[], Asking[Result]], timeout_s: float | None) -> Asking[Result]:
         while True:
             try:
                 self._check_present()
                 return (yield from begin())
             except _LOST_OR_BEHIND as error:
-                yield from self._come_back(error, timeout_s=None)
+                yield from self._come_back(error, timeout_s=timeout_s)
 
     def _ask(self, request: Any) -> Asking[Any]:
         return (yield request)
@@ -336,7 +336,7 @@ class Worker:
             outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, is_accepted=is_accepted)
         if not is_waited_for:
             return outcome
-        yield from self._redo(self._look)
+        yield from self._redo(self._look, timeout_s)
         return replace(outcome, is_finished=self.state.is_finished)
 
     def wait(self, *, timeout_s: float | None) -> Asking[bool]:

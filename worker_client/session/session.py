@@ -31,7 +31,8 @@ class Session:
     connect anew, and leaves the parent's session alone. A heartbeat in a thread of its own keeps the worker's lease meanwhile.
 
     When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself.
-    docs/reference/api.md has the details.
+    docs/reference/api.md has the details. Where a call waits, `timeout_s` (None: no limit) bounds that; in calls that read, the wait for
+    servers that are brought back.
 
     Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
     index) and TrainingFailed; all of them are PsError.
@@ -142,7 +143,7 @@ class Session:
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
         return self._calls.join(declared, create=create, timeout_s=timeout_s)
 
-    def read(self) -> dict[str, Array]:
+    def read(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
 
         The newest: under the policies ssp and async, and with fifo tokens. Under async, shards may be a step apart, and without locking any
@@ -151,9 +152,9 @@ class Session:
         Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
         anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
         """
-        return run(self._at_work().read(is_copied=True), self._acts)
+        return run(self._at_work().read(is_copied=True, timeout_s=timeout_s), self._acts)
 
-    def views(self) -> dict[str, Array]:
+    def views(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns what `read()` does without a copy: read-only arrays, valid until the next token.
 
         They are memory of the session or, in sync, of parameter servers that it shares memory with. Where the newest are read, they are
@@ -161,16 +162,16 @@ class Session:
         them; its contribution is then dropped as stale. Other libraries may take the memory as theirs and write to it, which ends the
         process: give them what `read()` returns.
         """
-        return run(self._at_work().read(is_copied=False), self._acts)
+        return run(self._at_work().read(is_copied=False, timeout_s=timeout_s), self._acts)
 
-    def read_rows(self, name: str, indices: Any = None) -> Array:
+    def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
 
         All are of one step (but under async without locking): in sync that of `read()`, else the newest. Reads these rows only. The array
         is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
         variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
         """
-        return run(self._at_work().read_rows(name, indices), self._acts)
+        return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s), self._acts)
 
     def gradient_buffers(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
@@ -246,28 +247,28 @@ class Session:
         self._batches.timeout_s = timeout_s
         return self._batches
 
-    def read_averages(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+    def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
 
         Raises SlotNotFound if there is none, VariableNotFound.
         """
-        return run(self._at_work().do(lambda training: training.reader.averages(names)), self._acts)
+        return run(self._at_work().do(lambda training: training.reader.averages(names), timeout_s=timeout_s), self._acts)
 
-    def read_metrics(self) -> dict[str, MetricReport]:
+    def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
         """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
-        return run(self._at_work().do(lambda training: training.reader.metrics()), self._acts)
+        return run(self._at_work().do(lambda training: training.reader.metrics(), timeout_s=timeout_s), self._acts)
 
-    def get_slot_names(self) -> list[str]:
+    def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return run(self._at_work().do(lambda training: training.reader.slot_names()), self._acts)
+        return run(self._at_work().do(lambda training: training.reader.slot_names(), timeout_s=timeout_s), self._acts)
 
-    def get_slot(self, variable: str, slot: str) -> Array:
+    def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
 
         Transfers the slot of all variables that share shards with this one, or a whole table's: not for every step. What changes
         while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
         """
-        return run(self._at_work().do(lambda training: training.reader.slot(variable, slot)), self._acts)
+        return run(self._at_work().do(lambda training: training.reader.slot(variable, slot), timeout_s=timeout_s), self._acts)
 
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
         """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.

@@ -1,0 +1,168 @@
+"""What a worker asks, and in which order, without anything that it could ask: each answer is made up."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import EpochMismatch, TooManyPushes
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.chief import (
+    CommitResult,
+    ModelReply,
+    ModelState,
+    Participant,
+    ParticipantKind,
+    PushOutcome,
+    Registration,
+    TokenReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import PushResult
+from worker_client.core import requests as ask
+from worker_client.core.place import Place
+from worker_client.core.worker import Worker
+
+ME = Participant(epoch=1, kind=ParticipantKind.WORKER, index=0, incarnation=1)
+FIRST = Registration(participant=ME, lease_s=30.0, global_step=0, shard_addresses=("ps",), may_contribute=True)
+MODEL = ModelSpec(
+    variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1,)),),
+    optimizer=OptimizerSpec(name="sgd", learning_rate=constant(1.0)),
+    placement=PlacementPolicy(),
+)
+READY = ModelReply(state=ModelState.READY, placement=((),), attempt=1, max_staged_per_worker=2, global_step=0)  # type: ignore[arg-type]
+
+
+class Surroundings:
+    """Answers a worker as a cluster does in which all goes well; `asked` is what it has asked for, in order."""
+
+    def __init__(self) -> None:
+        self.place = Place(FIRST)
+        self.waits: list[tuple[str, float | None]] = []
+        self.asked: list[str] = []
+        self.step = 0
+        self.worker = Worker(self.place, begin_wait=self.begin_wait, timeout_s=60.0)
+        self.answers: dict[type, Callable[[Any], Any]] = {
+            ask.Agree: lambda _: replace(READY, global_step=self.step),
+            ask.Push: lambda _: [PushResult.STAGED],
+            ask.AwaitToken: self.token,
+            ask.Count: lambda _: self.counted(),
+            ask.Give: lambda _: {},
+        }
+
+    def begin_wait(self, what: str, timeout_s: float | None) -> Any:
+        self.waits.append((what, timeout_s))
+        return self
+
+    def left_s(self) -> float | None:
+        return 7.0
+
+    def explain(self, waiting_for: str) -> None:
+        """Goes on waiting."""
+
+    def counted(self) -> CommitResult:
+        return CommitResult(outcome=PushOutcome.ACCEPTED, global_step=self.step, applied_step=self.step)
+
+    def token(self, request: ask.AwaitToken) -> TokenReply:
+        result = self.counted() if request.commit is not None else None
+        self.step += 1
+        return TokenReply(result=TokenResult.TOKEN, step=self.step, global_step=self.step, commit=result)
+
+    def run(self, steps: ask.Asking[Any], **others: Callable[[Any], Any]) -> Any:
+        acts: Mapping[str, Callable[[Any], Any]] = {kind.__name__: act for kind, act in self.answers.items()} | others
+        return ask.run(steps, _Acts(self.asked, acts))
+
+    def joined(self) -> "Surroundings":
+        assert self.run(self.worker.join(MODEL, may_create=False, timeout_s=5.0)) is False
+        self.asked.clear()
+        return self
+
+    def move(self) -> None:
+        """The cluster goes back to its first step, in another epoch."""
+        self.step = 0
+        self.place.registration = replace(FIRST, participant=replace(ME, epoch=2))
+
+
+class _Acts(dict[type, Callable[[Any], Any]]):
+    def __init__(self, asked: list[str], acts: Mapping[str, Callable[[Any], Any]]) -> None:
+        super().__init__()
+        self._asked, self._by_name = asked, acts
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        def act(request: Any) -> Any:
+            self._asked.append(kind.__name__)
+            found = self._by_name.get(kind.__name__)
+            return None if found is None else found(request)
+
+        return act
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings().joined()
+
+
+def test_a_step_is_staged_pushed_counted_with_the_wish_for_a_token_and_read(around: Surroundings) -> None:
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0))
+    assert (outcome.outcome, outcome.step, around.worker.state.local_step) == (PushOutcome.ACCEPTED, 0, 1)
+    assert around.asked == ["Stage", "Push", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
+
+
+def test_a_push_is_counted_and_waits_for_nothing(around: Surroundings) -> None:
+    assert around.run(around.worker.contribute("gradients", is_waited_for=False)).is_accepted
+    assert around.asked == ["Stage", "Push", "Count"]
+
+
+def test_a_push_that_fails_is_told_to_the_shards_with_the_next(around: Surroundings) -> None:
+    def full(_: ask.Push) -> Any:
+        raise TooManyPushes("two are under way")
+
+    with pytest.raises(TooManyPushes):
+        around.run(around.worker.contribute("gradients", is_waited_for=False), Push=full)
+    pushes: list[ask.Push] = []
+
+    def staged(push: ask.Push) -> list[PushResult]:
+        pushes.append(push)
+        return [PushResult.STAGED]
+
+    around.run(around.worker.contribute("gradients", is_waited_for=False), Push=staged)
+    assert [(push.push_id.sequence, push.refused) for push in pushes] == [(2, (1,))]
+
+
+def test_an_interrupted_wait_protects_what_is_sent_from(around: Surroundings) -> None:
+    def interrupted(_: ask.AwaitToken) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        around.run(around.worker.wait(timeout_s=None), AwaitToken=interrupted)
+    assert around.asked == ["AwaitToken", "ProtectGradients"]
+
+
+def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(around: Surroundings) -> None:
+    def other_epoch(_: ask.Push) -> Any:
+        around.move()
+        raise EpochMismatch("epoch 2")
+
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=False), Push=other_epoch)
+    assert (outcome.outcome, around.worker.num_rollbacks) == (PushOutcome.ROLLED_BACK, 1)
+    assert around.asked == ["Stage", "Push", "Agree", "Open", "Arrived"]
+    around.asked.clear()
+    assert around.run(around.worker.wait(timeout_s=None)) is True
+    assert around.asked == []
+
+
+def test_the_way_back_of_a_call_that_reads_has_its_limit(around: Surroundings) -> None:
+    has_failed: list[bool] = []
+
+    def once(_: ask.Give) -> dict[str, Any]:
+        if not has_failed:
+            has_failed.append(True)
+            around.move()
+            raise EpochMismatch("epoch 2")
+        return {"w": 1}
+
+    assert around.run(around.worker.read(is_copied=True, timeout_s=5.0), Give=once) == {"w": 1}
+    assert ("worker 0 comes back to the model", 5.0) in around.waits
