@@ -284,9 +284,9 @@ def test_observer_reads_on_after_a_rollback() -> None:
 def test_monitored_session_goes_on_after_a_rollback() -> None:
     cluster = RollingCluster(lambda session: _declared(session))
 
-    def opened(index: int | None, takeover: bool) -> Session:
+    def opened(index: int | None) -> Session:
         link = cluster.link()
-        return Session(link, link.register(kind=ParticipantKind.WORKER, index=index, takeover=takeover))
+        return Session(link, link.register(kind=ParticipantKind.WORKER, index=index, takeover=False))
 
     with sync_replicas.Graph().as_default():
         sync_replicas.get_variable("w", np.zeros(4))
