@@ -502,7 +502,7 @@ class Training:
             self._tokens.block(call, ask, until=now + slice_s(request.max_wait_s), who=member.index)
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
-        """A call has blocked as long as it may: its caller is told what it waits for."""
+        """A call has blocked as long as it may: its caller learns what it waits for."""
         # Explained while it still waits: it may be the very one that should have contributed first.
         waiting_for = self._host.explain_to_many(now)
         self._policy.forget_wish(blocked.who)
@@ -670,7 +670,7 @@ class Training:
         self._answer_about_ranges(now)
 
     def _ranges_expired(self, blocked: Blocked[LeaseRangesRequest], now: float) -> None:
-        """A call has blocked as long as it may: its caller is told what it waits for."""
+        """A call has blocked as long as it may: its caller learns what it waits for."""
         self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
 
     def _explain_ranges(self) -> str:

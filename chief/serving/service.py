@@ -222,11 +222,11 @@ _OBSERVING = frozenset({"RegisterWorker", "Heartbeat", "DeregisterWorker"})
 
 
 def _check_observes(name: str, request: RegisterRequest | HeartbeatRequest | DeregisterRequest) -> None:
-    """Raises PermissionDenied in a worker's name, which anybody can give: such callers may not even say goodbye in it."""
+    """Raises PermissionDenied in a worker's name, which any caller can give: observers may not even leave in it."""
     kind = request.kind if isinstance(request, RegisterRequest) else request.participant.kind
     if kind is not ParticipantKind.OBSERVER:
         raise PermissionDenied(f"{name} as a worker needs role worker, the caller may only observe")
 
 
 def _allow(request: object) -> None:
-    """Whoever gets here may ask."""
+    """Allows every admitted caller."""

@@ -73,7 +73,7 @@ class ShardWork:
         try:
             await self._do(work)
         except Superseded as error:
-            self._on_superseded(error.message)  # nobody may be told what the other chief does not know
+            self._on_superseded(error.message)  # no participant may learn what the other chief does not know
         except PsError as error:
             self._calls.report(await self._failure_of(work, error))
 

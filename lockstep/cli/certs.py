@@ -34,5 +34,5 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"made in {directory}: {', '.join(names)}")
     print("a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]")
     print("a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]")
-    print("keep ca.key to yourself: with it anybody can make certificates for this cluster")
+    print("keep ca.key secret: its holder can make certificates for this cluster")
     return 0

@@ -28,7 +28,7 @@ class QuickCondition(_ReentrantLock, threading.Condition):  # type: ignore[misc]
         threading.Condition.__init__(self, self)
 
 
-# Who blocks for longer than this is told what for, and then again and again.
+# A call that blocks for longer than this logs what it waits for, again and again.
 FIRST_NOTICE_S = 2.0
 NOTICE_INTERVAL_S = 10.0
 

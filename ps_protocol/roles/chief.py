@@ -300,7 +300,7 @@ class CompleteInitializationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetModelRequest:
-    """Somebody wants to know the agreed model."""
+    """A client wants to know the agreed model."""
 
     max_wait_s: float = MAX_WAIT_SLICE_S
     answer: ClassVar[type[AgreedModel]] = AgreedModel
@@ -336,7 +336,7 @@ class DequeueTokenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettingsRequest:
-    """Somebody wants workers to be coordinated otherwise (`policy`), or an optimizer to have other numbers (`hyperparameters`)."""
+    """A client wants another `policy`, or other `hyperparameters` for an optimizer."""
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -356,7 +356,7 @@ class ChangeSettingsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCheckpointRequest:
-    """Somebody wants a checkpoint."""
+    """A client wants a checkpoint."""
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -380,7 +380,7 @@ class LeaseRangesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishTrainingRequest:
-    """Somebody ends training. Answered with the last step."""
+    """A client ends training. Answered with the last step."""
 
     reason: str
     answer: ClassVar[type[int]] = int

@@ -1,4 +1,4 @@
-"""What a worker asks of whoever runs it: values that its generators yield, and whose answers they get. Knows values; asks nobody.
+"""A worker's requests to its runner: values that its generators yield, and that the runner answers. Knows values; makes no call.
 
 A generator is run by `run`, or by a loop of one's own: an answer is sent to it, an error thrown into it.
 """
@@ -38,7 +38,7 @@ class Register(NamedTuple):
 
 
 class Agree(NamedTuple):
-    """Present the model; answered with a ModelReply. Without `wait` at once; `may_create`: the caller may be told to INITIALIZE."""
+    """Present the model; answered with a ModelReply. Without `wait` at once; `may_create`: the answer may be INITIALIZE."""
 
     participant: Participant
     model: ModelSpec
@@ -110,7 +110,7 @@ class Renew(NamedTuple):
 
 
 class AwaitRenewal(NamedTuple):
-    """Wait for whoever is taking the place again."""
+    """Wait for the thread that is taking the place again."""
 
 
 # -- of the shards, and of the worker's memory
