@@ -9,10 +9,12 @@ from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
+_FENCE = Fence(era=Era(life=1, epoch=1), chief_incarnation=1)
 NUM_CONTRIBUTIONS = 2
 _LONGEST_S = 60.0
 
@@ -27,7 +29,7 @@ class OneServer:
         self._threads = ApplyThreads(num_threads)
         storage = None if directory is None else LocalStorage(directory)
         self._shard = Shard(index=0, process_incarnation=1, apply_threads=self._threads, storage=storage)
-        self._shard.adopt(epoch=1, chief_incarnation=1)
+        self._shard.adopt(_FENCE)
         chosen = OptimizerSpec(name=optimizer, learning_rate=constant(0.001))
         self._gradient = bytes(self._layout.nbytes)
         with self._shard.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:
@@ -45,10 +47,10 @@ class OneServer:
         """Stages contributions and applies them; returns how many seconds the apply took."""
         push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=self._step + 1) for worker in range(NUM_CONTRIBUTIONS))
         for push_id in push_ids:
-            with self._shard.open_push(PushHeader(epoch=1, push_id=push_id, step=self._step, layout_hash=self._layout.hash)) as push:
+            with self._shard.open_push(PushHeader(era=_FENCE.era, push_id=push_id, step=self._step, layout_hash=self._layout.hash)) as push:
                 push.write(0, self._gradient)
                 push.finish()
-        request = ApplyRequest(epoch=1, chief_incarnation=1, step=self._step, contributors=push_ids)
+        request = ApplyRequest(fence=_FENCE, step=self._step, contributors=push_ids)
         started = time.perf_counter()
         self._shard.apply_step(request)
         self._step += 1
@@ -56,7 +58,7 @@ class OneServer:
 
     def begin_save(self) -> tuple[float, float]:
         """Has the step copied; returns how long steps had to wait for that, and since when the file is written."""
-        self._request = SaveRequest(epoch=1, chief_incarnation=1, step=self._step, tag=f"step-{self._step:09}", num_shards=1)
+        self._request = SaveRequest(fence=_FENCE, step=self._step, tag=f"step-{self._step:09}", num_shards=1)
         started = time.perf_counter()
         self._shard.save(self._request)
         copied = time.perf_counter()

@@ -14,6 +14,7 @@ from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import PushId
 
 # A caller that waits for a record gets an answer after this time, and asks again.
@@ -81,7 +82,7 @@ class Answers:
         waiting: Waiting,
         timers: Timers,
         is_needed: bool,
-        epoch: int,
+        fence: Fence,
         versions: RecordVersions,
         data: DataLeases,
         policy: Callable[[], Policy],
@@ -93,7 +94,7 @@ class Answers:
         is_data_kept: bool = False,
         certain: Iterable[PushId] = (),
     ) -> None:
-        self._out, self._versions, self._data, self._epoch = out, versions, data, epoch
+        self._out, self._versions, self._data, self._fence = out, versions, data, fence
         self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
         self._is_needed = is_needed
         self._line: Line[_Held] = waiting.line(self._expire)
@@ -210,7 +211,7 @@ class Answers:
         is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.is_for_all)
         record = replace(
             self._make_record(),
-            epoch=self._epoch,
+            epoch=self._fence.epoch,
             step=policy.step,
             chosen=tuple(
                 ChosenPush(push_id=one.push_id, step=one.step, weight=one.weight, ranges=self._data.counted_ranges(one.push_id))
@@ -225,12 +226,12 @@ class Answers:
             num_unkept=len(self._unkept),
             has_data=data is not None,
         )
-        self._out.add(KeepRecord(epoch=self._epoch, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
+        self._out.add(KeepRecord(fence=self._fence, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
 
     def kept(self, event: RecordKept) -> None:
         """A record is kept: answers the calls that waited for it, and has the next one kept if a call waits for that."""
         record = self._on_its_way
-        if record is None or (event.epoch, event.version) != (self._epoch, record.version):
+        if record is None or (event.epoch, event.version) != (self._fence.epoch, record.version):
             return
         if event.failure:
             words = f"the parameter servers do not keep what another chief would have to know: {event.failure}"

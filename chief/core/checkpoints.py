@@ -16,6 +16,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
 from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import PushId
 
 # A step that is held back is saved again after this time if that failed; the last checkpoint is given up after that one.
@@ -35,8 +36,8 @@ class Saver(Protocol):
         """The open step."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch that it is in."""
+    def fence(self) -> Fence:
+        """What the chief commands by in it."""
 
     @property
     def is_ready(self) -> bool:
@@ -151,7 +152,7 @@ class Checkpoints:
 
     def has_whole(self, step: int) -> bool:
         """Whether this step of this epoch is saved."""
-        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._saver().epoch, step)
+        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._saver().fence.epoch, step)
 
     def status(self, now: float) -> CheckpointStatus | None:
         """Returns what is to be known of checkpoints; None: there is no place for them."""
@@ -340,8 +341,8 @@ class Checkpoints:
     def _begin(self) -> None:
         held, saver = self._held, self._saver()
         step = saver.step if held is None else held.step
-        attempt = self._num_attempts[saver.epoch, step] = self._num_attempts.get((saver.epoch, step), 0) + 1
-        tag = tag_of(step=step, epoch=saver.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
+        attempt = self._num_attempts[saver.fence.epoch, step] = self._num_attempts.get((saver.fence.epoch, step), 0) + 1
+        tag = tag_of(step=step, epoch=saver.fence.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
         draft = saver.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
         self._save = _Save(draft=draft, is_held=held is not None)
         for wish in self._wishes.values():
@@ -350,7 +351,7 @@ class Checkpoints:
             self._saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
         else:
             self._explain_hold()
-        self._out.add(SaveStep(epoch=saver.epoch, step=step, tag=tag))
+        self._out.add(SaveStep(fence=saver.fence, step=step, tag=tag))
 
     def _become_due(self) -> None:
         self._is_due = True
@@ -383,7 +384,7 @@ class Checkpoints:
 
     def _remember_whole(self, checkpoint: Checkpoint, now: float) -> SavedCheckpoint:
         self._whole = whole = SavedCheckpoint(tag=checkpoint.tag, step=checkpoint.step)
-        self._whole_epoch, self._whole_at = checkpoint.epoch, now
+        self._whole_epoch, self._whole_at = checkpoint.fence.epoch, now
         return whole
 
     def _give_up_in_time(self, now: float) -> None:

@@ -7,7 +7,6 @@ seconds. Not thread-safe.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from chief.core import messages as ev
@@ -60,7 +59,7 @@ _SAME_WORDS_S = 0.25
 class Coordinator:
     """The chief's core. `handle` is the only thing that changes it.
 
-    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before; 0: it has no name.
+    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Coordinator:
         shard_addresses: Sequence[str],
         now: float,
         has_successors: bool = True,
-        new_life: Callable[[], int] = lambda: 0,
+        new_life: Callable[[], int],
     ) -> None:
         out, timers = Outbox(), Timers()
         waiting = Waiting(out, timers)
@@ -375,8 +374,7 @@ class Coordinator:
         self._out.reply(call, self._registration(member))
 
     def _is_who_it_was(self, request: RegisterRequest, member: Member) -> bool:
-        participant = self._members.participant(member)
-        return request.former in (participant, replace(participant, life=0))  # one that knows of no life is believed
+        return request.former == self._members.participant(member)
 
     def _registration(self, member: Member) -> Registration:
         training, is_worker = self._training, member.kind is ParticipantKind.WORKER

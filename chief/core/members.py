@@ -24,6 +24,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
+from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, numbered
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
 _WINDOW = 16
@@ -216,8 +217,6 @@ def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places
 
 
 _MAX_HOST = 255
-# Incarnations of one index that one chief may give, as a power of two.
-_BITS_OF_A_CHIEF = 20
 
 
 class Membership:
@@ -225,7 +224,7 @@ class Membership:
 
     `config` returns the configuration as it is now; a change removes no member. `on_lapse` is called when a lease has ended.
 
-    New incarnations that the chief of incarnation k gives are numbered from (k - 1) << 20 | 1, above all that earlier ones gave.
+    Incarnations that a chief gives are above all that earlier ones gave, see `fence.numbered`.
     """
 
     def __init__(
@@ -239,16 +238,14 @@ class Membership:
         self._config = config
         self._timers = timers or Timers()
         self._on_lapse = on_lapse
-        # The life of the cluster that numbers are given in; and the one, with its chief, that made the checkpoint which this one has begun
-        # with: who was numbered there by that chief, or one before it, is in what was brought back. 0: none is known.
-        self._life = 0
-        self._earlier = (0, 0)
+        # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
+        # chief, or one before it, is in what was brought back.
+        self._fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
+        self._earlier = NOBODY
         # Whether the earlier chiefs and epochs are known. No participant is admitted before.
         self._knows_predecessors = False
-        self._epoch = epoch
         self._why_epoch = ""
         self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
-        self._chief_incarnation = 1
         # What earlier chiefs' workers have had applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
@@ -259,16 +256,16 @@ class Membership:
     @property
     def epoch(self) -> int:
         """The epoch of the cluster."""
-        return self._epoch
+        return self._fence.epoch
 
     @property
-    def life(self) -> int:
-        """The life of the cluster that numbers are given in; 0: it has no name."""
-        return self._life
+    def fence(self) -> Fence:
+        """What this chief commands by; a life of 0 and number 1 until it knows who came before it."""
+        return self._fence
 
     @property
-    def earlier(self) -> tuple[int, int]:
-        """The life, and its chief, that made the checkpoint which this one has begun with; zeros: none is known."""
+    def earlier(self) -> Fence:
+        """What the checkpoint was made under that this life has begun with; NOBODY: none is known."""
         return self._earlier
 
     @property
@@ -279,7 +276,7 @@ class Membership:
     @property
     def chief_incarnation(self) -> int:
         """The number of this chief among those of the cluster; 1 until it knows them."""
-        return self._chief_incarnation
+        return self._fence.chief_incarnation
 
     @property
     def num_live(self) -> int:
@@ -315,7 +312,7 @@ class Membership:
 
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
-        return Participant(epoch=self._epoch, kind=member.kind, index=member.index, incarnation=member.incarnation, life=self._life)
+        return Participant(era=self._fence.era, kind=member.kind, index=member.index, incarnation=member.incarnation)
 
     def check_worker(self, participant: Participant, what: str, *, now: float) -> Member:
         """As `check`, for what only workers do."""
@@ -332,10 +329,8 @@ class Membership:
 
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
-        if participant.life != self._life and self._knows_predecessors and not self._may_be_of_this_life(participant):
-            raise self._other_life()
-        if participant.epoch != self._epoch and self._knows_predecessors:
-            raise self.other_epoch(participant.epoch)
+        if participant.era != self._fence.era and self._knows_predecessors:
+            raise self.other_epoch(participant.era.epoch) if self._is_of_this_life(participant) else self._other_life()
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
             name = f"{name_of(participant.kind, participant.index)} (incarnation {participant.incarnation})"
@@ -346,37 +341,37 @@ class Membership:
 
     def look_up_leaver(self, participant: Participant) -> Member:
         """As `look_up`, but a participant of an earlier epoch may leave too."""
-        return self.look_up(replace(participant, epoch=self._epoch) if participant.epoch < self._epoch else participant)
+        is_earlier = self._is_of_this_life(participant) and participant.era.epoch < self.epoch
+        return self.look_up(replace(participant, era=self._fence.era) if is_earlier else participant)
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
         """Returns the error that a caller of another epoch gets."""
-        return EpochMismatch(f"cluster epoch is {self._epoch}, you have {epoch}{self._why_epoch}. Connect again", facts=self._epoch_facts)
+        return EpochMismatch(f"cluster epoch is {self.epoch}, you have {epoch}{self._why_epoch}. Connect again", facts=self._epoch_facts)
 
     def _other_life(self) -> EpochMismatch:
-        what = f"it has begun again in epoch {self._epoch}{self._why_epoch}"
+        what = f"it has begun again in epoch {self.epoch}{self._why_epoch}"
         return EpochMismatch(f"the cluster that you have joined was lost as a whole; {what}. Connect again", facts=self._epoch_facts)
 
     def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
         """Makes all participants register again before they are served. The error they get names `why` and the `step` to continue from."""
-        self._epoch, self._why_epoch = epoch, f" ({why})" if why else ""
+        self._fence, self._why_epoch = replace(self._fence, era=Era(life=self._fence.life, epoch=epoch)), f" ({why})" if why else ""
         self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
 
     def meet_predecessors(self) -> None:
         """From now on it is known which chiefs, and which epochs, there were before this one."""
         self._knows_predecessors = True
 
-    def stem_from(self, earlier: tuple[int, int]) -> None:
+    def stem_from(self, earlier: Fence) -> None:
         """The numbers of this life, up to this chief's, are in what was brought back or taken over."""
         self._earlier = earlier
 
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
         """From now on gives numbers as this chief, in this life. Participants admitted before register again and get new numbers."""
-        self._life = life
         for member in self.all():
             self._end(member)
         for members in self._members.values():
             members.clear()
-        self._chief_incarnation = chief_incarnation
+        self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=chief_incarnation)
 
     def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
         """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay.
@@ -415,7 +410,7 @@ class Membership:
             return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
-        if member is None and _chief_of(former) == self._chief_incarnation:
+        if member is None and _chief_of(former) == self.chief_incarnation:
             return None  # this chief has not given it
         if member is None:
             member = self._recognised(request, former, now=now)
@@ -438,22 +433,22 @@ class Membership:
         former = members.get(index)
         if former is not None:
             self._end(former)
-        least = (self._chief_incarnation - 1) << _BITS_OF_A_CHIEF
+        least = numbered(self.chief_incarnation, 0)
         if request.former is not None and request.former.index == index and self._is_plausible(request.former):
             least = max(least, request.former.incarnation)  # or it would seem to be the same one
         member = self._made(request, index, incarnation=max(former.incarnation if former else 0, least) + 1, former=former, now=now)
         return member, former
 
     def _is_plausible(self, former: Participant) -> bool:
-        return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self._chief_incarnation
+        return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self.chief_incarnation
 
-    def _may_be_of_this_life(self, participant: Participant) -> bool:
-        return participant.life == self._life or not participant.life or not self._life
+    def _is_of_this_life(self, participant: Participant) -> bool:
+        return participant.era.life == self._fence.life
 
     def _is_known(self, former: Participant) -> bool:
         """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
-        life, chief_incarnation = self._earlier
-        return self._may_be_of_this_life(former) or (former.life == life and _chief_of(former) <= chief_incarnation)
+        is_of_earlier = former.era.life == self._earlier.life and _chief_of(former) <= self._earlier.chief_incarnation
+        return self._is_of_this_life(former) or is_of_earlier
 
     def _places(self, kind: ParticipantKind) -> int:
         return (self._config().num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
@@ -525,7 +520,7 @@ class Membership:
 
 def _chief_of(participant: Participant) -> int:
     """Returns the incarnation of the chief that gave this number."""
-    return 1 + (participant.incarnation >> _BITS_OF_A_CHIEF)
+    return chief_of(participant.incarnation)
 
 
 # Contributions remembered of each worker.

@@ -19,6 +19,7 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
@@ -260,9 +261,7 @@ Answer = (
 class AdoptShards:
     """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
 
-    epoch: int
-    chief_incarnation: int
-    life: int = 0
+    fence: Fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +271,7 @@ class KeepRecord:
     `is_for_all` False: the first shard is enough.
     """
 
-    epoch: int
+    fence: Fence
     version: int
     record: ChiefRecord
     is_for_all: bool = True
@@ -282,12 +281,12 @@ class KeepRecord:
 class FindCheckpoint:
     """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound.
 
-    `fence`: put all shards under this chief first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
+    `fence`: put all shards under the chief with it first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
     """
 
     excluded: tuple[str, ...] = ()
     only: str = ""
-    fence: "AdoptShards | None" = None
+    fence: Fence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,20 +296,18 @@ class RestoreShards:
     What is still under way at shards for an older epoch is to be given up without a report.
     """
 
-    epoch: int
-    chief_incarnation: int
+    fence: Fence
     tag: str
     manifest_sha256: str
     specs: tuple[ShardSpec, ...]
     settings: ShardSettings
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStep:
     """Have all shards save the step: report StepCopied as soon as all have copied it, then StepSaved, or SaveFailed."""
 
-    epoch: int
+    fence: Fence
     step: int
     tag: str
 
@@ -335,7 +332,7 @@ class BringReplicasBack:
     `specs` and `settings` are as in RestoreShards, `specs` one for each of `shards`. No step is applied meanwhile.
     """
 
-    epoch: int
+    fence: Fence
     tag: str
     shards: tuple[int, ...]
     specs: tuple[ShardSpec, ...]
@@ -366,7 +363,7 @@ class ApplyStep:
     ApplyRequest.
     """
 
-    epoch: int
+    fence: Fence
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...] = ()
@@ -379,7 +376,7 @@ class ApplyStep:
 class PrepareStep:
     """Have all shards say how large the mean of a step is, and report StepPrepared when all have."""
 
-    epoch: int
+    fence: Fence
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...] = ()
@@ -392,9 +389,9 @@ class ConfigureShards:
     settings: ShardSettings
 
     @property
-    def epoch(self) -> int:
-        """The epoch that they hold in."""
-        return self.settings.epoch
+    def fence(self) -> Fence:
+        """What they are commanded by."""
+        return self.settings.fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The model that the workers of a cluster agree on, who initialises it, and the calls about it. Knows no clock, thread or wire."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from chief.core.members import Member, Membership
@@ -214,11 +213,9 @@ class ModelCalls:
     def register(self, call: int, request: RegisterModelRequest, now: float) -> None:
         """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
         member = self._host.worker(request.participant, "register a model", now)
-        # As the chief knows it: the caller may know of no life.
-        ask = replace(request, participant=self._members.participant(member))
-        reply = self._join(ask)
+        reply = self._join(request)
         self._members.renew(member, now=now)
-        self._answer(call, ask, reply, now)
+        self._answer(call, request, reply, now)
 
     def complete(self, call: int, request: CompleteInitializationRequest, now: float) -> None:
         """The shards hold their initial values: training begins."""

@@ -96,7 +96,7 @@ class Branch:
 
     def has(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint belongs to what this run has made or comes from."""
-        return checkpoint.epoch >= self.epoch or checkpoint.age_order <= self.base
+        return checkpoint.fence.epoch >= self.epoch or checkpoint.age_order <= self.base
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,9 +281,9 @@ class Recovery:
         if self._host.is_over or self._stage is not None:
             return
         statuses = event.statuses
-        epochs = {status.epoch for status in statuses}
+        epochs = {status.fence.epoch for status in statuses}
         held = [status.step is not None for status in statuses]
-        chief_incarnation = 1 + max((status.chief_incarnation for status in statuses), default=0)
+        chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
         self._settings_versions = tuple(status.settings_version for status in statuses)
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
@@ -382,16 +382,16 @@ class Recovery:
         for text in search.note_skipped(event.skipped):
             self._out.note(text, is_warning=True)
         if checkpoint is not None:
-            search.highest_epoch = max(search.highest_epoch, checkpoint.epoch)
+            search.highest_epoch = max(search.highest_epoch, checkpoint.fence.epoch)
         if checkpoint is None or (not search.has_lost and config.restore == RESTORE_NONE):
             self._go_on_without_checkpoint(search)
         elif why := self._misfit(checkpoint):
             self._out.note(f"checkpoint {checkpoint.tag} is skipped: {printable(why)}", is_warning=True)
             self._seek_another(search, checkpoint.tag, why)
         else:
-            if search.is_start and checkpoint.chief_incarnation >= self._members.chief_incarnation:
+            if search.is_start and checkpoint.fence.chief_incarnation >= self._members.chief_incarnation:
                 # It is of another life, in which chiefs' numbers had come farther: numbers given meanwhile mean nothing any more.
-                self._members.succeed(chief_incarnation=checkpoint.chief_incarnation + 1, life=self._new_life())
+                self._members.succeed(chief_incarnation=checkpoint.fence.chief_incarnation + 1, life=self._new_life())
                 error = LeaseExpired("not registered here: another chief was here before. Register again")
                 self._host.refuse_participants(error)
             self._restore(search, checkpoint, event.manifest_sha256)
@@ -444,7 +444,7 @@ class Recovery:
         self._stage = _Seeking(search=search)
         self._out.note(f"{search.why}; {self._plan}", is_warning=search.has_lost)
         # An earlier chief may be alive: what it tells from now on must be in what is found.
-        fence = self._adoption() if search.is_start and not search.has_looked else None
+        fence = self._members.fence if search.is_start and not search.has_looked else None
         self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence))
 
     def _seek_another(self, search: Search, tag: str, why: str) -> None:
@@ -487,8 +487,8 @@ class Recovery:
         self._rise(max(least, search.highest_epoch + 1), why=f"rolled back to step {checkpoint.step}", step=checkpoint.step)
         search.has_tried = True
         self._meet_predecessors()
-        is_of_this_life = checkpoint.life == members.life
-        members.stem_from(checkpoint.record.earlier if is_of_this_life else (checkpoint.life, checkpoint.chief_incarnation))
+        is_of_this_life = checkpoint.fence.life == members.fence.life
+        members.stem_from(checkpoint.record.earlier if is_of_this_life else checkpoint.fence)
         self._take_settings_of(checkpoint.record)
         self._model.lose()
         self._servers.release_all()
@@ -499,9 +499,7 @@ class Recovery:
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
         self._out.add(
             RestoreShards(
-                epoch=members.epoch,
-                chief_incarnation=members.chief_incarnation,
-                life=members.life,
+                fence=members.fence,
                 tag=checkpoint.tag,
                 manifest_sha256=manifest_sha256,
                 specs=training.shard_specs(checkpoint.step),
@@ -532,7 +530,7 @@ class Recovery:
         if model is None:
             return "it has no model"
         if not self._branch.has(checkpoint):
-            return f"it is of epoch {checkpoint.epoch}, of steps that were given up since"
+            return f"it is of epoch {checkpoint.fence.epoch}, of steps that were given up since"
         if own is not None:
             differences = own.differences(model)
             return f"it is of another model: {listed(differences, limit=3, separator='; ')}" if differences else ""
@@ -756,10 +754,9 @@ class Recovery:
         self._host.refuse_participants(self._members.other_epoch(max(1, self._members.epoch - 1)))
 
     def _adoption(self) -> AdoptShards:
-        members = self._members
-        return AdoptShards(epoch=members.epoch, chief_incarnation=members.chief_incarnation, life=members.life)
+        return AdoptShards(fence=self._members.fence)
 
     def _life_of(self, statuses: Sequence[ShardStatus]) -> int:
         """The life that the shards are in, as long as one of them has been in any: epochs and incarnations go on there. Else another."""
-        lives = {status.life for status in statuses if status.epoch}
+        lives = {status.fence.life for status in statuses if status.fence.epoch}
         return lives.pop() if len(lives) == 1 else self._new_life()

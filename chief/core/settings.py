@@ -16,6 +16,7 @@ from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import ChangeSettingsRequest, HyperparameterChange, SettingsReply
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import ShardSettings
 
 # Changes whose requests are remembered, so that a repeated one has its effect once.
@@ -171,12 +172,11 @@ class Settings:
         """What shards must know of what holds."""
         return self._wanted(self._config.policy, self._optimizers)
 
-    def tell(self, wanted: ForShards, *, epoch: int, chief_incarnation: int, step: int) -> ShardSettings:
+    def tell(self, wanted: ForShards, fence: Fence, *, step: int) -> ShardSettings:
         """Returns what all shards are to work by from this step on, and counts it as known to them."""
         self._known = wanted
         return ShardSettings(
-            epoch=epoch,
-            chief_incarnation=chief_incarnation,
+            fence=fence,
             version=self._version,
             step=step,
             accepts_stale=wanted.accepts_stale,

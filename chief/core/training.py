@@ -55,6 +55,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.fence import Fence, numbered
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSettings, ShardSpec, WorkerPushes
 
 # Contributions looked at to know what was applied lately: each worker's latest are among them.
@@ -231,7 +232,7 @@ class Training:
         self._parts, self._host = parts, host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
-        self._epoch = parts.members.epoch
+        self._fence = parts.members.fence
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
         self._step: _Step | None = None
@@ -258,7 +259,7 @@ class Training:
             waiting=parts.waiting,
             timers=parts.timers,
             is_needed=parts.has_successors,
-            epoch=self._epoch,
+            fence=self._fence,
             versions=parts.versions,
             data=parts.data,
             policy=lambda: self._policy,
@@ -285,9 +286,9 @@ class Training:
         return self._policy.step
 
     @property
-    def epoch(self) -> int:
-        """The epoch that it is in."""
-        return self._epoch
+    def fence(self) -> Fence:
+        """What the chief commands by in it."""
+        return self._fence
 
     @property
     def is_ready(self) -> bool:
@@ -340,17 +341,15 @@ class Training:
     @property
     def servers_version(self) -> int:
         """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
-        return self._members.chief_incarnation << 20 | self._servers.version if self._servers.version else 0
+        return numbered(self._members.chief_incarnation, self._servers.version) if self._servers.version else 0
 
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
         """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
         return Checkpoint(
             tag=tag,
             cluster=self._settings.config.cluster,
-            epoch=self._epoch,
+            fence=self._fence,
             step=step,
-            chief_incarnation=self._members.chief_incarnation,
-            life=self._members.life,
             num_shards=len(self._servers),
             record=self._host.record(),
             placement=self._model.placement,
@@ -366,11 +365,12 @@ class Training:
 
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
         """Returns what is to lie at each shard that is brought back to this step."""
-        return self._model.shard_specs(epoch=self._epoch, step=step, max_staged_per_worker=self._settings.config.max_staged_per_worker)
+        max_staged = self._settings.config.max_staged_per_worker
+        return self._model.shard_specs(epoch=self._fence.epoch, step=step, max_staged_per_worker=max_staged)
 
     def shard_settings(self, wanted: ForShards, *, step: int) -> ShardSettings:
         """Returns what all shards are to work by from this step on."""
-        return self._settings.tell(wanted, epoch=self._epoch, chief_incarnation=self._members.chief_incarnation, step=step)
+        return self._settings.tell(wanted, self._fence, step=step)
 
     # -- the epoch
 
@@ -633,14 +633,12 @@ class Training:
             self._out.reply(call, LeaseReply(result=LeaseResult.EXHAUSTED))
             return
         has_returned = self._data.give_back(member.index, member.incarnation, request.returned)
-        # As the chief knows it: the caller may know of no life.
-        ask = replace(request, participant=self._members.participant(member))
         before = len(self._out)
         for blocked in self._ranges:
             # A worker waits in one call at a time: an earlier one was lost on its way, or is given up.
             if (blocked.ask.participant.index, blocked.ask.participant.incarnation) == (member.index, member.incarnation):
                 self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for="another call of the same worker"))
-        reply = self._try_to_lease(ask)
+        reply = self._try_to_lease(request)
         if has_returned:
             self._answer_about_ranges(now)
         since = len(self._out)
@@ -650,7 +648,7 @@ class Training:
             return
         self._lower_quorum()
         if slice_s(request.max_wait_s):
-            self._ranges.block(call, ask, until=now + slice_s(request.max_wait_s))
+            self._ranges.block(call, request, until=now + slice_s(request.max_wait_s))
         else:
             self._out.reply(call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
             self._out.move_up(since=since, to=before)
@@ -762,7 +760,7 @@ class Training:
             self._apply(())
             return
         self._under_way = UnderWay.PREPARE
-        self._out.add(PrepareStep(epoch=self._epoch, step=step.step, contributors=step.contributors, weights=step.weights))
+        self._out.add(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
 
     def _apply(self, factors: tuple[tuple[float, ...], ...]) -> None:
         step = self._step
@@ -770,7 +768,7 @@ class Training:
         self._under_way = UnderWay.APPLY
         self._out.add(
             ApplyStep(
-                epoch=self._epoch,
+                fence=self._fence,
                 step=step.step,
                 contributors=step.contributors,
                 weights=step.weights,
@@ -788,7 +786,7 @@ class Training:
         return self._step is not None and step == self._step.step and self._is_current(epoch)
 
     def _is_current(self, epoch: int | None) -> bool:
-        return epoch in (None, self._epoch) and not self._host.is_failed
+        return epoch in (None, self._fence.epoch) and not self._host.is_failed
 
     def _advance(self, now: float) -> None:
         """The step that all shards have applied is made known: the next one is open."""
@@ -861,7 +859,7 @@ class Training:
         settings = self.shard_settings(self._settings.as_they_are(), step=step)
         self._out.add(
             BringReplicasBack(
-                epoch=self._epoch,
+                fence=self._fence,
                 tag=tag,
                 shards=shards,
                 specs=tuple(specs[shard] for shard in shards),
@@ -891,7 +889,7 @@ class Training:
 
     def replicas_back(self, event: ReplicasBack, now: float) -> None:
         """Replicas have been brought back, or could not be: announces the step."""
-        if not self._returning or event.epoch != self._epoch or self._host.is_failed:
+        if not self._returning or event.epoch != self._fence.epoch or self._host.is_failed:
             return
         for shard, why in event.failures:
             self._servers.miss_standby(shard, why=f"it could not be brought back: {printable(why)}")

@@ -20,6 +20,7 @@ from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
@@ -57,18 +58,18 @@ class _Link:
         who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=process)
         return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters."""
         self._at_shards.shard = self._index
         return self._shard.status()
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
         """Puts the shard under the chief."""
-        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, life=life)
+        return self._shard.adopt(fence)
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record."""
-        self._shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        self._shard.keep_record(fence, version=version, record=record)
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
         """Copies the values of a step and writes them; asked again, waits for the end."""
@@ -122,7 +123,7 @@ class _AtShards:
         calls = ShardCalls(links, report=self._report, pace=self)
         at_all = ShardWork(calls, authority=self._authority, store=self._store, on_superseded=self._failed)
         if isinstance(work, ev.AdoptShards | ev.RestoreShards):
-            at_all.obey(work)
+            at_all.obey(work.fence)
         try:
             at_all.carry_out(work).send(None)
         except StopIteration:
@@ -143,14 +144,14 @@ class _AtShards:
 
     def _apply(self, step: ev.ApplyStep) -> None:
         """Applies a step as `ShardWork.apply` does, but without a coroutine: there is one with every step."""
-        requests = apply_requests(step, chief_incarnation=self._authority.chief_incarnation, num_shards=len(self._shards))
+        requests = apply_requests(step, num_shards=len(self._shards))
         try:
             for index, (shard, request) in enumerate(zip(self._shards, requests, strict=True)):
                 self.whole(index, shard.apply_step, request)
         except PsError as error:
             self._failed(error.message)
         else:
-            self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
+            self._report(ev.StepApplied(step=step.step, epoch=step.fence.epoch))
 
     def now(self) -> float:
         """Returns the chief's time."""
@@ -176,7 +177,7 @@ class _AtShards:
         return work()
 
     def _failed(self, why: str) -> None:
-        self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.epoch))
+        self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.fence.epoch))
 
 
 class InProcessChief(Chief):
@@ -191,7 +192,7 @@ class InProcessChief(Chief):
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
-        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock(), has_successors=False)
+        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock(), has_successors=False, new_life=lambda: 1)
         self._store, self._authority = store, Authority()
         self._changed = QuickCondition()
         self._calls = itertools.count(1)

@@ -57,7 +57,7 @@ class Runner:
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
         addresses = [link.address for link in links]
-        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=_new_life)
+        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=new_life)
         self._shards = ShardSide(
             links, store=store, report=self._report, on_defect=self._broken_off, on_superseded=self._superseded, clock=clock
         )
@@ -250,7 +250,8 @@ class Runner:
         self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
 
 
-def _new_life() -> int:
+def new_life() -> int:
+    """Returns a name for a life of a cluster that no other has."""
     return secrets.randbits(63) | 1
 
 

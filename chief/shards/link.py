@@ -26,6 +26,7 @@ from ps_protocol.errors import (
     WrongRole,
 )
 from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, name_of
 from ps_protocol.roles.shard import (
     Adoption,
@@ -351,13 +352,13 @@ class ShardLink(Protocol):
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns who is there. Raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that 0."""
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`, in this life of the cluster."""
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`."""
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
@@ -421,38 +422,34 @@ class GrpcShardLink:
             raise WrongRole(f"{self._address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
         return reply
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters."""
-        request = pb.GetShardStatusRequest(chief_incarnation=chief_incarnation)
+        request = pb.GetShardStatusRequest(fence=codec.encode(fence))
         answer = await self._unary("GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
         return codec.decode(ShardStatus, answer)
 
     async def adopt(
         self,
+        fence: Fence,
         *,
-        epoch: int,
-        chief_incarnation: int,
         chief_address: str = "",
-        life: int = 0,
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,
     ) -> Adoption:
         """Puts the shard under a chief. `is_alone`, `forgets`: see ReplicaLink."""
         request = pb.AdoptShardRequest(
-            epoch=epoch,
-            chief_incarnation=chief_incarnation,
+            fence=codec.encode(fence),
             chief_address=chief_address,
             alone=is_alone,
             forget=forgets,
-            life=life,
         )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
         return codec.decode(Adoption, answer)
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
-        request = pb.KeepRecordRequest(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        request = pb.KeepRecordRequest(fence=codec.encode(fence), version=version, record=record)
         await self._unary("KeepRecord", request, pb.KeepRecordResponse, timeout_s=timeout_s, awaited="a record to be kept")
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
@@ -15,19 +16,16 @@ log = logging.getLogger("lockstep.chief")
 PASSING = (StorageFailed, PermissionDenied)
 
 
-def prepare_request(step: PrepareStep, *, chief_incarnation: int) -> ApplyRequest:
+def prepare_request(step: PrepareStep) -> ApplyRequest:
     """Returns what every shard is sent to prepare a step."""
-    return ApplyRequest(
-        epoch=step.epoch, chief_incarnation=chief_incarnation, step=step.step, contributors=step.contributors, weights=step.weights
-    )
+    return ApplyRequest(fence=step.fence, step=step.step, contributors=step.contributors, weights=step.weights)
 
 
-def apply_requests(step: ApplyStep, *, chief_incarnation: int, num_shards: int) -> tuple[ApplyRequest, ...]:
+def apply_requests(step: ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
     """Returns what each shard is sent to apply a step: the same, but for the scales of its own slices."""
     return tuple(
         ApplyRequest(
-            epoch=step.epoch,
-            chief_incarnation=chief_incarnation,
+            fence=step.fence,
             step=step.step,
             contributors=step.contributors,
             weights=step.weights,
@@ -41,11 +39,8 @@ def apply_requests(step: ApplyStep, *, chief_incarnation: int, num_shards: int) 
 
 def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
     """Returns what each shard is sent to be brought back to a checkpoint."""
-    sha256, incarnation = work.manifest_sha256, work.chief_incarnation
     return tuple(
-        RestoreRequest(
-            chief_incarnation=incarnation, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings, life=work.life
-        )
+        RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=work.manifest_sha256, settings=work.settings)
         for spec in work.specs
     )
 
@@ -58,8 +53,8 @@ def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatu
     return [_identity(status) for status in before] == [_identity(status) for status in statuses]
 
 
-def _identity(status: ShardStatus) -> tuple[int, int, int, int, bool]:
-    return status.process_incarnation, status.life, status.epoch, status.chief_incarnation, status.step is None
+def _identity(status: ShardStatus) -> tuple[int, Fence, bool]:
+    return status.process_incarnation, status.fence, status.step is None
 
 
 def save_failure(tag: str, error: PsError) -> SaveFailed:
@@ -70,7 +65,7 @@ def save_failure(tag: str, error: PsError) -> SaveFailed:
 def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
     """Returns the event that a shard could not be brought back."""
     return RestoreFailed(
-        epoch=work.epoch,
+        epoch=work.fence.epoch,
         tag=work.tag,
         why=error.message,
         is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)),
@@ -80,16 +75,10 @@ def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
 
 @dataclass(slots=True)
 class Authority:
-    """Of a chief's latest adoption; 0: it has adopted nothing yet. Changed in place by who carries out its wishes."""
+    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. Changed in place by who carries out its wishes."""
 
-    epoch: int = 0
-    chief_incarnation: int = 0
+    fence: Fence = NOBODY
     chief_address: str = ""
-    life: int = 0
-
-    def obey(self, *, epoch: int, chief_incarnation: int, life: int) -> None:
-        """Everything is done under these from now on."""
-        self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
 
 
 def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:

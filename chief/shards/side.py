@@ -165,7 +165,7 @@ class ShardSide:
 
     async def shut_down_all(self, *, reason: str, within_s: float) -> None:
         """Ends the shards that this chief adopted, also restarted ones; gives up on those that do not answer in time, saying so."""
-        if not self.authority.chief_incarnation:
+        if not self.authority.fence.chief_incarnation:
             return
 
         async def shut_down(index: int) -> None:
@@ -208,7 +208,7 @@ class ShardSide:
     def _applied(self, step: ev.ApplyStep) -> None:
         try:
             failpoint("chief.apply.after")
-            self._report(ev.StepApplied(step=step.step, epoch=step.epoch))
+            self._report(ev.StepApplied(step=step.step, epoch=step.fence.epoch))
         except Exception as error:
             self.in_loop(self._on_defect, error)
 
@@ -252,7 +252,7 @@ class ShardSide:
     # -- tasks
 
     def _begin_epoch(self, wish: ev.AdoptShards | ev.RestoreShards) -> None:
-        self._work.obey(wish)
+        self._work.obey(wish.fence)
 
         def begin() -> None:
             for task in [*self._of_epoch]:
@@ -263,7 +263,7 @@ class ShardSide:
 
     def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
         """Begins what another epoch ends, unless it has begun already."""
-        if getattr(wish, "epoch", self.authority.epoch) != self.authority.epoch:
+        if getattr(wish, "fence", self.authority.fence).epoch != self.authority.fence.epoch:
             return None
         task = self._spawn(work(wish))
         self._of_epoch.add(task)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
 from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import (
     Adoption,
@@ -37,11 +38,9 @@ class ReplicaLink(ShardLink, Protocol):
 
     async def adopt(
         self,
+        fence: Fence,
         *,
-        epoch: int,
-        chief_incarnation: int,
         chief_address: str = "",
-        life: int = 0,
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,
@@ -81,14 +80,19 @@ class Finding:
 
     def status(self) -> ShardStatus:
         """Returns the status of the shard."""
-        heard = [status for status in self.statuses.values() if status.chief_incarnation and status.chief_heard_ago_s is not None]
+        heard = [status for status in self.statuses.values() if status.fence.chief_incarnation and status.chief_heard_ago_s is not None]
         latest = min(heard, key=lambda status: status.chief_heard_ago_s or 0.0, default=self.statuses[self.best])
         return replace(
             self.statuses[self.best],
-            chief_incarnation=max(status.chief_incarnation for status in self.statuses.values()),
+            fence=latest_fence(self.statuses[self.best].fence, self.statuses.values()),
             chief_address=latest.chief_address,
             chief_heard_ago_s=latest.chief_heard_ago_s,
         )
+
+
+def latest_fence(fence: Fence, statuses: Iterable[ShardStatus]) -> Fence:
+    """Returns a fence with the number of the latest chief that any replica obeys."""
+    return replace(fence, chief_incarnation=max(status.fence.chief_incarnation for status in statuses))
 
 
 def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Finding:
@@ -110,13 +114,13 @@ def distrusted(finding: Finding) -> Finding:
     return Finding(best=empty, statuses={empty: finding.statuses[empty]})
 
 
-async def why_lost(replica: Replica, *, chief_incarnation: int) -> str:
+async def why_lost(replica: Replica, fence: Fence) -> str:
     """Returns why a replica that failed is lost: it does not answer for a while, or is another process; empty: it is there."""
     until = time.monotonic() + GRACE_S
     while True:
         left_s = max(_PAUSE_S, until - time.monotonic())
         try:
-            status = await replica.link.status(timeout_s=left_s, chief_incarnation=chief_incarnation)
+            status = await replica.link.status(timeout_s=left_s, fence=fence)
         except TRANSIENT as error:
             if time.monotonic() + _PAUSE_S >= until:
                 return error.message
@@ -134,7 +138,7 @@ def are_equal(adoptions: Mapping[Replica, Adoption], epochs: Mapping[Replica, in
 
 
 def _age_order(status: ShardStatus) -> tuple[int, int]:
-    return status.epoch, -1 if status.step is None else status.step
+    return status.fence.epoch, -1 if status.step is None else status.step
 
 
 _MAX_REPETITIONS = 5
@@ -153,7 +157,7 @@ async def all_of(*calls: Awaitable[Any]) -> list[Any]:
     return answers
 
 
-async def finished(tasks: Tasks, *, chief_incarnation: int) -> dict[Replica, str]:
+async def finished(tasks: Tasks, fence: Fence) -> dict[Replica, str]:
     """Returns once all have ended but the lost ones, with the reasons. Lost ones are not waited for once another has succeeded."""
     lost: dict[Replica, str] = {}
     try:
@@ -162,7 +166,7 @@ async def finished(tasks: Tasks, *, chief_incarnation: int) -> dict[Replica, str
             await asyncio.wait(pending, timeout=GRACE_S / 2 if has_one else None, return_when=asyncio.FIRST_COMPLETED)
             if has_one:
                 for one, task in tasks.items():
-                    if not task.done() and one not in lost and (why := await why_lost(one, chief_incarnation=chief_incarnation)):
+                    if not task.done() and one not in lost and (why := await why_lost(one, fence)):
                         lost[one] = why
     finally:
         for task in tasks.values():
@@ -170,9 +174,7 @@ async def finished(tasks: Tasks, *, chief_incarnation: int) -> dict[Replica, str
     return lost
 
 
-async def once_more(
-    one: Replica, call: Callable[[ReplicaLink], Awaitable[Result]], error: PsError, *, chief_incarnation: int
-) -> "Result | PsError":
+async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result]], error: PsError, fence: Fence) -> "Result | PsError":
     """What one has failed in where another has succeeded: a refusal is final, a connection that broke may be made again.
 
     Returns the answer, or the failure. Raises Superseded.
@@ -180,7 +182,7 @@ async def once_more(
     for _ in range(_MAX_REPETITIONS):
         if isinstance(error, Superseded):
             raise error
-        if not isinstance(error, TRANSIENT) or await why_lost(one, chief_incarnation=chief_incarnation):
+        if not isinstance(error, TRANSIENT) or await why_lost(one, fence):
             break
         try:
             return await call(one.link)
@@ -189,7 +191,7 @@ async def once_more(
     return error
 
 
-async def goes_along(one: Replica, found: Adoption, best: Adoption, *, chief_incarnation: int) -> bool:
+async def goes_along(one: Replica, found: Adoption, best: Adoption, fence: Fence) -> bool:
     """Whether a replica that an earlier chief left has the same as the best, if need be by the one step that it lacks. Says why not."""
     last = best.last_apply
     if (found.step, found.layout_hash) == (best.step, best.layout_hash):
@@ -198,7 +200,7 @@ async def goes_along(one: Replica, found: Adoption, best: Adoption, *, chief_inc
     if last is None or found.step is None or found.step != last.step or best.step != last.step + 1:
         return False
     try:
-        await one.link.apply_step(replace(last, chief_incarnation=chief_incarnation), timeout_s=_APPLY_TIMEOUT_S)
+        await one.link.apply_step(replace(last, fence=fence), timeout_s=_APPLY_TIMEOUT_S)
     except PsError as error:
         one.missing += f", which it could not follow: {error.message}"
         return False
@@ -237,8 +239,8 @@ class ReplicatedLink:
         self.index = index
         self.replicas = [Replica(link) for link in links]
         self.members: list[Replica] = []  # the first is the one that is asked
-        self.epoch = self.chief_incarnation = 0
-        self._chief_address, self.life = "", 0
+        self.fence = NOBODY
+        self._chief_address = ""
         self._first = self.replicas[0]
         self._finding: Finding | None = None
         self._identity = self._told = 0
@@ -277,7 +279,7 @@ class ReplicatedLink:
         reply: HandshakeReply = next(answer for answer in answers if not isinstance(answer, PsError))
         return reply
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns the status of the one that is asked, if any member is the process that it was; and drops those that are not."""
         if not self.members:
             answers = await all_of(*(one.link.status(timeout_s=timeout_s) for one in self.replicas))
@@ -285,29 +287,27 @@ class ReplicatedLink:
             self._finding = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
             return self._note(self._finding.status())
         asked = [*self.members]
-        tasks: Tasks = {
-            one: asyncio.ensure_future(one.link.status(timeout_s=timeout_s, chief_incarnation=chief_incarnation)) for one in asked
-        }
-        lost = await finished(tasks, chief_incarnation=chief_incarnation)
+        tasks: Tasks = {one: asyncio.ensure_future(one.link.status(timeout_s=timeout_s, fence=fence)) for one in asked}
+        lost = await finished(tasks, fence)
         statuses: dict[Replica, ShardStatus] = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
         intact = [one for one, status in statuses.items() if status.process_incarnation == one.process]
         for one in asked if intact else ():
-            if one not in intact and (why := lost.get(one) or await why_lost(one, chief_incarnation=chief_incarnation)):
+            if one not in intact and (why := lost.get(one) or await why_lost(one, fence)):
                 await self._drop(one, why)
         if not statuses:
             raise next(error for task in tasks.values() if isinstance(error := error_of(task), PsError))
         status = statuses[next(iter(intact or statuses))]
         if intact:
             status = replace(status, process_incarnation=self._identity)
-        return self._note(replace(status, chief_incarnation=max(one.chief_incarnation for one in statuses.values())))
+        return self._note(replace(status, fence=latest_fence(status.fence, statuses.values())))
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
         async with self.changing:
-            self.epoch, self.chief_incarnation, self._chief_address, self.life = epoch, chief_incarnation, chief_address, life
-            return await self._take_over(epoch, chief_incarnation, timeout_s)
+            self.fence, self._chief_address = fence, chief_address
+            return await self._take_over(fence, timeout_s)
 
-    async def _take_over(self, epoch: int, chief_incarnation: int, timeout_s: float) -> Adoption:
+    async def _take_over(self, fence: Fence, timeout_s: float) -> Adoption:
         finding = self._finding  # kept until this has succeeded: what is found later may be half of it
         wanted = [*finding.statuses] if finding is not None else self.replicas
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
@@ -316,17 +316,15 @@ class ReplicatedLink:
         adoptions: dict[Replica, Adoption] = {one: adoption for one, (_, adoption) in found.items()}
         for one, error in failed.items():
             one.missing = error.message
-        if finding is not None and finding.is_known and finding.statuses[finding.best].epoch == epoch:
+        if finding is not None and finding.is_known and finding.statuses[finding.best].fence.epoch == fence.epoch:
             best = finding.best
             self._check_adopted(failed, is_enough=best in adoptions)
-            members = [
-                one for one in adoptions if await goes_along(one, adoptions[one], adoptions[best], chief_incarnation=chief_incarnation)
-            ]
+            members = [one for one in adoptions if await goes_along(one, adoptions[one], adoptions[best], fence)]
         else:
             self._check_adopted(failed, is_enough=bool(adoptions))
             members = [*adoptions]
-            best, before = members[0], {one: status.epoch for one, (status, _) in found.items()}
-            if min(before.values()) < epoch and not are_equal(adoptions, before):
+            best, before = members[0], {one: status.fence.epoch for one, (status, _) in found.items()}
+            if min(before.values()) < fence.epoch and not are_equal(adoptions, before):
                 # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
         self._identity = self._told or best.process
@@ -340,13 +338,9 @@ class ReplicatedLink:
         if failed and (not is_enough or any(isinstance(error, Superseded) for error in failed.values())):
             raise min(failed.values(), key=order_of)
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Has all members keep a record."""
-        await self._at_members(
-            lambda link: link.keep_record(
-                epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record, timeout_s=timeout_s
-            )
-        )
+        await self._at_members(lambda link: link.keep_record(fence, version=version, record=record, timeout_s=timeout_s))
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
         """Has the one that is asked save a step; the others would write the same."""
@@ -396,10 +390,8 @@ class ReplicatedLink:
     async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
         """Puts one replica under the chief that has the shard."""
         return await one.link.adopt(
-            epoch=self.epoch,
-            chief_incarnation=self.chief_incarnation,
+            self.fence,
             chief_address=self._chief_address,
-            life=self.life,
             timeout_s=timeout_s,
             is_alone=is_alone,
             forgets=forgets,
@@ -437,13 +429,13 @@ class ReplicatedLink:
         if len(members) == 1:
             return [await call(members[0].link)]
         tasks: Tasks = {one: asyncio.ensure_future(call(one.link)) for one in members}
-        lost = await finished(tasks, chief_incarnation=self.chief_incarnation)
+        lost = await finished(tasks, self.fence)
         answers = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
         errors = {one: error for one, task in tasks.items() if one not in lost and isinstance(error := error_of(task), PsError)}
         if not answers:
             raise min(errors.values(), key=order_of)
         for one, error in errors.items():
-            answer = await once_more(one, call, error, chief_incarnation=self.chief_incarnation)
+            answer = await once_more(one, call, error, self.fence)
             if isinstance(answer, PsError):
                 lost[one] = answer.message
             else:
@@ -527,23 +519,21 @@ class ReplicaReturn:
         try:
             sha256 = await asyncio.to_thread(self._manifest_of, work.tag)
         except PsError as error:
-            self._report(messages.ReplicasBack(epoch=work.epoch, failures=tuple((shard, error.message) for shard in work.shards)))
+            self._report(messages.ReplicasBack(epoch=work.fence.epoch, failures=tuple((shard, error.message) for shard in work.shards)))
             return
         requests = [(self.links[spec.shard], self._request(work, spec.shard, sha256)) for spec in work.specs]
         whys = await asyncio.gather(*(self._bring_back(link, request) for link, request in requests))
         failures = tuple((shard, why) for shard, why in zip(work.shards, whys, strict=True) if why)
-        self._report(messages.ReplicasBack(epoch=work.epoch, failures=failures))
+        self._report(messages.ReplicasBack(epoch=work.fence.epoch, failures=failures))
 
     def _request(self, work: messages.BringReplicasBack, shard: int, sha256: str) -> RestoreRequest:
         spec = next(spec for spec in work.specs if spec.shard == shard)
-        link = self.links[shard]
         return RestoreRequest(
-            chief_incarnation=link.chief_incarnation,
+            fence=work.fence,
             spec=spec,
             tag=work.tag,
             manifest_sha256=sha256,
             settings=work.settings,
-            life=link.life,
         )
 
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:

@@ -23,6 +23,7 @@ from chief.shards.requests import (
     save_failure,
 )
 from ps_protocol.errors import CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
 
@@ -81,7 +82,7 @@ class ShardWork:
         match work:
             case ev.ApplyStep():
                 if await self.apply(work):
-                    self._calls.report(ev.StepApplied(step=work.step, epoch=work.epoch))
+                    self._calls.report(ev.StepApplied(step=work.step, epoch=work.fence.epoch))
             case ev.PrepareStep():
                 await self._prepare(work)
             case ev.ConfigureShards():
@@ -107,7 +108,7 @@ class ShardWork:
             case ev.AdoptShard():
                 return ev.ShardFailed(shard=work.shard, why=error.message)
             case ev.KeepRecord():  # what keeps a shard from it shows with the next step, too
-                return ev.RecordKept(epoch=work.epoch, version=work.version, failure=error.message)
+                return ev.RecordKept(epoch=work.fence.epoch, version=work.version, failure=error.message)
             case ev.SaveStep():
                 if (store := self._store) is not None:
                     await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
@@ -116,28 +117,28 @@ class ShardWork:
                 return restore_failure(work, error)
         raise error
 
-    def obey(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
-        """Everything is done under this epoch and chief from now on."""
-        self._authority.obey(epoch=work.epoch, chief_incarnation=work.chief_incarnation, life=work.life)
+    def obey(self, fence: Fence) -> None:
+        """Everything is commanded by this from now on."""
+        self._authority.fence = fence
 
     # -- steps and settings
 
     async def _prepare(self, step: ev.PrepareStep) -> None:
         """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
-        request = prepare_request(step, chief_incarnation=self._authority.chief_incarnation)
+        request, epoch = prepare_request(step), step.fence.epoch
         links = self._calls.links
         sums = await self._at_all(
-            f"to prepare step {step.step}", step.epoch, lambda index: links[index].prepare_step(request, timeout_s=_APPLY_TIMEOUT_S)
+            f"to prepare step {step.step}", epoch, lambda index: links[index].prepare_step(request, timeout_s=_APPLY_TIMEOUT_S)
         )
         if sums is not None:
-            self._calls.report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums), epoch=step.epoch))
+            self._calls.report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums), epoch=epoch))
 
     async def apply(self, step: ev.ApplyStep, *, is_again: bool = False) -> bool:
         """Has all shards apply a step, at once. Returns whether they have; if not, ShardFailed is reported. `is_again`: after a failure."""
         requests, links = self.requests_of(step), self._calls.links
         replies = await self._at_all(
             f"to apply step {step.step}",
-            step.epoch,
+            step.fence.epoch,
             lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S),
             is_again=is_again,
         )
@@ -145,18 +146,18 @@ class ShardWork:
 
     def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
-        return apply_requests(step, chief_incarnation=self._authority.chief_incarnation, num_shards=len(self._calls))
+        return apply_requests(step, num_shards=len(self._calls))
 
     async def _configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""
         settings, links = change.settings, self._calls.links
         replies = await self._at_all(
             f"settings version {settings.version}",
-            settings.epoch,
+            settings.fence.epoch,
             lambda index: links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S),
         )
         if replies is not None:
-            self._calls.report(ev.ShardsConfigured(version=settings.version, epoch=settings.epoch))
+            self._calls.report(ev.ShardsConfigured(version=settings.version, epoch=settings.fence.epoch))
 
     # -- shards that are looked at, adopted and watched
 
@@ -205,7 +206,7 @@ class ShardWork:
             await self._calls.at_all(lambda index: self._keep_at(index, work, record))
         else:
             await self._keep_at(0, work, record)
-        self._calls.report(ev.RecordKept(epoch=work.epoch, version=work.version))
+        self._calls.report(ev.RecordKept(epoch=work.fence.epoch, version=work.version))
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end.
@@ -239,13 +240,12 @@ class ShardWork:
         """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
         link, authority = self._calls.links[index], self._authority
         status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
-        if status.chief_incarnation not in (0, authority.chief_incarnation):
-            log.warning(
-                "parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, status.chief_incarnation
-            )
+        theirs = status.fence.chief_incarnation
+        if theirs not in (0, authority.fence.chief_incarnation):
+            log.warning("parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, theirs)
             return
         try:
-            await link.shutdown(epoch=authority.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
+            await link.shutdown(epoch=authority.fence.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
         except EpochMismatch as error:
             # Restarted since this chief adopted it: it belongs to no chief and is empty, so of no use.
             if error.facts.get("epoch") != "0":
@@ -266,13 +266,7 @@ class ShardWork:
 
     async def _save(self, work: ev.SaveStep) -> None:
         """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
-        request = SaveRequest(
-            epoch=work.epoch,
-            chief_incarnation=self._authority.chief_incarnation,
-            step=work.step,
-            tag=work.tag,
-            num_shards=len(self._calls),
-        )
+        request = SaveRequest(fence=work.fence, step=work.step, tag=work.tag, num_shards=len(self._calls))
         if self._store is not None:
             self._store.expect(work.tag)
         await self._calls.at_all(lambda index: self._copied(index, request))
@@ -285,7 +279,7 @@ class ShardWork:
         store, pace = self._store, self._calls.pace
         assert store is not None
         done = await pace.at_storage(lambda: store.commit(work))
-        if work.is_awaited and not isinstance(done, ev.SaveFailed) and not await self._still_rules(work.checkpoint.epoch):
+        if work.is_awaited and not isinstance(done, ev.SaveFailed) and not await self._still_rules(work.checkpoint.fence):
             return
         self._calls.report(done)
         if not isinstance(done, ev.SaveFailed):
@@ -299,7 +293,7 @@ class ShardWork:
             incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
         finally:
             self._num_restoring -= 1
-        self._calls.report(ev.ShardsRestored(epoch=work.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
+        self._calls.report(ev.ShardsRestored(epoch=work.fence.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
 
     def manifest_of(self, tag: str) -> str:
         """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
@@ -346,21 +340,19 @@ class ShardWork:
 
     async def _check(self, index: int) -> None:
         """Looks at one shard: what it says is reported, but for another chief's incarnation, which ends this one."""
-        own, calls = self._authority.chief_incarnation, self._calls
-        status = await calls.links[index].status(timeout_s=2 * CONTROL_TIMEOUT_S, chief_incarnation=own)
+        own, calls = self._authority.fence, self._calls
+        status = await calls.links[index].status(timeout_s=2 * CONTROL_TIMEOUT_S, fence=own)
         calls.heard(index)
-        if status.chief_incarnation > own:
-            self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.chief_incarnation}) has taken it over")
+        if status.fence.chief_incarnation > own.chief_incarnation:
+            self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.fence.chief_incarnation}) has taken it over")
         else:
             calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, report=status.report))
 
     async def _keep_at(self, index: int, work: ev.KeepRecord, record: bytes) -> None:
-        link, incarnation = self._calls.links[index], self._authority.chief_incarnation
+        link = self._calls.links[index]
         await self._calls.insist(
             index,
-            lambda: link.keep_record(
-                epoch=work.epoch, chief_incarnation=incarnation, version=work.version, record=record, timeout_s=_COPY_TIMEOUT_S
-            ),
+            lambda: link.keep_record(work.fence, version=work.version, record=record, timeout_s=_COPY_TIMEOUT_S),
         )
 
     async def _fenced(self) -> bool:
@@ -378,14 +370,14 @@ class ShardWork:
             return error  # what is wrong with a shard shows when it is brought back
         return None
 
-    async def _still_rules(self, epoch: int) -> bool:
+    async def _still_rules(self, fence: Fence) -> bool:
         """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""
         status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
-        if status.chief_incarnation > self._authority.chief_incarnation:
-            self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.chief_incarnation}")
+        if status.fence.chief_incarnation > fence.chief_incarnation:
+            self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.fence.chief_incarnation}")
             return False
         # Another process, or epoch, has not heard of this chief, or not in this epoch: the cluster is about to go back, or has gone.
-        return (status.epoch, status.chief_incarnation) == (epoch, self._authority.chief_incarnation)
+        return status.fence == fence
 
     async def _adopt(self, index: int) -> tuple[int, Adoption]:
         calls, authority = self._calls, self._authority
@@ -393,10 +385,8 @@ class ShardWork:
         adoption = await calls.insist(
             index,
             lambda: calls.links[index].adopt(
-                epoch=authority.epoch,
-                chief_incarnation=authority.chief_incarnation,
+                authority.fence,
                 chief_address=authority.chief_address,
-                life=authority.life,
                 timeout_s=CONTROL_TIMEOUT_S,
             ),
         )
@@ -405,8 +395,8 @@ class ShardWork:
             "adopted ps=%d address=%s chief_incarnation=%d epoch=%d step=%s",
             index,
             calls.links[index].address,
-            authority.chief_incarnation,
-            authority.epoch,
+            authority.fence.chief_incarnation,
+            authority.fence.epoch,
             adoption.step,
         )
         return status.process_incarnation, adoption
@@ -459,8 +449,8 @@ class ShardWork:
     def _living_chief(self, statuses: list[ShardStatus]) -> str:
         for index, status in enumerate(statuses):
             heard_s = status.chief_heard_ago_s
-            if status.chief_incarnation and heard_s is not None and heard_s < _LIVING_CHIEF_S:
+            if status.fence.chief_incarnation and heard_s is not None and heard_s < _LIVING_CHIEF_S:
                 where = f" at {status.chief_address}" if status.chief_address else ""
-                who = f"another chief{where} (incarnation {status.chief_incarnation})"
+                who = f"another chief{where} (incarnation {status.fence.chief_incarnation})"
                 return f"{self._calls.name(index)} obeys {who}, which it heard {seconds(heard_s)} ago"
         return ""

@@ -140,7 +140,7 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
 
 def _take_part(facts: Facts, record: Record, where: str) -> None:
     header, shard = events.header_of(record), events.number_of(record, "shard")
-    parts = facts.parts.setdefault((header.epoch, header.push_id), {})
+    parts = facts.parts.setdefault((header.era.epoch, header.push_id), {})
     before = parts.get(shard)
     if before is not None and before.content.tobytes() != record.content.tobytes():
         facts.problems.append(f"{where}: push {words_of(header.push_id)} was sent to ps {shard} with other bytes before")

@@ -160,11 +160,12 @@ def _storage_of(arguments: argparse.Namespace) -> CheckpointStorage:
 
 def _row(one: Found) -> tuple[str, ...]:
     checkpoint = one.checkpoint
-    numbers = (checkpoint.step, checkpoint.epoch, checkpoint.num_shards)
+    numbers = (checkpoint.step, checkpoint.fence.epoch, checkpoint.num_shards)
     return (checkpoint.tag, *map(str, numbers), bytes_text(checkpoint.num_bytes), one.saved_at, checkpoint.cluster)
 
 
 def _fields(one: Found) -> dict[str, object]:
     checkpoint = one.checkpoint
-    names = ("tag", "cluster", "epoch", "step", "num_shards", "num_bytes")
-    return {**{name: getattr(checkpoint, name) for name in names}, "saved_at": one.saved_at, "manifest_sha256": one.manifest_sha256}
+    names = ("tag", "cluster", "step", "num_shards", "num_bytes")
+    fields: dict[str, object] = {name: getattr(checkpoint, name) for name in names}
+    return {**fields, "epoch": checkpoint.fence.epoch, "saved_at": one.saved_at, "manifest_sha256": one.manifest_sha256}

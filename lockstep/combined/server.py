@@ -11,6 +11,7 @@ from chief.config import ChiefConfig
 from chief.serving.server import ChiefServer
 from chief.shards.link import BlockingCaller, GrpcShardLink, ShardLink
 from ps_protocol.errors import PsError
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
@@ -69,19 +70,19 @@ class StoreLink:
         """Returns who is there."""
         return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters."""
-        self._store.hear_chief(chief_incarnation)
+        self._store.hear_chief(fence)
         return await self._run(self._store.status)
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
-        adopt = partial(self._store.adopt, epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        adopt = partial(self._store.adopt, fence, chief_address=chief_address)
         return await self._run(adopt)
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
-        await self._run(partial(self._store.keep_record, epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record))
+        await self._run(partial(self._store.keep_record, fence, version=version, record=record))
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
         """Copies the values of a step and writes them."""

@@ -40,6 +40,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
 
 # A network link that concurrent transfers share evenly, in simulated time.
@@ -309,8 +310,8 @@ class _Simulation:
         config = CoordinationConfig(
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
-        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False)
-        empty = ShardStatus(shard=0, process_incarnation=1, epoch=0, chief_incarnation=0, step=None, report=ShardReport())
+        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False, new_life=lambda: 1)
+        empty = ShardStatus(shard=0, process_incarnation=1, fence=NOBODY, step=None, report=ShardReport())
         self._tell(ShardsFound(statuses=(empty,)))
         self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
         self._workers = [self._join(index, seed) for index in range(num_workers)]

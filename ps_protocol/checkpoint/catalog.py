@@ -218,8 +218,8 @@ def _candidate(storage: CheckpointStorage, stored: StoredCheckpoint) -> _Candida
     where = f"{stored.tag}/{MANIFEST}"
     fields: Mapping[str, Any] = decode_json(storage.manifest(stored.tag), where=where)
     try:
-        age_order = int(fields.get("epoch", 0)), int(fields.get("step", 0))
-    except (ValueError, TypeError):
+        age_order = int(fields["fence"]["era"]["epoch"]), int(fields.get("step", 0))
+    except (KeyError, ValueError, TypeError):
         age_order = -1, -1
     # Checked even of one that will not be read: a new run's epochs begin above all of these.
     if not (1 <= age_order[0] <= MAX_STEP and 0 <= age_order[1] <= MAX_STEP):

@@ -14,6 +14,7 @@ from ps_protocol.model.data import DataProgress
 from ps_protocol.model.layout import check_disjoint
 from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -129,16 +130,14 @@ def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest
         format_version=FORMAT_VERSION,
         tag=checkpoint.tag,
         cluster=checkpoint.cluster,
-        epoch=checkpoint.epoch,
+        fence=codec.encode(checkpoint.fence),
         step=checkpoint.step,
-        chief_incarnation=checkpoint.chief_incarnation,
         num_shards=checkpoint.num_shards,
         record=codec.encode(replace(checkpoint.record, model=None)),
         files=[codec.encode(file) for file in checkpoint.files],
         pushes=[codec.encode(pushes) for pushes in checkpoint.pushes],
         data=None if checkpoint.data is None else codec.encode(checkpoint.data),
         saved_at=saved_at,
-        life=checkpoint.life,
     )
 
 
@@ -147,24 +146,22 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
     return Checkpoint(
         tag=check_tag(message.tag),
         cluster=message.cluster,
-        epoch=message.epoch,
+        fence=codec.decode_field(Fence, message, "fence"),
         step=message.step,
-        chief_incarnation=message.chief_incarnation,
         num_shards=message.num_shards,
         record=codec.decode(ChiefRecord, message.record),
         placement=codec.decode_each(PlacedSlice, message.placement, field="placement"),
         files=codec.decode_each(CheckpointFile, message.files, field="files"),
         pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
         data=codec.decode(DataProgress, message.data) if message.HasField("data") else None,
-        life=message.life,
     )
 
 
 def _check(checkpoint: Checkpoint) -> None:
     if not 0 <= checkpoint.step <= MAX_STEP:
         raise InvalidSpec(f"step {checkpoint.step}, want 0 to 2^62")
-    if checkpoint.epoch < 1 or checkpoint.num_shards < 1:
-        raise InvalidSpec(f"epoch {checkpoint.epoch} and {checkpoint.num_shards} shards, want 1 or more of each")
+    if checkpoint.fence.epoch < 1 or checkpoint.num_shards < 1:
+        raise InvalidSpec(f"epoch {checkpoint.fence.epoch} and {checkpoint.num_shards} shards, want 1 or more of each")
     _check_files(checkpoint.files, checkpoint.num_shards)
     if checkpoint.record.model is None:
         raise InvalidSpec("it has no model")

@@ -9,6 +9,7 @@ from ps_protocol.model.data import DataMarks, DataProgress
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import CheckpointFile, PushId, WorkerPushes
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -40,7 +41,7 @@ class ChiefRecord:
     `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
     Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it) and the training data done.
-    `earlier`: the life of the cluster, and its chief, that made the checkpoint which the present life has begun with.
+    `earlier`: what the chief commanded by that made the checkpoint which the present life has begun with; NOBODY: none is known.
     """
 
     model: ModelSpec | None
@@ -54,25 +55,23 @@ class ChiefRecord:
     step: int = 0
     chosen: tuple[ChosenPush, ...] = ()
     data: DataMarks | None = None
-    earlier: tuple[int, int] = (0, 0)
+    earlier: Fence = NOBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """All that a manifest says, but for its format and the time of day. `files` by shard."""
+    """All that a manifest says, but for its format and the time of day. `fence`: of the chief that saved it. `files` by shard."""
 
     tag: str
     cluster: str
-    epoch: int
+    fence: Fence
     step: int
-    chief_incarnation: int
     num_shards: int
     record: ChiefRecord
     placement: Placement
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
     data: DataProgress | None = None
-    life: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +81,7 @@ class Checkpoint:
     @property
     def age_order(self) -> tuple[int, int]:
         """Sorts checkpoints of a cluster, the newest last: what was saved after the cluster was rolled back is newer."""
-        return self.epoch, self.step
+        return self.fence.epoch, self.step
 
 
 def check_tag(tag: str) -> str:

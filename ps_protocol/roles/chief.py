@@ -10,6 +10,7 @@ from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, PushId, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
@@ -28,22 +29,16 @@ class ParticipantKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """Who calls: given by registration.
+    """Who calls: given by registration."""
 
-    `life`: random for each life of a cluster. Another one begins where no server knows of the one before: then epochs and incarnations
-    may be given that were given in it. 0: none is known.
-    """
-
-    epoch: int
+    era: Era
     kind: ParticipantKind
     index: int
     incarnation: int
-    life: int = 0
 
-    @property
-    def era(self) -> tuple[int, int]:
-        """Names all that becomes of what is contributed: life and epoch. What was said in one holds in no other."""
-        return self.life, self.epoch
+    def shares_era(self, other: "Participant") -> bool:
+        """Whether what became of the one's contributions is true for the other: what was said in one era holds in no other."""
+        return self.era == other.era
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

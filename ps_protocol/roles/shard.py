@@ -11,6 +11,7 @@ from ps_protocol.model.layout import Layout, Segments, check_disjoint
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.fence import Era, Fence
 
 # What chief and workers say to a parameter server, and hear from it, as values.
 
@@ -54,11 +55,10 @@ class PushHeader:
     the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
     `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds. `life`: of the
-    cluster that the worker is registered in; 0: it knows none.
+    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds.
     """
 
-    epoch: int
+    era: Era
     push_id: PushId
     step: int
     layout_hash: str
@@ -69,7 +69,6 @@ class PushHeader:
     encoding: FloatEncoding = FloatEncoding.AS_IS
     encoded_bytes: int = 0
     memory_slot: int | None = None
-    life: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:
@@ -133,8 +132,7 @@ class ShardSettings:
     `rejects_nonfinite`: a gradient with elements that are not finite is refused when it is pushed.
     """
 
-    epoch: int
-    chief_incarnation: int
+    fence: Fence
     version: int
     step: int
     accepts_stale: bool = False
@@ -153,8 +151,7 @@ class ApplyRequest:
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request.
     """
 
-    epoch: int
-    chief_incarnation: int
+    fence: Fence
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...] = ()
@@ -265,21 +262,19 @@ class ShardReport:
 class ShardStatus:
     """Whose a shard is, which step it has, and its report.
 
-    `is_alone`: of several replicas of the shard, the chief counted on this one alone. `life`: of the cluster, as a chief has set it.
+    `fence`: of the chief that has the shard; NOBODY before one has. `is_alone`: of several replicas, it counted on this one alone.
     `slots`: names of the optimizers' slots, sorted.
     """
 
     shard: int
     process_incarnation: int
-    epoch: int
-    chief_incarnation: int
+    fence: Fence
     step: int | None
     report: ShardReport
     settings_version: int = 0
     chief_address: str = ""
     chief_heard_ago_s: float | None = None
     is_alone: bool = False
-    life: int = 0
     slots: tuple[str, ...] = ()
 
 
@@ -290,8 +285,7 @@ class ShardStatus:
 class SaveRequest:
     """A step to save under the name `tag`. `num_shards`: parameter servers of the cluster, for the file's name."""
 
-    epoch: int
-    chief_incarnation: int
+    fence: Fence
     step: int
     tag: str
     num_shards: int = 1
@@ -328,15 +322,14 @@ class SaveProgress:
 class RestoreRequest:
     """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 
-    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `life`: of the cluster.
+    `manifest_sha256`: of the checkpoint's manifest as the chief has read it.
     """
 
-    chief_incarnation: int
+    fence: Fence
     spec: ShardSpec
     tag: str
     manifest_sha256: str
     settings: ShardSettings
-    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,13 +351,10 @@ class Shard(Protocol):
     Unavailable. Implementations are thread-safe.
     """
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it."""
 
-        `life`: of the cluster, see Participant; who pushes in another one is refused.
-        """
-
-    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
@@ -477,13 +467,13 @@ class ForwardingShard:
     def __init__(self, shard: Shard) -> None:
         self._forward = shard
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
         """Puts the shard under a chief."""
-        return self._forward.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        return self._forward.adopt(fence, chief_address=chief_address)
 
-    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""
-        self._forward.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        self._forward.keep_record(fence, version=version, record=record)
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Has a step saved."""

@@ -17,6 +17,7 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.allocator import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
@@ -200,17 +201,17 @@ class GrpcShard:
             access=self._connection.access,
         )
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
         """Puts the shard under a chief (AdoptShard)."""
-        request = pb.AdoptShardRequest(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        request = pb.AdoptShardRequest(fence=codec.encode(fence), chief_address=chief_address)
         return codec.decode(
             Adoption,
             self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption"),
         )
 
-    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Has a record kept for the chief's successor (KeepRecord)."""
-        request = pb.KeepRecordRequest(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        request = pb.KeepRecordRequest(fence=codec.encode(fence), version=version, record=record)
         self._connection.unary("KeepRecord", request, pb.KeepRecordResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its record to be kept")
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:

@@ -127,7 +127,7 @@ class WorkerSlots:
     def commit(self, slot: WorkerSlot, header: PushHeader) -> PushReply:
         """Makes what lies in the slot a whole contribution."""
         words, sequence = slot.words, header.push_id.sequence
-        words[at.OF_STEP], words[at.OF_EPOCH] = header.step, header.epoch
+        words[at.OF_STEP], words[at.OF_EPOCH] = header.step, header.era.epoch
         words[at.NUM_PUSHES] += 1
         words[at.SEQUENCE] = sequence
         self._use(slot, header, PushResult.STAGED)

@@ -373,7 +373,7 @@ class SharedMemoryShard(ForwardingShard):
         return (
             self._link.is_open
             and not self._slots.is_closed
-            and self._variables.epoch == header.epoch
+            and self._variables.epoch == header.era.epoch
             and header.layout_hash == self._layout_hash
             and self._slots.are_of(header.push_id)
         )

@@ -90,18 +90,16 @@ LEASE_RESULT_WAIT: LeaseResult
 LEASE_RESULT_EXHAUSTED: LeaseResult
 
 class Participant(_message.Message):
-    __slots__ = ("epoch", "kind", "index", "incarnation", "life")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("era", "kind", "index", "incarnation")
+    ERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    era: _tensor_pb2.Era
     kind: ParticipantKind
     index: int
     incarnation: int
-    life: int
-    def __init__(self, epoch: _Optional[int] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held")
@@ -604,7 +602,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier_life", "rejects_nonfinite", "earlier_chief_incarnation")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -617,9 +615,8 @@ class ChiefRecord(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     DATA_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
-    EARLIER_LIFE_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
-    EARLIER_CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
@@ -632,10 +629,9 @@ class ChiefRecord(_message.Message):
     data: DataSpec
     data_epoch: int
     passes: _containers.RepeatedCompositeFieldContainer[DataPass]
-    earlier_life: int
+    earlier: _tensor_pb2.Fence
     rejects_nonfinite: bool
-    earlier_chief_incarnation: int
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier_life: _Optional[int] = ..., rejects_nonfinite: bool = ..., earlier_chief_incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class ChosenPush(_message.Message):
     __slots__ = ("push_id", "ranges", "step", "weight")
@@ -658,14 +654,13 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "epoch", "step", "chief_incarnation", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "life")
+    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -673,14 +668,12 @@ class CheckpointManifest(_message.Message):
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
     cluster: str
-    epoch: int
+    fence: _tensor_pb2.Fence
     step: int
-    chief_incarnation: int
     num_shards: int
     record: ChiefRecord
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
@@ -688,8 +681,7 @@ class CheckpointManifest(_message.Message):
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
     data: DataProgress
     saved_at: str
-    life: int
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ...) -> None: ...
 
 class DataProgress(_message.Message):
     __slots__ = ("data", "epoch", "done")

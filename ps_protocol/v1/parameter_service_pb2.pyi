@@ -50,20 +50,16 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "chief_address", "alone", "forget", "life")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "chief_address", "alone", "forget")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     chief_address: str
     alone: bool
     forget: bool
-    life: int
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
     __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes")
@@ -100,36 +96,32 @@ class AppliedPush(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class KeepRecordRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "version", "record")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "version", "record")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     version: int
     record: bytes
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class KeepRecordResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SaveShardRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "step", "tag", "max_wait", "num_shards")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "step", "tag", "max_wait", "num_shards")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     step: int
     tag: str
     max_wait: _duration_pb2.Duration
     num_shards: int
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., tag: _Optional[str] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., tag: _Optional[str] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_shards: _Optional[int] = ...) -> None: ...
 
 class SaveShardResponse(_message.Message):
     __slots__ = ("state", "file", "failure")
@@ -154,22 +146,20 @@ class CheckpointFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class RestoreShardRequest(_message.Message):
-    __slots__ = ("chief_incarnation", "spec", "tag", "manifest_sha256", "settings", "max_wait", "life")
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "spec", "tag", "manifest_sha256", "settings", "max_wait")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     spec: ShardSpec
     tag: str
     manifest_sha256: str
     settings: ShardSettings
     max_wait: _duration_pb2.Duration
-    life: int
-    def __init__(self, chief_incarnation: _Optional[int] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RestoreShardResponse(_message.Message):
     __slots__ = ("is_done", "num_bytes_read", "num_bytes")
@@ -264,7 +254,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("epoch", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes", "life")
+    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -272,7 +262,7 @@ class PushHeader(_message.Message):
         key: str
         value: Metric
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Metric, _Mapping]] = ...) -> None: ...
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ERA_FIELD_NUMBER: _ClassVar[int]
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -284,8 +274,7 @@ class PushHeader(_message.Message):
     ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SLOT_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    era: _tensor_pb2.Era
     push_id: _tensor_pb2.PushId
     step: int
     layout_hash: str
@@ -297,8 +286,7 @@ class PushHeader(_message.Message):
     encoded_bytes: int
     memory_slot: int
     content_bytes: int
-    life: int
-    def __init__(self, epoch: _Optional[int] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -423,24 +411,22 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "step", "contributors", "weights", "scales", "discards", "ranges")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
     DISCARDS_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     weights: _containers.RepeatedScalarFieldContainer[float]
     scales: _containers.RepeatedScalarFieldContainer[float]
     discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     ranges: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request")
@@ -451,24 +437,22 @@ class ApplyReply(_message.Message):
     def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
 
 class ShardSettings(_message.Message):
-    __slots__ = ("epoch", "chief_incarnation", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_STALE_FIELD_NUMBER: _ClassVar[int]
     APPLIES_ON_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    chief_incarnation: int
+    fence: _tensor_pb2.Fence
     version: int
     step: int
     accepts_stale: bool
     applies_on_arrival: bool
     optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerChange]
     rejects_nonfinite: bool
-    def __init__(self, epoch: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ..., rejects_nonfinite: bool = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class OptimizerChange(_message.Message):
     __slots__ = ("original", "current")
@@ -549,38 +533,34 @@ class MetricCell(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
 
 class GetShardStatusRequest(_message.Message):
-    __slots__ = ("chief_incarnation",)
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    chief_incarnation: int
-    def __init__(self, chief_incarnation: _Optional[int] = ...) -> None: ...
+    __slots__ = ("fence",)
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    fence: _tensor_pb2.Fence
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "epoch", "step", "report", "chief_incarnation", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "life", "slots")
+    __slots__ = ("shard", "process_incarnation", "fence", "step", "report", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "slots")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     IS_ALONE_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
-    epoch: int
+    fence: _tensor_pb2.Fence
     step: int
     report: ShardReport
-    chief_incarnation: int
     settings_version: int
     chief_address: str
     chief_heard_ago: _duration_pb2.Duration
     is_alone: bool
-    life: int
     slots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., chief_incarnation: _Optional[int] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., life: _Optional[int] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ShardReport(_message.Message):
     __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply")

@@ -29,6 +29,22 @@ SPARSE_MEAN_UNSPECIFIED: SparseMean
 SPARSE_MEAN_PER_INDEX: SparseMean
 SPARSE_MEAN_PER_REPLICA: SparseMean
 
+class Era(_message.Message):
+    __slots__ = ("life", "epoch")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    life: int
+    epoch: int
+    def __init__(self, life: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("era", "chief_incarnation")
+    ERA_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    era: Era
+    chief_incarnation: int
+    def __init__(self, era: _Optional[_Union[Era, _Mapping]] = ..., chief_incarnation: _Optional[int] = ...) -> None: ...
+
 class Constraint(_message.Message):
     __slots__ = ("kind", "low", "high")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -18,7 +18,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
-from ps_protocol.roles import accumulators, chief, identity, shard
+from ps_protocol.roles import accumulators, chief, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special, step
@@ -161,6 +161,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=DataRange, message=chief_service_pb2.DataRange),
     Pair(value=DataProgress, message=chief_service_pb2.DataProgress),
     # Parameter servers.
+    Pair(value=fence.Era, message=tensor_pb2.Era, encode=step.encode_era, decode=step.decode_era),
+    Pair(value=fence.Fence, message=tensor_pb2.Fence, encode=step.encode_fence, decode=step.decode_fence),
     Pair(value=shard.PushId, message=tensor_pb2.PushId, encode=step.encode_push_id, decode=step.decode_push_id),
     Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
     Pair(value=shard.Metric, message=parameter_service_pb2.Metric),

@@ -14,6 +14,7 @@ from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec, ModelSpec
 from ps_protocol.model.variables import MAX_VARIABLES, DataType
 from ps_protocol.roles.accumulators import Reduction, Taken
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_each, require
@@ -184,8 +185,7 @@ def encode_lasting(record: ChiefRecord, encode: Encode) -> chief_service_pb2.Chi
         num_rollbacks=record.num_rollbacks,
         last_rollback=record.last_rollback,
         rejects_nonfinite=record.rejects_nonfinite,
-        earlier_life=record.earlier[0],
-        earlier_chief_incarnation=record.earlier[1],
+        earlier=None if record.earlier == NOBODY else encode(record.earlier),
     )
 
 
@@ -222,7 +222,7 @@ def decode_record(message: chief_service_pb2.ChiefRecord, decode: Decode) -> Chi
         step=message.step,
         chosen=decode_each(message.chosen, lambda one: decode(ChosenPush, one), field="chosen"),
         data=_decode_marks(message, decode) if message.HasField("data") else None,
-        earlier=(message.earlier_life, message.earlier_chief_incarnation),
+        earlier=decode(Fence, message.earlier),
     )
 
 

@@ -1,5 +1,6 @@
 """The messages that every step has, by hand: the compiled code costs half as much again. Knows each of their fields; no RPC, no tensor."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence, Sized
@@ -18,6 +19,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
     ApplyReply,
@@ -46,6 +48,29 @@ _RESULTS: dict[TokenResult, Any] = {one: one.value for one in TokenResult}
 _ENCODING_OF = {one.value: one for one in FloatEncoding}
 
 
+# A process names few eras and fences, and each with every step.
+@functools.lru_cache(maxsize=64)
+def encode_era(era: Era) -> tensor_pb2.Era:
+    """Encodes an era; the message must not be changed."""
+    return tensor_pb2.Era(life=era.life, epoch=era.epoch)
+
+
+def decode_era(message: tensor_pb2.Era) -> Era:
+    """Decodes an era."""
+    return Era(life=message.life, epoch=message.epoch)
+
+
+@functools.lru_cache(maxsize=64)
+def encode_fence(fence: Fence) -> tensor_pb2.Fence:
+    """Encodes what a chief commands by; the message must not be changed."""
+    return tensor_pb2.Fence(era=encode_era(fence.era), chief_incarnation=fence.chief_incarnation)
+
+
+def decode_fence(message: tensor_pb2.Fence) -> Fence:
+    """Decodes what a chief commands by."""
+    return Fence(era=decode_era(message.era), chief_incarnation=message.chief_incarnation)
+
+
 def encode_push_id(push_id: PushId) -> tensor_pb2.PushId:
     """Encodes the name of a contribution."""
     return tensor_pb2.PushId(worker=push_id.worker, incarnation=push_id.incarnation, sequence=push_id.sequence)
@@ -61,7 +86,7 @@ def decode_push_id(message: tensor_pb2.PushId) -> PushId:
 def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
     """Encodes what a contribution is and belongs to."""
     return parameter_service_pb2.PushHeader(
-        epoch=header.epoch,
+        era=encode_era(header.era),
         push_id=encode_push_id(header.push_id),
         step=header.step,
         layout_hash=header.layout_hash,
@@ -72,12 +97,12 @@ def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
         encoding=_ENCODINGS[header.encoding],
         encoded_bytes=header.encoded_bytes,
         memory_slot=header.memory_slot,
-        life=header.life,
     )
 
 
 def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
     """Decodes and checks what a contribution is and belongs to; whether it fits the shard's layout is not looked at."""
+    require(message, "era")
     require(message, "push_id")
     sparse = tuple(SparsePart(table=part.table, num_rows=part.num_rows) for part in message.sparse)
     absent = tuple(message.absent)
@@ -86,7 +111,7 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
     if len(message.refused) > MAX_REFUSED:
         raise LimitExceeded(f"refused: {len(message.refused)} sequences in one contribution, {MAX_REFUSED} at most")
     return PushHeader(
-        epoch=message.epoch,
+        era=decode_era(message.era),
         push_id=decode_push_id(message.push_id),
         step=message.step,
         layout_hash=message.layout_hash,
@@ -97,7 +122,6 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
         encoding=_decode_encoding(message.encoding),
         encoded_bytes=message.encoded_bytes,
         memory_slot=message.memory_slot if message.HasField("memory_slot") else None,
-        life=message.life,
     )
 
 
@@ -114,18 +138,18 @@ def decode_push_reply(message: parameter_service_pb2.PushReply) -> PushReply:
 def encode_participant(participant: Participant) -> chief_service_pb2.Participant:
     """Encodes who calls."""
     return chief_service_pb2.Participant(
-        epoch=participant.epoch,
+        era=encode_era(participant.era),
         kind=_KINDS[participant.kind],
         index=participant.index,
         incarnation=participant.incarnation,
-        life=participant.life,
     )
 
 
 def decode_participant(message: chief_service_pb2.Participant) -> Participant:
     """Decodes who calls."""
     kind = decode_choice(ParticipantKind, message.kind, field="participant.kind")
-    return Participant(epoch=message.epoch, kind=kind, index=message.index, incarnation=message.incarnation, life=message.life)
+    require(message, "era")
+    return Participant(era=decode_era(message.era), kind=kind, index=message.index, incarnation=message.incarnation)
 
 
 def encode_commit(commit: PushCommit) -> chief_service_pb2.PushCommit:
@@ -234,8 +258,7 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
 def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRequest:
     """Encodes the step to apply, its contributors and what belongs to them."""
     return parameter_service_pb2.ApplyRequest(
-        epoch=request.epoch,
-        chief_incarnation=request.chief_incarnation,
+        fence=encode_fence(request.fence),
         step=request.step,
         contributors=[encode_push_id(push_id) for push_id in request.contributors],
         weights=request.weights,
@@ -259,8 +282,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
     _check_weights(weights, step=message.step, num_contributors=len(contributors))
     order = sorted(range(len(contributors)), key=contributors.__getitem__)
     return ApplyRequest(
-        epoch=message.epoch,
-        chief_incarnation=message.chief_incarnation,
+        fence=decode_fence(message.fence),
         step=message.step,
         contributors=tuple(contributors[index] for index in order),
         weights=tuple(weights[index] for index in order) if weights else (),

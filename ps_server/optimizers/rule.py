@@ -11,6 +11,7 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec, Schedule
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
 from ps_server.optimizers.formulas import Formula, Scalars, initial_powers, make_formula, next_powers, single
@@ -206,7 +207,7 @@ class RuleSettings:
         self._needs_norms = spec.clip.needs_norms
         self._originals: tuple[OptimizerSpec, ...] = tuple(optimizer or spec.optimizer for optimizer in spec.layout.rules)
         self.rules: Sequence[UpdateRule] = [UpdateRule(optimizer) for optimizer in self._originals]
-        self.current = ShardSettings(epoch=spec.epoch, chief_incarnation=0, version=0, step=spec.initial_step)
+        self.current = ShardSettings(fence=NOBODY, version=0, step=spec.initial_step)
 
     def is_news(self, settings: ShardSettings) -> bool:
         """Whether they are newer than those in force: of a later epoch or chief, or of the same one with a higher version."""
@@ -240,7 +241,7 @@ class RuleSettings:
 
 
 def _age(settings: ShardSettings) -> tuple[int, int, int]:
-    return settings.epoch, settings.chief_incarnation, settings.version
+    return settings.fence.epoch, settings.fence.chief_incarnation, settings.version
 
 
 def push_mode(settings: ShardSettings) -> PushMode:

@@ -13,6 +13,7 @@ import grpc
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import (
     RestoreRequest,
@@ -69,10 +70,8 @@ class ParameterService:
                 parse_address(message.chief_address)
             self._on_chief_call()
             adoption = self._shard.adopt(
-                epoch=message.epoch,
-                chief_incarnation=message.chief_incarnation,
+                codec.decode(Fence, message.fence),
                 chief_address=message.chief_address,
-                life=message.life,
                 is_alone=message.alone,
                 forgets=message.forget,
             )
@@ -104,7 +103,7 @@ class ParameterService:
             message = decode_message(pb.GetShardStatusRequest, request)
             # Otherwise any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
             if self._is_chief(context):
-                self._shard.hear_chief(message.chief_incarnation)
+                self._shard.hear_chief(codec.decode(Fence, message.fence))
                 self._on_chief_call()
             return codec.pack(self._shard.status())
 
@@ -118,8 +117,7 @@ class ParameterService:
         with self._answering_chief(context):
             message = decode_message(pb.KeepRecordRequest, request)
             self._shard.keep_record(
-                epoch=message.epoch,
-                chief_incarnation=message.chief_incarnation,
+                codec.decode(Fence, message.fence),
                 version=message.version,
                 record=message.record,
             )

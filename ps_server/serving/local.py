@@ -12,6 +12,7 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.history import HistoryWriter
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
@@ -62,13 +63,13 @@ class InProcessShard:
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0) -> Adoption:
+    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
         """Puts the shard under a chief."""
-        return self._shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+        return self._shard.adopt(fence, chief_address=chief_address)
 
-    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""
-        self._shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+        self._shard.keep_record(fence, version=version, record=record)
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Copies a step and has it written, or says how far that is."""

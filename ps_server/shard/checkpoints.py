@@ -519,7 +519,7 @@ class Checkpoints:
         An attempt that is over is begun anew if this asks for it without a wait, as long as the step stands, and the file does not.
         """
         storage = self._required_storage()
-        key = request.epoch, request.step, request.tag
+        key = request.fence.epoch, request.step, request.tag
         save = self._save
         if save is not None and save.key != key:
             save = None
@@ -708,7 +708,7 @@ class Checkpoints:
         model = self._side.make_room(request, check=restore.check_wanted)
         try:
             hidden = plan.read(storage, model.begin_restore(), on_progress=note)
-            self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.epoch, check=restore.check_wanted)
+            self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.fence.epoch, check=restore.check_wanted)
         except BaseException:
             self._side.drop(model)
             raise

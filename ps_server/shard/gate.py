@@ -10,6 +10,7 @@ from types import TracebackType
 
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LimitExceeded, ShuttingDown, Superseded, Unavailable
 from ps_protocol.process.waiting import QuickCondition
+from ps_protocol.roles.fence import NOBODY, Era, Fence
 from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
@@ -51,14 +52,14 @@ class Gate:
         """A block for a caller of this epoch; raises EpochMismatch, ShuttingDown or InternalError unless it is served."""
         return _Admission(self, epoch)
 
-    def check_chief(self, epoch: int, chief_incarnation: int) -> None:
+    def check_chief(self, fence: Fence) -> None:
         """In a block: hears a chief; raises what `Fences.check_chief_call` raises."""
-        self.fences.check_chief_call(epoch, chief_incarnation)
+        self.fences.check_chief_call(fence)
         self.chief.heard(time.monotonic())
 
-    def step(self, epoch: int, chief_incarnation: int) -> "_Turn":
+    def step(self, fence: Fence) -> "_Turn":
         """A turn for a chief, which is checked before it waits, and after it has; see `turn`."""
-        return _Turn(self, partial(self.check_chief, epoch, chief_incarnation))
+        return _Turn(self, partial(self.check_chief, fence))
 
     def turn(self, check: Callable[[], object]) -> "_Turn":
         """A block with an exclusive turn. Waits for those under way; raises Unavailable if that takes too long.
@@ -281,33 +282,36 @@ class _Reader:
 
 
 class Fences:
-    """Epoch, incarnation and life that calls must have. Chiefs set them.
+    """What calls must name to be served: the era, and of a chief also its number. Chiefs set them.
 
     `name` is the server's, for texts. The caller serialises the calls.
     """
 
     def __init__(self, name: str) -> None:
-        self.epoch = 0
-        self.chief_incarnation = 0
-        self.life = 0
+        self.fence = NOBODY
         self._name = name
         self._damage = ""
         self._shutdown_reason: str | None = None
 
-    def adopt(self, *, epoch: int, chief_incarnation: int, life: int = 0) -> bool:
+    @property
+    def epoch(self) -> int:
+        """The cluster's; 0 before a chief has adopted the server."""
+        return self.fence.epoch
+
+    def adopt(self, fence: Fence) -> bool:
         """Lets a chief take over, and says whether a new epoch begins; raises InvalidSpec or Superseded."""
-        if epoch < 1 or chief_incarnation < 1:
-            raise InvalidSpec(f"{self._name}: epoch {epoch} and chief incarnation {chief_incarnation}: want both >= 1")
-        self.check_chief(chief_incarnation)
-        if chief_incarnation == self.chief_incarnation:
-            self.check_chief_life(life)
-        if epoch < self.epoch:
-            raise Superseded(f"{self._name}: cluster epoch is {self.epoch}, you have {epoch}; a later chief has rolled the cluster back")
-        is_new = epoch > self.epoch
+        if min(fence.life, fence.epoch, fence.chief_incarnation) < 1:
+            raise InvalidSpec(f"{self._name}: adopted by {fence}: want life, epoch and chief incarnation >= 1")
+        self.check_chief(fence)
+        if fence.epoch < self.epoch:
+            raise Superseded(
+                f"{self._name}: cluster epoch is {self.epoch}, you have {fence.epoch}; a later chief has rolled the cluster back"
+            )
+        is_new = fence.era != self.fence.era
         if is_new:
             # What is damaged goes with its epoch; see `is_damaged`.
             self._damage = ""
-        self.epoch, self.chief_incarnation, self.life = epoch, chief_incarnation, life
+        self.fence = fence
         return is_new
 
     @property
@@ -333,37 +337,33 @@ class Fences:
 
     def check_caller(self, epoch: int) -> None:
         """Raises EpochMismatch, or what `check_running` raises."""
-        if epoch == self.epoch and epoch and self._shutdown_reason is None and not self._damage:
+        if epoch == self.fence.epoch and epoch and self._shutdown_reason is None and not self._damage:
             return
         self.check_running()
         if not self.epoch:
             raise self.other_epoch(epoch)
         self.check_epoch(epoch)
 
-    def check_life(self, life: int) -> None:
-        """Raises EpochMismatch if the caller is known to stem from another life of the cluster."""
-        if life != self.life and life and self.life:
-            raise EpochMismatch(
-                f"{self._name}: the cluster has begun anew since you joined it; reconnect", facts={"epoch": str(self.epoch)}
-            )
-
-    def check_chief_life(self, life: int) -> None:
-        """Raises Superseded if a chief is of another life of the cluster: its number may have been given again, and says nothing."""
-        if life != self.life and life and self.life:
-            raise Superseded(f"{self._name}: a chief of another life of the cluster has adopted it; end this chief")
+    def check_era(self, era: Era) -> None:
+        """Raises EpochMismatch unless it is the cluster's."""
+        if era == self.fence.era:
+            return
+        self.check_epoch(era.epoch)
+        raise EpochMismatch(f"{self._name}: the cluster has begun anew since you joined it; reconnect", facts={"epoch": str(self.epoch)})
 
     def check_epoch(self, epoch: int) -> None:
         """Raises EpochMismatch unless it is the cluster's."""
         if epoch != self.epoch:
             raise self.other_epoch(epoch)
 
-    def check_chief_call(self, epoch: int, chief_incarnation: int) -> None:
-        """Notes the incarnation of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
+    def check_chief_call(self, fence: Fence) -> None:
+        """Notes the number of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
         self.check_not_ending()
         # First: a superseded chief is to end, whatever has become of its epoch, and not to believe that its training has failed.
-        self.check_chief(chief_incarnation)
-        self.check_caller(epoch)
-        self.chief_incarnation = chief_incarnation
+        self.check_chief(fence)
+        self.check_caller(fence.epoch)
+        self.check_era(fence.era)
+        self.fence = fence
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
         """Returns the error for a caller of another epoch."""
@@ -378,13 +378,16 @@ class Fences:
         """Makes every later call raise InternalError: what an apply changes in place is half old, half new."""
         self._damage = f"{self._name}: applying step {step} failed half-way; its values are lost, go back to a checkpoint"
 
-    def check_chief(self, chief_incarnation: int) -> None:
-        """Raises Superseded if a later chief has the server."""
-        if chief_incarnation < self.chief_incarnation:
+    def check_chief(self, fence: Fence) -> None:
+        """Raises Superseded if a later chief has the server, or one of another life that was given the same number."""
+        known, number = self.fence.chief_incarnation, fence.chief_incarnation
+        if number < known:
             raise Superseded(
-                f"{self._name}: chief incarnation {self.chief_incarnation} has adopted it, you are {chief_incarnation}; end this chief",
-                facts={"chief_incarnation": str(self.chief_incarnation)},
+                f"{self._name}: chief incarnation {known} has adopted it, you are {number}; end this chief",
+                facts={"chief_incarnation": str(known)},
             )
+        if number == known and fence.life != self.fence.life:
+            raise Superseded(f"{self._name}: a chief of another life of the cluster has adopted it; end this chief")
 
 
 class ChiefNotes:

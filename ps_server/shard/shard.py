@@ -26,6 +26,7 @@ from ps_protocol.process import history as events
 from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import HistoryWriter
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
@@ -115,11 +116,9 @@ class Shard:
 
     def adopt(
         self,
+        fence: Fence,
         *,
-        epoch: int,
-        chief_incarnation: int,
         chief_address: str = "",
-        life: int = 0,
         is_alone: bool = False,
         forgets: bool = False,
     ) -> Adoption:
@@ -130,8 +129,8 @@ class Shard:
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = fences.is_damaged
-            self._check_same_chief_locked(chief_incarnation, chief_address)
-            is_new_epoch = fences.adopt(epoch=epoch, chief_incarnation=chief_incarnation, life=life)
+            self._check_same_chief_locked(fence.chief_incarnation, chief_address)
+            is_new_epoch = fences.adopt(fence)
             fences.check_running()
             chief.address = chief_address
             chief.heard(time.monotonic())
@@ -149,21 +148,21 @@ class Shard:
         self._gate.tell()
         return adoption
 
-    def hear_chief(self, chief_incarnation: int) -> None:
+    def hear_chief(self, fence: Fence) -> None:
         """Notes a sign of life, if it is one of the chief that has the shard."""
         with self._gate:
-            if self._gate.fences.epoch and chief_incarnation == self._gate.fences.chief_incarnation:
+            if fence != NOBODY and fence == self._gate.fences.fence:
                 self._gate.chief.heard(time.monotonic())
 
-    def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
+    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor, unless there is such or a newer one."""
         with self._gate:
-            self._gate.check_chief(epoch, chief_incarnation)
+            self._gate.check_chief(fence)
             self._gate.chief.keep(record, version=version)
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes how the shard works, unless it has such or newer settings; waits for steps and arrivals under way."""
-        with self._gate.step(settings.epoch, settings.chief_incarnation):
+        with self._gate.step(settings.fence):
             model = self._model_locked()
             model.configure(settings)
             self._history.configured(model, settings)
@@ -172,8 +171,8 @@ class Shard:
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
         """Copies a step, and has it written; or says how far that is, also while the shard shuts down."""
         with self._gate:
-            self._gate.fences.check_chief(request.chief_incarnation)
-            self._gate.fences.check_epoch(request.epoch)
+            self._gate.fences.check_chief(request.fence)
+            self._gate.fences.check_epoch(request.fence.epoch)
             self._gate.chief.heard(time.monotonic())
         return self._checkpoints.save(request, max_wait_s=max_wait_s)
 
@@ -183,12 +182,11 @@ class Shard:
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
         """Begins to bring the shard back to a checkpoint, or says how far that is. Adopts it if the epoch is a new one."""
-        epoch, chief_incarnation = request.spec.epoch, request.chief_incarnation
-        if epoch > self._gate.fences.epoch:
-            self.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=self._gate.chief.address, life=request.life)
+        if request.fence.epoch > self._gate.fences.epoch:
+            self.adopt(request.fence, chief_address=self._gate.chief.address)
         with self._gate:
-            self._gate.fences.check_chief_life(request.life)
-            self._gate.check_chief(epoch, chief_incarnation)
+            self._gate.check_chief(request.fence)
+            self._gate.fences.check_epoch(request.spec.epoch)
         return self._checkpoints.restore(request, max_wait_s=max_wait_s)
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
@@ -211,7 +209,7 @@ class Shard:
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
         """Returns the sums of squares of the step's means. No effect."""
-        with self._gate.step(request.epoch, request.chief_incarnation) as turn:
+        with self._gate.step(request.fence) as turn:
             model = self._model_locked()
             if model.is_repeated(request):
                 return model.prepared(request)
@@ -235,7 +233,7 @@ class Shard:
             self._gate.tell()
 
     def _apply_step(self, request: ApplyRequest) -> ApplyReply:
-        with self._gate.step(request.epoch, request.chief_incarnation) as turn:
+        with self._gate.step(request.fence) as turn:
             model = self._model_locked()
             if model.is_repeated(request):
                 return ApplyReply(step=model.step, repeated_request=True)
@@ -283,9 +281,9 @@ class Shard:
 
     def open_push(self, header: PushHeader) -> Push:
         """Begins to stage a contribution; the push is answered at once if its bytes are not wanted."""
-        with self._gate.admit(header.epoch):
+        with self._gate.admit(header.era.epoch):
+            self._gate.fences.check_era(header.era)
             model = self._model_locked(header.layout_hash)
-            self._gate.fences.check_life(header.life)
             return Push(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
 
     def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
@@ -373,8 +371,7 @@ class Shard:
             return ShardStatus(
                 shard=self.index,
                 process_incarnation=self.process_incarnation,
-                epoch=fences.epoch,
-                chief_incarnation=fences.chief_incarnation,
+                fence=fences.fence,
                 step=model.step if model else None,
                 report=ShardReport(
                     allocated_bytes=self.budget.allocated_bytes,
@@ -390,7 +387,6 @@ class Shard:
                 chief_address=chief.address,
                 chief_heard_ago_s=chief.heard_ago_s(time.monotonic()),
                 is_alone=chief.is_alone,
-                life=fences.life,
                 slots=model.slot_names if model else (),
             )
 
@@ -583,7 +579,7 @@ class Shard:
     def _check_same_chief_locked(self, chief_incarnation: int, chief_address: str) -> None:
         """Two chiefs that started at the same moment chose the same number; the first to arrive keeps it."""
         known = self._gate.chief.address
-        if chief_incarnation == self._gate.fences.chief_incarnation and known and chief_address and chief_address != known:
+        if chief_incarnation == self._gate.fences.fence.chief_incarnation and known and chief_address and chief_address != known:
             raise Superseded(
                 f"{self._name}: the chief at {known} has adopted it as incarnation {chief_incarnation}; end this chief",
                 facts={"chief_incarnation": str(chief_incarnation)},
@@ -599,7 +595,7 @@ class Shard:
             self._drop_model_locked(reason)
         self._drop_contributions_locked(reason)
         if self._model is not None:
-            self._model.configure(ShardSettings(epoch=epoch, chief_incarnation=0, version=0, step=self._model.step))
+            self._model.configure(ShardSettings(fence=self._gate.fences.fence, version=0, step=self._model.step))
 
     def _adoption_locked(self) -> Adoption:
         model, chief = self._model, self._gate.chief
@@ -609,7 +605,7 @@ class Shard:
             layout_hash=model.spec.layout.hash if model else "",
             record=chief.record,
             record_version=chief.record_version,
-            last_apply=last if last is not None and last.epoch == self._gate.fences.epoch else None,
+            last_apply=last if last is not None and last.fence.epoch == self._gate.fences.epoch else None,
             pushes=model.inbox.push_ids.lately_applied() if model else (),
         )
 
@@ -622,14 +618,14 @@ class _CheckpointSide:
 
     def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
         shard = self._shard
-        with shard._gate.admit(request.epoch):
+        with shard._gate.admit(request.fence.epoch):
             model = self._model_to_save_locked(request)
             return model, model.state
 
     def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
         shard = self._shard
         with shard._gate.turn(_nothing) as turn:
-            shard._gate.fences.check_caller(request.epoch)
+            shard._gate.fences.check_caller(request.fence.epoch)
             # Another one would not be the model that there is memory for.
             if shard._model_locked() is not model:
                 raise Unavailable(f"{shard._name}: the model was replaced; repeat the call")

@@ -177,4 +177,4 @@ def _was_applied(cluster: Cluster, *, step: int, epoch: int, shard: int) -> bool
     """Whether a server had applied the step before the other one was lost."""
     records = [one for chronicle in read_history(cluster.history) for one in chronicle.records if one.kind == history.APPLIED]
     requests = [(one.words["shard"], history.request_of(one)) for one in records]
-    return any(owner == shard and request.step == step and request.epoch == epoch for owner, request in requests)
+    return any(owner == shard and request.step == step and request.fence.epoch == epoch for owner, request in requests)

@@ -11,7 +11,7 @@ from ps_protocol.checkpoint.manifest import decode_manifest, encode_manifest, ma
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorFileReader, encode_header
 from ps_protocol.errors import DataLoss, MalformedMessage
 from ps_protocol.roles.shard import CheckpointFile
-from ps_protocol.v1 import accumulator_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import frames as framing
 from tests.support.checkpoints import checkpoint_of
@@ -82,7 +82,8 @@ def _outcome(parse: Callable[..., tuple[Any, Any]], message: bytes, message_type
 
 
 def _frame_examples() -> tuple[bytes, ...]:
-    header = pb.PushRequest(header=pb.PushHeader(epoch=3, step=7, layout_hash="abc")).SerializeToString()
+    push = pb.PushHeader(era=tensor_pb2.Era(life=1, epoch=3), step=7, layout_hash="abc")
+    header = pb.PushRequest(header=push).SerializeToString()
     return (b"", header, *(framing.encode_frame(first, offset=offset, data=b"12345") for first in (b"", header) for offset in (0, 300)))
 
 

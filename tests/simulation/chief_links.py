@@ -3,6 +3,7 @@
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
@@ -105,22 +106,22 @@ class SimulatedLink:
         who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=1)
         return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns what the shard says of itself."""
-        status: ShardStatus = await self._call("status", chief_incarnation)
+        status: ShardStatus = await self._call("status", fence)
         self._last_seen = status.process_incarnation
         return status
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
         """Puts the shard under the chief."""
         process = self._last_seen  # of one that is started since, it is then seen that it is another one
-        adoption: Adoption = await self._call("adopt", epoch, chief_incarnation, chief_address, life)
+        adoption: Adoption = await self._call("adopt", fence, chief_address)
         self._process = process
         return adoption
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record."""
-        await self._call("keep_record", epoch, chief_incarnation, version, record)
+        await self._call("keep_record", fence, version, record)
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
         """Saves a step."""

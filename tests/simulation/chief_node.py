@@ -152,7 +152,7 @@ class ChiefNode:
             case messages.EndProcesses():
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
-                self._work.obey(instruction)
+                self._work.obey(instruction.fence)
                 for task in self._of_epoch:
                     task.cancel()
                 self._of_epoch.clear()

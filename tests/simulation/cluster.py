@@ -104,7 +104,7 @@ class SimulatedCluster:
         fields = decode_json(manifest, where="simulated")
         self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
-        era = int(fields["life"]), int(fields["epoch"])
+        era = int(fields["fence"]["era"]["life"]), int(fields["fence"]["era"]["epoch"])
         self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")))
 
     # -- processes

@@ -13,7 +13,7 @@ Era = tuple[int, int]
 
 def era_of(participant: Participant) -> Era:
     """Returns the era that somebody is registered in."""
-    return participant.life, participant.epoch
+    return participant.era.life, participant.era.epoch
 
 
 @dataclass(slots=True)

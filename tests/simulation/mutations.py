@@ -14,6 +14,7 @@ from chief.core.training import Training
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.roles.chief import Participant
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushId
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
@@ -59,11 +60,11 @@ def _serves_any_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fences, "check_caller", lambda self, epoch: None)
     patch.setattr(Fences, "check_epoch", lambda self, epoch: None)
     look_up = Membership.look_up
-    patch.setattr(Membership, "look_up", lambda self, participant: look_up(self, replace(participant, epoch=self._epoch)))
+    patch.setattr(Membership, "look_up", lambda self, participant: look_up(self, replace(participant, era=self.fence.era)))
 
 
 def _obeys_any_chief(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Fences, "check_chief", lambda self, chief_incarnation: None)
+    patch.setattr(Fences, "check_chief", lambda self, fence: None)
 
 
 def _tells_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
@@ -126,14 +127,15 @@ def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_what_was_said_in_another_life(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Participant, "era", property(lambda self: (0, self.epoch)))
+    patch.setattr(Participant, "shares_era", lambda self, other: self.era.epoch == other.era.epoch)
 
 
 def _takes_other_lives_for_its_own(patch: pytest.MonkeyPatch) -> None:
     """At the chief, at servers and at workers: as if nothing had a life."""
     _believes_what_was_said_in_another_life(patch)
-    patch.setattr(Membership, "_may_be_of_this_life", lambda self, participant: True)
-    patch.setattr(Fences, "check_life", lambda self, life: None)
+    patch.setattr(Era, "__eq__", lambda self, other: self.epoch == other.epoch)
+    patch.setattr(Era, "__hash__", lambda self: hash(self.epoch))
+    patch.setattr(Membership, "_is_of_this_life", lambda self, participant: True)
 
 
 def has(kind: str) -> Suit:

@@ -71,7 +71,7 @@ class Oracle:
 
     def applied(self, shard: int, life: int, request: ApplyRequest, arena: Array) -> None:
         """A shard has applied a step."""
-        epoch, step, contributors = self._epoch((life, request.epoch), shard), request.step, request.contributors
+        epoch, step, contributors = self._epoch((life, request.fence.epoch), shard), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
         if epoch.at.get(shard) != step:

@@ -10,6 +10,7 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
 from ps_server.serving.local import InProcessShard
 from tests.simulation.disk import Crash
@@ -90,19 +91,19 @@ class ShardNode:
 
     # -- the chief's calls
 
-    def _status(self, chief_incarnation: int = 0) -> object:
-        """`chief_incarnation`: of the chief that asks; if it has the shard, that is a sign of its life."""
-        if chief_incarnation and chief_incarnation == self.shard.status().chief_incarnation:
+    def _status(self, fence: Fence = NOBODY) -> object:
+        """`fence`: of the chief that asks; if it has the shard, that is a sign of its life."""
+        if fence != NOBODY and fence == self.shard.status().fence:
             self._heard_at = self._world.now
         # The store looks at the machine's clock, and here there is another.
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
 
-    def _adopt(self, epoch: int, chief_incarnation: int, chief_address: str, life: int) -> object:
-        return self.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation, chief_address=chief_address, life=life)
+    def _adopt(self, fence: Fence, chief_address: str) -> object:
+        return self.shard.adopt(fence, chief_address=chief_address)
 
-    def _keep_record(self, epoch: int, chief_incarnation: int, version: int, record: bytes) -> None:
-        self.shard.keep_record(epoch=epoch, chief_incarnation=chief_incarnation, version=version, record=record)
+    def _keep_record(self, fence: Fence, version: int, record: bytes) -> None:
+        self.shard.keep_record(fence, version=version, record=record)
 
     def _configure(self, settings: ShardSettings) -> None:
         self.shard.configure(settings)
@@ -113,7 +114,7 @@ class ShardNode:
     def _apply(self, request: ApplyRequest) -> object:
         reply = self.shard.apply_step(request)
         if not reply.repeated_request:
-            self._oracle.applied(self._index, self.shard.status().life, request, self._arena(request.epoch))
+            self._oracle.applied(self._index, self.shard.status().fence.life, request, self._arena(request.fence.epoch))
         return reply
 
     def _save(self, request: SaveRequest) -> object:
@@ -131,7 +132,7 @@ class ShardNode:
     def _create(self, spec: ShardSpec, content: Array) -> object:
         is_new = self.shard.create_variables(spec, Segments([content]))
         self._note_layout(spec)
-        self._oracle.created(self._index, self.shard.status().life, spec, self._arena(spec.epoch), is_new=is_new)
+        self._oracle.created(self._index, self.shard.status().fence.life, spec, self._arena(spec.epoch), is_new=is_new)
         return is_new
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
@@ -146,9 +147,9 @@ class ShardNode:
 
     def _see_restored(self, request: RestoreRequest) -> None:
         status = self.shard.status()
-        if status.epoch == request.spec.epoch and status.step == request.spec.initial_step:
+        if status.fence.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
-            self._oracle.restored(self._index, self.shard.status().life, request, status.step, self._arena(status.epoch))
+            self._oracle.restored(self._index, self.shard.status().fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
         self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes

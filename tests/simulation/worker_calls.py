@@ -62,7 +62,7 @@ class WorkerCalls:
         found = yield All([_single(Call(shard, "status")) for shard in self._shards])
         statuses: list[ShardStatus] = [one for one in found if not isinstance(one, PsError) and one.chief_address]
         if statuses:
-            newest = max(statuses, key=lambda one: one.chief_incarnation).chief_address
+            newest = max(statuses, key=lambda one: one.fence.chief_incarnation).chief_address
             if newest != self._chief:
                 self._world.seen["worker found the chief at another address"] += 1
                 self._chief = newest

@@ -256,7 +256,7 @@ class WorkerNode:
     def _commits(self, commit: PushCommit) -> None:
         self._commit = commit
         assert self._worker is not None
-        self._oracle.contributed(self._worker.state.participant.life, commit.push_id, commit.ranges)
+        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.ranges)
 
     def _lease(self, request: ask.Lease) -> Task:
         reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)
@@ -271,7 +271,7 @@ class WorkerNode:
         self._layouts = layouts(reply.placement, num_shards=self._num_shards)
         specs = [
             ShardSpec(
-                epoch=participant.epoch,
+                epoch=participant.era.epoch,
                 shard=index,
                 layout=layout,
                 optimizer=self._model.optimizer,
@@ -295,8 +295,7 @@ class WorkerNode:
         calls = []
         for index, layout in enumerate(self._layouts):
             header = PushHeader(
-                epoch=me.epoch,
-                life=me.life,
+                era=me.era,
                 push_id=request.push_id,
                 step=request.step,
                 layout_hash=layout.hash,
@@ -312,7 +311,7 @@ class WorkerNode:
             return
         me = self._participant
         try:
-            read = yield from self._at_all("read", [(me.epoch, request.step, one.hash, one.nbytes) for one in self._layouts])
+            read = yield from self._at_all("read", [(me.era.epoch, request.step, one.hash, one.nbytes) for one in self._layouts])
         except StepGone:
             self._world.seen["step gone before it was read"] += 1
             raise

@@ -20,6 +20,7 @@ from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
 from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
+from tests.support.eras import fence
 
 # Checkpoints of a tiny model for the tests of files, manifests and places.
 
@@ -62,10 +63,8 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
     return Checkpoint(
         tag=tag_of(step=step, epoch=epoch),
         cluster=cluster,
-        epoch=epoch,
+        fence=fence(epoch, 3, life=2**63 + 9),
         step=step,
-        chief_incarnation=3,
-        life=2**63 + 9,
         num_shards=len(files),
         record=ChiefRecord(model=MODEL, policy=PolicySpec(), settings_version=4, num_rollbacks=1, last_rollback="ps 1 was restarted"),
         placement=place(MODEL, num_shards=len(files)),

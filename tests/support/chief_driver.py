@@ -37,6 +37,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import PushId, ShardReport, ShardSettings, ShardStatus
+from tests.support.eras import fence
 
 
 def model_of(*shape: int, name: str = "w") -> ModelSpec:
@@ -76,7 +77,7 @@ class Driver:
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
         if find:
-            empty = ShardStatus(shard=0, process_incarnation=7, epoch=0, chief_incarnation=0, step=None, report=ShardReport())
+            empty = ShardStatus(shard=0, process_incarnation=7, fence=fence(0, 0, life=0), step=None, report=ShardReport())
             self.send(ShardsFound(statuses=(empty,) * num_shards))
         if adopt:
             for index in range(num_shards):

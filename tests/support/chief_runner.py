@@ -19,6 +19,7 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     TokenReply,
 )
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
@@ -35,7 +36,7 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardStatus,
 )
-from tests.support import skipping_loop
+from tests.support import eras, skipping_loop
 from tests.support.running_chief import MODEL
 
 
@@ -78,22 +79,20 @@ class FakeLink:
         identity = Identity(cluster="lockstep", role=Role.PARAMETER_SERVER, index=self.index, process_incarnation=self.process_incarnation)
         return HandshakeReply(identity=identity, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, chief_incarnation: int = 0) -> ShardStatus:
+    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         await self._answer("status")
         self.num_looks += 1
         fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
-        fields.update(
-            shard=self.index, process_incarnation=self.process_incarnation, step=self.step, epoch=self.epoch, report=ShardReport()
-        )
+        fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, report=ShardReport())
         fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
-        return ShardStatus(**{**fields, "chief_incarnation": self.chief_incarnation})
+        return ShardStatus(**{**fields, "fence": eras.fence(self.epoch, self.chief_incarnation)})
 
-    async def adopt(self, *, epoch: int, chief_incarnation: int, chief_address: str = "", life: int = 0, timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
         await self._answer("adopt")
-        self.epoch, self.chief_incarnation, self.chief_address = epoch, chief_incarnation, chief_address
+        self.epoch, self.chief_incarnation, self.chief_address = fence.epoch, fence.chief_incarnation, chief_address
         return self.adoption
 
-    async def keep_record(self, *, epoch: int, chief_incarnation: int, version: int, record: bytes, timeout_s: float) -> None:
+    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         await self._answer("keep_record")
         self.records[version] = record
 

@@ -17,25 +17,25 @@ from ps_protocol.roles.chief import DEFAULT_POLICY
 from ps_protocol.roles.shard import PushId, ShardSettings, ShardSpec
 from tests.support import skipping_loop
 from tests.support.chief_runner import FakeLink
+from tests.support.eras import fence
 
-APPLY = messages.ApplyStep(epoch=1, step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
-SAVE = messages.SaveStep(epoch=1, step=3, tag="step-000000003")
+APPLY = messages.ApplyStep(fence=fence(1, 5), step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+SAVE = messages.SaveStep(fence=fence(1, 5), step=3, tag="step-000000003")
 RECORD = ChiefRecord(model=None, policy=DEFAULT_POLICY, num_rollbacks=4)
 SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
 
 
 def adopting(epoch: int = 1) -> messages.AdoptShards:
-    return messages.AdoptShards(epoch=epoch, chief_incarnation=5)
+    return messages.AdoptShards(fence=fence(epoch, 5))
 
 
 def restoring(epoch: int = 2) -> messages.RestoreShards:
     return messages.RestoreShards(
-        epoch=epoch,
-        chief_incarnation=5,
+        fence=fence(epoch, 5),
         tag="step-000000003",
         manifest_sha256="ab",
         specs=tuple(ShardSpec(epoch=epoch, shard=index, layout=Layout(()), optimizer=SGD, initial_step=3) for index in range(2)),
-        settings=ShardSettings(epoch=epoch, chief_incarnation=5, version=0, step=3),
+        settings=ShardSettings(fence=fence(epoch, 5), version=0, step=3),
     )
 
 

@@ -11,8 +11,10 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec, layouts, place
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
 from tests.support.chief_driver import MODEL, Driver, Worker
+from tests.support.eras import fence
 
 
 @dataclass(slots=True)
@@ -35,11 +37,9 @@ class FakeShard:
             shard=index,
             report=ShardReport(),
             process_incarnation=self.process,
-            epoch=self.epoch,
-            chief_incarnation=self.chief,
+            fence=fence(self.epoch, self.chief, life=self.life),
             step=self.step,
             settings_version=self.settings_version,
-            life=self.life,
         )
 
     def pushes(self) -> tuple[WorkerPushes, ...]:
@@ -118,9 +118,9 @@ class RecoveryDriver(Driver):
         for order in taken:
             if isinstance(order, messages.AdoptShards | messages.RestoreShards):
                 # As the shell does: whatever is under way for an earlier epoch is given up.
-                self.to_apply = [work for work in self.to_apply if work.epoch >= order.epoch]
-                self.to_prepare = [work for work in self.to_prepare if work.epoch >= order.epoch]
-                self.to_configure = [work for work in self.to_configure if work.epoch >= order.epoch]
+                self.to_apply = [work for work in self.to_apply if work.fence.epoch >= order.fence.epoch]
+                self.to_prepare = [work for work in self.to_prepare if work.fence.epoch >= order.fence.epoch]
+                self.to_configure = [work for work in self.to_configure if work.fence.epoch >= order.fence.epoch]
         kinds = messages.RecoveryInstruction.__args__
         self.orders += [order for order in taken if isinstance(order, kinds)]
         if not self.is_manual:
@@ -135,18 +135,18 @@ class RecoveryDriver(Driver):
 
     def do(self, order: Any) -> None:
         match order:
-            case messages.AdoptShards(epoch=epoch, chief_incarnation=chief, life=life):
-                self._adopt(epoch, chief, life)
+            case messages.AdoptShards(fence=fence):
+                self._adopt(fence)
             case messages.KeepRecord(version=version, record=record):
                 for shard in self.shards if order.is_for_all else self.shards[:1]:
                     if version > shard.record_version:
                         shard.record, shard.record_version = record, version
-                self.send(messages.RecordKept(epoch=order.epoch, version=version))
+                self.send(messages.RecordKept(epoch=order.fence.epoch, version=version))
             case messages.FindCheckpoint(excluded=excluded, only=only):
                 self._find(excluded, only)
             case messages.RestoreShards():
                 self._restore(order)
-            case messages.SaveStep(tag=tag) if any(shard.epoch != order.epoch for shard in self.shards):
+            case messages.SaveStep(tag=tag) if any(shard.epoch != order.fence.epoch for shard in self.shards):
                 self.send(messages.SaveFailed(tag=tag, why="a process that has begun meanwhile refuses"))
             case messages.SaveStep(tag=tag, step=step):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
@@ -166,7 +166,7 @@ class RecoveryDriver(Driver):
         self.apply_at(*range(len(self.shards)))
         step = self.to_apply.pop(0)
         self.applied.append(step)
-        self.send(messages.StepApplied(step=step.step, epoch=step.epoch))
+        self.send(messages.StepApplied(step=step.step, epoch=step.fence.epoch))
 
     def apply_at(self, *shards: int) -> None:
         """Has only these shards apply the step that is to be applied; the chief does not hear of it."""
@@ -179,8 +179,7 @@ class RecoveryDriver(Driver):
                 continue
             shard.applied[order.step] = order.contributors
             shard.last_apply = ApplyRequest(
-                epoch=order.epoch,
-                chief_incarnation=shard.chief,
+                fence=replace(order.fence, chief_incarnation=shard.chief),
                 step=order.step,
                 contributors=order.contributors,
                 weights=order.weights,
@@ -212,12 +211,12 @@ class RecoveryDriver(Driver):
         )
         return self.ask(request)
 
-    def _adopt(self, epoch: int, chief: int, life: int) -> None:
+    def _adopt(self, fence: Fence) -> None:
         hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]
         for shard in self.shards:
-            if epoch > shard.epoch:
+            if fence.epoch > shard.epoch:
                 shard.last_apply = None
-            shard.epoch, shard.chief, shard.life = epoch, chief, life
+            shard.epoch, shard.chief, shard.life = fence.epoch, fence.chief_incarnation, fence.life
         kept = max(self.shards, key=lambda shard: shard.record_version)
         for index, shard in enumerate(self.shards):
             if index == len(self.shards) - 1 and kept.record is not None:
@@ -241,22 +240,26 @@ class RecoveryDriver(Driver):
             messages.CheckpointFound(
                 checkpoint=found[-1] if found else None,
                 manifest_sha256="ab" * 32,
-                highest_epoch=max((c.epoch for c in there), default=0),
+                highest_epoch=max((c.fence.epoch for c in there), default=0),
             )
         )
 
     def _restore(self, order: messages.RestoreShards) -> None:
         if self.unreadable:
-            self.send(messages.RestoreFailed(epoch=order.epoch, tag=order.tag, why=self.unreadable, is_damaged=False, is_passing=True))
+            self.send(
+                messages.RestoreFailed(epoch=order.fence.epoch, tag=order.tag, why=self.unreadable, is_damaged=False, is_passing=True)
+            )
             return
         if order.tag in self.damaged:
             why = "ps-0 is not what was written"
-            self.send(messages.RestoreFailed(epoch=order.epoch, tag=order.tag, why=why, is_damaged=True))
+            self.send(messages.RestoreFailed(epoch=order.fence.epoch, tag=order.tag, why=why, is_damaged=True))
             return
         step = self.storage[order.tag].step
         for shard in self.shards:
-            assert order.epoch > shard.epoch, "restored under an epoch that the shard has had"
-            shard.epoch, shard.chief, shard.step, shard.last_apply = order.epoch, order.chief_incarnation, step, None
-            shard.life = order.life
+            assert order.fence.epoch > shard.epoch, "restored under an epoch that the shard has had"
+            shard.epoch, shard.chief, shard.step, shard.last_apply = order.fence.epoch, order.fence.chief_incarnation, step, None
+            shard.life = order.fence.life
             shard.applied = {number: made_of for number, made_of in shard.applied.items() if number < step}
-        self.send(messages.ShardsRestored(epoch=order.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards)))
+        self.send(
+            messages.ShardsRestored(epoch=order.fence.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards))
+        )

@@ -12,10 +12,14 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.shard import PushHeader, PushId, ShardStatus
+from tests.support.eras import era, fence
 from tests.support.faults import Flaky
 from worker_client import Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
+
+# Of a cluster inside one process.
+_INNER_LIFE = 1
 
 
 class RollingCluster:
@@ -79,22 +83,22 @@ class RollingCluster:
         """Returns what a caller has given as the cluster behind knows it."""
         match value:
             case Participant():
-                self._check_epoch(value.epoch, value.life)
+                self._check_epoch(value.era.epoch, value.era.life)
                 if (value.kind, value.index) not in self.registered:
                     raise LeaseExpired(f"worker {value.index} (incarnation {value.incarnation}) is not registered here. Register again")
-                return dataclasses.replace(value, epoch=1, life=0, incarnation=value.incarnation + self._offset(value.index))
+                return dataclasses.replace(value, era=era(1, life=_INNER_LIFE), incarnation=value.incarnation + self._offset(value.index))
             case PushCommit():
                 return dataclasses.replace(value, push_id=self._push_id(value.push_id))
             case PushHeader():
-                self._check_epoch(value.epoch, value.life)
-                return dataclasses.replace(value, epoch=1, life=0, push_id=self._push_id(value.push_id))
+                self._check_epoch(value.era.epoch, value.era.life)
+                return dataclasses.replace(value, era=era(1, life=_INNER_LIFE), push_id=self._push_id(value.push_id))
         return value
 
     def outside(self, registration: Registration) -> Registration:
         """Returns a registration as the caller is to see it."""
         inner = registration.participant
         incarnation = inner.incarnation - self._offset(inner.index)
-        participant = dataclasses.replace(inner, epoch=self.epoch, life=self.life, incarnation=incarnation)
+        participant = dataclasses.replace(inner, era=era(self.epoch, life=self.life), incarnation=incarnation)
         self.registered.add((inner.kind, inner.index))
         return dataclasses.replace(registration, participant=participant, lease_s=self.lease_s)
 
@@ -113,8 +117,8 @@ class RollingCluster:
     def _offset(self, worker: int) -> int:
         return self.incarnation_offsets.get(worker, 0)
 
-    def _check_epoch(self, epoch: int, life: int = 0) -> None:
-        if life not in (0, self.life):
+    def _check_epoch(self, epoch: int, life: int | None = None) -> None:
+        if life not in (None, self.life):
             raise EpochMismatch("the cluster that you have joined was lost as a whole. Connect again")
         if epoch != self.epoch:
             raise EpochMismatch(f"cluster epoch is {self.epoch}, you have {epoch} (rolled back to step 0). Connect again")
@@ -148,7 +152,7 @@ class _Shard:
         return self._cluster.inner.shards[self._index].create_variables(spec, *arguments, **named)
 
     def status(self) -> ShardStatus:
-        return dataclasses.replace(self._cluster.inner.shards[self._index].status(), epoch=self._cluster.epoch)
+        return dataclasses.replace(self._cluster.inner.shards[self._index].status(), fence=fence(self._cluster.epoch))
 
     def close(self) -> None:
         """Does nothing: there is no connection."""

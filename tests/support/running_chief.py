@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from chief.config import ChiefConfig
 from chief.options import CoordinationConfig
@@ -31,6 +32,7 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
+from tests.support.eras import LIFE
 
 _requests = itertools.count(1)
 
@@ -99,7 +101,8 @@ class RunningChief:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._server = ChiefServer(self._config)
+        with mock.patch("chief.serving.runner.new_life", return_value=LIFE):
+            self._server = ChiefServer(self._config)
         try:
             await self._server.start()
             self.address = self._server.address
@@ -164,7 +167,9 @@ class Worker:
         self._layouts = layouts(reply.placement, num_shards=len(self.shards))
         if reply.state is ModelState.INITIALIZE:
             for index, (shard, layout) in enumerate(zip(self.shards, self._layouts, strict=True)):
-                spec = ShardSpec(epoch=self.participant.epoch, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt)
+                spec = ShardSpec(
+                    epoch=self.participant.era.epoch, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt
+                )
                 shard.create_variables(spec, Segments([aligned_bytes(layout.nbytes)]))
             self.chief.complete_initialization(self.participant, attempt=reply.attempt)
         return reply
@@ -176,7 +181,7 @@ class Worker:
         results = set()
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             if is_sent:
-                header = PushHeader(epoch=self.participant.epoch, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
+                header = PushHeader(era=self.participant.era, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
                 arena = aligned_bytes(layout.nbytes)
                 for index in range(len(layout.slices)):
                     layout.view(arena, index)[...] = value
@@ -188,7 +193,7 @@ class Worker:
         values = {}
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             arena = aligned_bytes(layout.nbytes)
-            shard.read_variables(Segments([arena]), epoch=self.participant.epoch, step=None, layout_hash=layout.hash)
+            shard.read_variables(Segments([arena]), epoch=self.participant.era.epoch, step=None, layout_hash=layout.hash)
             values.update({piece.variable.name: layout.view(arena, index).tolist() for index, piece in enumerate(layout.slices)})
         return values
 

@@ -28,6 +28,7 @@ from ps_protocol.roles.shard import (
     ShardSpec,
     SparsePart,
 )
+from tests.support.eras import era, fence
 
 NUM_WORKERS = 2
 CHIEF = 2
@@ -65,12 +66,12 @@ class ShardedTraining:
     def settings(self) -> ShardSettings:
         """How the shards work."""
         version = 1 if self.optimizers else 0
-        return ShardSettings(epoch=self.epoch, chief_incarnation=CHIEF, version=version, step=self.step, optimizers=self.optimizers)
+        return ShardSettings(fence=fence(self.epoch, CHIEF), version=version, step=self.step, optimizers=self.optimizers)
 
     def create(self) -> None:
         """Adopts the shards and creates the variables."""
         for index, shard in enumerate(self.shards):
-            shard.adopt(epoch=self.epoch, chief_incarnation=CHIEF)
+            shard.adopt(fence(self.epoch, CHIEF))
             pieces = [self._arena(index, seed=0)]
             for piece in self.layouts[index].tables:
                 if piece.variable.initializer is None:
@@ -83,7 +84,7 @@ class ShardedTraining:
         """So many steps; each worker's gradients depend on the step only. Every other step has none of the last variable, a table."""
         for _ in range(num_steps):
             push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=self.step + 1) for worker in range(NUM_WORKERS))
-            request = ApplyRequest(epoch=self.epoch, chief_incarnation=CHIEF, step=self.step, contributors=push_ids)
+            request = ApplyRequest(fence=fence(self.epoch, CHIEF), step=self.step, contributors=push_ids)
             for index, shard in enumerate(self.shards):
                 for push_id in push_ids:
                     self.push(index, push_id)
@@ -92,10 +93,7 @@ class ShardedTraining:
 
     def save(self, tag: str) -> Checkpoint:
         """Saves the present step and makes the checkpoint whole."""
-        requests = [
-            SaveRequest(epoch=self.epoch, chief_incarnation=CHIEF, step=self.step, tag=tag, num_shards=len(self.shards))
-            for _ in self.shards
-        ]
+        requests = [SaveRequest(fence=fence(self.epoch, CHIEF), step=self.step, tag=tag, num_shards=len(self.shards)) for _ in self.shards]
         for shard, request in zip(self.shards, requests, strict=True):
             assert shard.save(request).state in (SaveState.WRITING, SaveState.DONE)
         files = []
@@ -106,9 +104,8 @@ class ShardedTraining:
         checkpoint = Checkpoint(
             tag=tag,
             cluster="lockstep",
-            epoch=self.epoch,
+            fence=fence(self.epoch, CHIEF),
             step=self.step,
-            chief_incarnation=CHIEF,
             num_shards=len(self.shards),
             record=ChiefRecord(model=self.model, policy=PolicySpec(), optimizers=self.optimizers),
             placement=self.placement,
@@ -120,13 +117,15 @@ class ShardedTraining:
     def restore_request(self, index: int, tag: str) -> RestoreRequest:
         """What the chief asks a shard for, once epoch and step are the new ones."""
         sha256 = manifest_sha256(open_storage(self.checkpoint_dir).manifest(tag))
-        return RestoreRequest(chief_incarnation=CHIEF, spec=self.spec(index), tag=tag, manifest_sha256=sha256, settings=self.settings)
+        return RestoreRequest(
+            fence=fence(self.epoch, CHIEF), spec=self.spec(index), tag=tag, manifest_sha256=sha256, settings=self.settings
+        )
 
     def restore(self, tag: str, *, step: int, epoch: int) -> None:
         """Brings all shards back to a checkpoint."""
         self.step, self.epoch = step, epoch
         for shard in self.shards:
-            shard.adopt(epoch=epoch, chief_incarnation=CHIEF)
+            shard.adopt(fence(epoch, CHIEF))
         for index, shard in enumerate(self.shards):
             request = self.restore_request(index, tag)
             if not shard.restore(request).is_done:
@@ -181,7 +180,7 @@ class ShardedTraining:
             parts.append(SparsePart(table=position, num_rows=int(is_here.sum())))
             pieces += [_bytes_of(rows[is_here] - piece.start), _bytes_of(values[is_here])]
         header = PushHeader(
-            epoch=self.epoch,
+            era=era(self.epoch),
             push_id=push_id,
             step=self.step,
             layout_hash=layout.hash,

@@ -31,6 +31,7 @@ from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard,
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.local import InProcessShard
+from tests.support.eras import era, fence
 
 # All workers of a test behind one Shard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
 
@@ -76,7 +77,7 @@ class SharingWorkers(ForwardingShard):
         """Pushes as the worker in the header."""
         if self._layout is None or header.layout_hash != self._layout.hash:
             return self.shard.push_gradients(header, gradients, timeout_s=timeout_s)
-        shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.epoch)
+        shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.era.epoch)
         return shard.push_gradients(header, gradients, timeout_s=timeout_s)
 
     def read_variables(
@@ -237,7 +238,7 @@ class Trainer:
 
     def adopt(self) -> None:
         """Puts the shard under the chief."""
-        self.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+        self.shard.adopt(fence(EPOCH, CHIEF))
 
     def create(self, value: float = 0.0, **changes: int) -> bool:
         """Adopts the shard and creates the variables."""
@@ -271,7 +272,7 @@ class Trainer:
             self._sequences[worker, incarnation] = sequence
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
         return PushHeader(
-            epoch=epoch,
+            era=era(epoch),
             push_id=push_id,
             step=step,
             layout_hash=self.layout.hash,
@@ -322,8 +323,7 @@ class Trainer:
     ) -> ApplyRequest:
         """What the chief would ask for; the contributors in the order of their ids."""
         return ApplyRequest(
-            epoch=epoch,
-            chief_incarnation=chief_incarnation,
+            fence=fence(epoch, chief_incarnation),
             step=step,
             contributors=tuple(sorted(contributors)),
             weights=weights,
@@ -354,8 +354,7 @@ class Trainer:
         """Changes how the shard works."""
         self.shard.configure(
             ShardSettings(
-                epoch=EPOCH,
-                chief_incarnation=chief_incarnation,
+                fence=fence(EPOCH, chief_incarnation),
                 version=version,
                 step=step,
                 accepts_stale=accepts_stale,

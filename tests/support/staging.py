@@ -7,6 +7,7 @@ from ps_server.contributions.inbox import Contribution, Inbox
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagingMemory
 from ps_server.numbers.memory import BufferPool, MemoryBudget
+from tests.support.eras import era
 
 NBYTES = 64
 LAYOUT = Layout([VariableSlice(variable=VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(16,)), start=0, stop=16)])
@@ -29,7 +30,7 @@ class StagingShard:
         self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, memory_slot: int | None = None
     ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=LAYOUT.hash, memory_slot=memory_slot)
+        header = PushHeader(era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, memory_slot=memory_slot)
         return self.inbox.open(header, current_step=self.step)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:

@@ -219,7 +219,7 @@ class ChiefLink:
             log.debug("asked for the chief, %s does not answer: %s", address, error.message)
             return
         if status.chief_address:
-            found.append((status.chief_incarnation, status.chief_address))
+            found.append((status.fence.chief_incarnation, status.chief_address))
 
 
 def machine_name() -> str:

@@ -236,7 +236,7 @@ class GrpcTransport:
         try:
             return share_memory(
                 shard,
-                epoch=participant.epoch,
+                epoch=participant.era.epoch,
                 worker=participant.index,
                 incarnation=participant.incarnation,
                 layout=layout,

@@ -216,7 +216,7 @@ class WorkerState:
         `is_accepted`: the chief had said that it counts.
         """
         if commit is not None and commit.staged:
-            if giver.era == self.participant.era and is_accepted:
+            if giver.shares_era(self.participant) and is_accepted:
                 # No epoch has risen since, nor has the cluster begun anew.
                 result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=self.global_step, applied_step=commit.step)
                 return push_of(result, step=step, is_finished=self.is_finished)

@@ -134,7 +134,7 @@ class Worker:
                 yield from self._await_other(registration.participant, error)
         self._present, self._may_compute = self.state, True
         self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
-        if registration.participant.era != former.era:
+        if not registration.participant.shares_era(former):
             self.num_rollbacks += 1
         yield Arrived(former, cause)
         # It holds the frames that it came through, and so this one: if that held it too, the variables of servers that are gone would stay.

@@ -142,16 +142,16 @@ class WorkerCalls:
         """Says where the worker goes on, and why there."""
         state = self.worker.state
         participant, step = state.participant, state.local_step
-        if participant.era == former.era:
+        if participant.shares_era(former):
             # What was closed under it was closed because of that.
             why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
             return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"
         with suppress(PsError):
             found = self._member.status(max_ledger_entries=0, timeout_s=_STATUS_S)
-            if found.epoch == participant.epoch and f"(epoch {found.epoch})" in found.last_rollback:
+            if found.epoch == participant.era.epoch and f"(epoch {found.epoch})" in found.last_rollback:
                 is_there = found.last_rollback.startswith(f"rolled back to step {step} ")
                 return found.last_rollback if is_there else f"{found.last_rollback}; goes on at step {step}"
-        return f"rolled back to step {step} (epoch {participant.epoch}): {_without_advice(cause)}"
+        return f"rolled back to step {step} (epoch {participant.era.epoch}): {_without_advice(cause)}"
 
     # -- counting and waiting
 
@@ -194,7 +194,7 @@ class WorkerCalls:
             note_outcome(
                 history,
                 commit.push_id,
-                epoch=participant.epoch,
+                epoch=participant.era.epoch,
                 outcome=outcome.name,
                 step=commit.step,
                 applied_step=result.applied_step,

@@ -78,7 +78,7 @@ class SharedPlace:
     def _register(self, request: Register) -> Registration:
         former, found = request.former, self._link.register_again(request.former, held=request.held)
         if found.participant == former and found.chief_incarnation != self.place.registration.chief_incarnation:
-            log.info("registered again index=%d epoch=%d chief=%d", former.index, former.epoch, found.chief_incarnation)
+            log.info("registered again index=%d epoch=%d chief=%d", former.index, former.era.epoch, found.chief_incarnation)
         return found
 
     def _agree(self, request: Agree) -> ModelReply:

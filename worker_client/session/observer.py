@@ -159,7 +159,7 @@ class Observer:
             except LOST as error:
                 patience = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
                 run(self._member.place.await_other(participant, error, patience), self._member.acts)
-                log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.epoch, error.message)
+                log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.era.epoch, error.message)
                 self._step = None
 
     def _model(self, wait: Wait) -> tuple[VariableMemory, ModelReader]:

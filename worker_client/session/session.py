@@ -70,7 +70,7 @@ class Session:
     @property
     def epoch(self) -> int:
         """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
-        return self._worker.state.participant.epoch
+        return self._worker.state.participant.era.epoch
 
     @property
     def num_rollbacks(self) -> int:

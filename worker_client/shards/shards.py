@@ -123,7 +123,7 @@ class Shards:
 
     def __init__(self, transport: Transport, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
         self.participant = registration.participant
-        self.epoch = registration.participant.epoch
+        self.epoch = registration.participant.era.epoch
         self._transport = transport
         # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
         self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
@@ -263,11 +263,10 @@ class Shards:
         def header(index: int) -> PushHeader:
             part = parts[index]
             return PushHeader(
-                epoch=self.epoch,
+                era=self.participant.era,
                 push_id=push_id,
                 step=step,
                 layout_hash=layout_hashes[index],
-                life=self.participant.life,
                 sparse=part.sparse,
                 absent=part.absent,
                 metrics={} if index else metrics,
@@ -327,8 +326,8 @@ class Shards:
 
         def names(index: int, shard: Shard, timeout_s: float) -> tuple[str, ...]:
             status = shard.status()
-            if status.epoch != self.epoch:
-                raise EpochMismatch(f"ps {index}: cluster epoch is {status.epoch}, you have epoch {self.epoch}")
+            if status.fence.epoch != self.epoch:
+                raise EpochMismatch(f"ps {index}: cluster epoch is {status.fence.epoch}, you have epoch {self.epoch}")
             return status.slots
 
         return sorted({name for shard_names in self.each("list the slots", names) for name in shard_names})

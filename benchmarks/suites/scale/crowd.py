@@ -19,6 +19,7 @@ from benchmarks.suites.scale.calls import Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
+from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import PushHeader, PushId
 from ps_protocol.rpc.channel import open_aio_channel
 from ps_protocol.rpc.chief import GrpcChief
@@ -52,7 +53,7 @@ class CrowdWorker:
         self._calls = Calls(crowd.chief)
         self._index = index
         self._step = self._sequence = 0
-        self._participant = Participant(epoch=0, kind=ParticipantKind.WORKER, index=index, incarnation=0)
+        self.participant = Participant(era=NOBODY.era, kind=ParticipantKind.WORKER, index=index, incarnation=0)
         self._heart: asyncio.Task[None] | None = None
 
     async def register(self) -> Sequence[str]:
@@ -61,7 +62,7 @@ class CrowdWorker:
             kind=ParticipantKind.WORKER, index=self._index, host="crowd", pid=os.getpid(), request_id=random.getrandbits(62)
         )
         answer = await self._calls.register(codec.encode(request))
-        self._participant = codec.decode(Registration, answer).participant
+        self.participant = codec.decode(Registration, answer).participant
         self._step = answer.global_step
         self._heart = asyncio.get_running_loop().create_task(self._beat(decode_duration(answer.lease) / 3))
         return tuple(answer.shard_addresses)
@@ -77,7 +78,7 @@ class CrowdWorker:
         commit: PushCommit | None = PushCommit(push_id=self._push_id, step=self._step, staged=True)
         while True:
             request = pb.DequeueTokenRequest(
-                participant=codec.encode(self._participant),
+                participant=codec.encode(self.participant),
                 local_step=self._step,
                 request_id=self._sequence,
                 max_wait=encode_max_wait(_MAX_WAIT_S),
@@ -93,17 +94,17 @@ class CrowdWorker:
         """Leaves the cluster."""
         if self._heart is not None:
             self._heart.cancel()
-        await self._calls.leave(pb.DeregisterWorkerRequest(participant=codec.encode(self._participant)))
+        await self._calls.leave(pb.DeregisterWorkerRequest(participant=codec.encode(self.participant)))
 
     @property
     def _push_id(self) -> PushId:
-        return PushId(worker=self._index, incarnation=self._participant.incarnation, sequence=self._sequence)
+        return PushId(worker=self._index, incarnation=self.participant.incarnation, sequence=self._sequence)
 
     async def _beat(self, interval_s: float) -> None:
         await asyncio.sleep(interval_s * random.random())  # machines do not start at the same moment
         while True:
             try:
-                await self._calls.heartbeat(pb.HeartbeatRequest(participant=codec.encode(self._participant)))
+                await self._calls.heartbeat(pb.HeartbeatRequest(participant=codec.encode(self.participant)))
             except Exception as error:
                 print(f"ERROR heartbeat of worker {self._index}: {error!r}", flush=True)
                 raise
@@ -124,7 +125,7 @@ async def _run(crowd: Crowd, station: Station) -> None:
     shard: Any = open_aio_channel(addresses[0][0]).unary_unary(_PUSH)
 
     def header(push_id: PushId, step: int) -> PushHeader:
-        return PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout_hash)
+        return PushHeader(era=workers[0].participant.era, push_id=push_id, step=step, layout_hash=layout_hash)
 
     for _ in range(crowd.num_rounds):
         await _some_at_once([worker.push(shard, header, gradient) for worker in workers])

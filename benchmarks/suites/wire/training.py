@@ -14,6 +14,7 @@ from lockstep.demo.digits import DEFAULT, evaluate, initial_values, load_digits,
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, VariableSpec, data_type_of
+from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
@@ -52,7 +53,7 @@ class Training:
         self.step_number = 0
         for name, value in values.items():
             self._memory.views[name][...] = value
-        shard.adopt(epoch=_EPOCH, chief_incarnation=_CHIEF)
+        shard.adopt(Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF))
         shard.create_variables(ShardSpec(epoch=_EPOCH, shard=0, layout=self._layout, optimizer=optimizer), self._memory.segments[0])
         shard.know_layout(self._layout)
 
@@ -68,11 +69,13 @@ class Training:
             compute(worker, staging.views)
             part = parts_of.parts(staging.stage(staging.views, step=self.step_number))[0]
             push_id = PushId(worker=worker, incarnation=1, sequence=self.step_number + 1)
-            header = PushHeader(epoch=_EPOCH, push_id=push_id, step=self.step_number, layout_hash=self._layout.hash)
+            header = PushHeader(era=Era(life=1, epoch=_EPOCH), push_id=push_id, step=self.step_number, layout_hash=self._layout.hash)
             header = replace(header, absent=part.absent, encoding=part.encoding, encoded_bytes=part.encoded_bytes)
             self._shard.push_gradients(header, part.segments)
             push_ids.append(push_id)
-        request = ApplyRequest(epoch=_EPOCH, chief_incarnation=_CHIEF, step=self.step_number, contributors=tuple(push_ids))
+        request = ApplyRequest(
+            fence=Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF), step=self.step_number, contributors=tuple(push_ids)
+        )
         self.step_number = self._shard.apply_step(request).step
 
 

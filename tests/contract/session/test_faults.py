@@ -15,6 +15,7 @@ from ps_protocol.errors import InternalError, LeaseExpired, StepGone, TooManyPus
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
 from ps_protocol.roles.shard import PushReply, PushResult
+from tests.support.eras import era
 from tests.support.faults import Flaky
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
@@ -225,7 +226,7 @@ class FakeChief:
 
 
 def beating(chief: Any) -> Heartbeat:
-    participant = Participant(epoch=1, kind=ParticipantKind.WORKER, index=3, incarnation=1)
+    participant = Participant(era=era(1), kind=ParticipantKind.WORKER, index=3, incarnation=1)
     heartbeat = Heartbeat(lambda: chief.heartbeat(participant), index=3, lease_s=0.03)
     heartbeat.start()
     return heartbeat

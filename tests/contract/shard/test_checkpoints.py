@@ -25,6 +25,7 @@ from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
 from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, Shard
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
+from tests.support.eras import fence
 from tests.support.sharded_training import CHIEF, ShardedTraining, metrics_of
 from tests.support.shards import TRANSPORTS, SharingWorkers, Trainer, open_shard
 from tests.support.waiting import wait_until
@@ -186,7 +187,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(open_training: Open) -> None:
     training.create()
     training.train(2)
     expected = training.state()
-    requests = [SaveRequest(epoch=3, chief_incarnation=CHIEF, step=2, tag="t", num_shards=2)] * 2
+    requests = [SaveRequest(fence=fence(3, CHIEF), step=2, tag="t", num_shards=2)] * 2
     for shard, request in zip(training.shards, requests, strict=True):
         shard.save(request)
     training.train(5)
@@ -218,9 +219,9 @@ def test_save_of_another_step_is_refused(open_training: Open, transport: str) ->
     training.create()
     training.train(1)
     with pytest.raises(StepMismatch, match="step 0 cannot be saved, it is at step 1"):
-        training.shards[0].save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t"))
+        training.shards[0].save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
     with pytest.raises(Superseded):
-        training.shards[0].save(SaveRequest(epoch=3, chief_incarnation=CHIEF - 1, step=1, tag="t"))
+        training.shards[0].save(SaveRequest(fence=fence(3, CHIEF - 1), step=1, tag="t"))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -229,7 +230,7 @@ def test_shard_without_a_place_for_checkpoints_says_so(socket_dir: Path, transpo
         trainer = Trainer(shard)
         trainer.create()
         with pytest.raises(CheckpointStorageMissing, match="without --checkpoint-dir"):
-            shard.save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t"))
+            shard.save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
 
 
 def test_save_that_failed_is_said_and_can_be_tried_again(open_training: Open, tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_save_that_failed_is_said_and_can_be_tried_again(open_training: Open, tm
     # A file where the directory should be.
     blocking = tmp_path / "checkpoints"
     blocking.write_text("")
-    request = SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t")
+    request = SaveRequest(fence=fence(3, CHIEF), step=0, tag="t")
     training.shards[0].save(request)
     progress = training.shards[0].save(request, max_wait_s=10.0)
     assert progress.state is SaveState.FAILED and progress.failure is not None and "t.incomplete" in progress.failure.message
@@ -272,7 +273,7 @@ def test_what_cannot_be_restored_leaves_the_values_that_are_there(open_training:
     other = dataclasses.replace(VARIABLES[0], shape=(13, 8))
     stranger = dataclasses.replace(training.model, variables=(other, *VARIABLES[1:]))
     wrong = dataclasses.replace(training, model=stranger, epoch=4)
-    training.shards[0].adopt(epoch=4, chief_incarnation=CHIEF)
+    training.shards[0].adopt(fence(4, CHIEF))
     request = wrong.restore_request(0, "t")
     with pytest.raises(CheckpointMismatch, match=r"variable 'w' has shape \(13, 7\)"):
         training.shards[0].restore(request, max_wait_s=10.0)
@@ -288,12 +289,12 @@ def test_what_cannot_be_restored_leaves_the_values_that_are_there(open_training:
 def test_adoption_brings_what_a_successor_must_know(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     shard = training.shards[0]
-    assert shard.adopt(epoch=3, chief_incarnation=1, chief_address="host:1") == Adoption(step=None, layout_hash="")
+    assert shard.adopt(fence(3, 1), chief_address="host:1") == Adoption(step=None, layout_hash="")
     training.create()
     training.train(20)
     for version, record in ((2, b"two"), (1, b"one"), (3, b"three")):
-        shard.keep_record(epoch=3, chief_incarnation=CHIEF, version=version, record=record)
-    adoption = shard.adopt(epoch=3, chief_incarnation=CHIEF + 1, chief_address="host:2")
+        shard.keep_record(fence(3, CHIEF), version=version, record=record)
+    adoption = shard.adopt(fence(3, CHIEF + 1), chief_address="host:2")
     assert (adoption.step, adoption.record, adoption.record_version) == (20, b"three", 3)
     assert adoption.last_apply is not None and adoption.last_apply.step == 19
     assert adoption.last_apply.contributors == tuple(PushId(worker=worker, incarnation=1, sequence=20) for worker in (0, 1))
@@ -303,7 +304,7 @@ def test_adoption_brings_what_a_successor_must_know(open_training: Open, transpo
     status = shard.status()
     assert status.chief_address == "host:2" and status.chief_heard_ago_s is not None
     with pytest.raises(Superseded):
-        shard.keep_record(epoch=3, chief_incarnation=CHIEF, version=9, record=b"")
+        shard.keep_record(fence(3, CHIEF), version=9, record=b"")
 
 
 def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> None:
@@ -313,6 +314,6 @@ def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> No
     training.save("t")
     training.train(3)
     training.restore("t", step=2, epoch=4)
-    adoption = training.shards[0].adopt(epoch=4, chief_incarnation=CHIEF)
+    adoption = training.shards[0].adopt(fence(4, CHIEF))
     assert [[push.step for push in pushes.applied] for pushes in adoption.pushes] == [[0, 1], [0, 1]]
     assert adoption.last_apply is None

@@ -13,20 +13,21 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.shard import Adoption, PushId, Shard
+from tests.support.eras import era, fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, Trainer
 
 # Adoption and fences
 
 
 def test_fresh_shard_has_no_step(shard: Shard) -> None:
-    assert shard.adopt(epoch=1, chief_incarnation=1) == Adoption(step=None, layout_hash="")
-    assert shard.adopt(epoch=1, chief_incarnation=1) == Adoption(step=None, layout_hash="")
+    assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
+    assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
 
 
 def test_adoption_tells_where_the_shard_stands(trainer: Trainer) -> None:
     trainer.create()
     trainer.train(0)
-    adoption = trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1)
+    adoption = trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
     assert (adoption.step, adoption.layout_hash) == (1, MIXED.hash)
 
 
@@ -34,14 +35,14 @@ def test_adoption_tells_where_the_shard_stands(trainer: Trainer) -> None:
 def test_earlier_chief_is_superseded(trainer: Trainer, epoch: int, chief_incarnation: int) -> None:
     trainer.adopt()
     with pytest.raises(Superseded):
-        trainer.shard.adopt(epoch=epoch, chief_incarnation=chief_incarnation)
+        trainer.shard.adopt(fence(epoch, chief_incarnation))
 
 
 def test_earlier_chief_cannot_apply(trainer: Trainer) -> None:
     trainer.create()
     header = trainer.header()
     trainer.push(header)
-    trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1)
+    trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
     with pytest.raises(Superseded, match=f"chief incarnation {CHIEF + 1} has adopted it"):
         trainer.apply(header.push_id)
     assert trainer.apply(header.push_id, chief_incarnation=CHIEF + 1).step == 1
@@ -51,11 +52,11 @@ def test_earlier_chief_of_an_earlier_epoch_hears_that_it_is_superseded_and_not_t
     """What it does then is to end; for one that rules, another epoch at a server would mean that the training has failed."""
     trainer.create()
     header = trainer.header()
-    trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 1)
+    trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 1))
     with pytest.raises(Superseded, match="end this chief"):
         trainer.apply(header.push_id)
     with pytest.raises(Superseded, match="end this chief"):
-        trainer.shard.keep_record(epoch=EPOCH, chief_incarnation=CHIEF, version=1, record=b"")
+        trainer.shard.keep_record(fence(EPOCH, CHIEF), version=1, record=b"")
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])
@@ -88,7 +89,7 @@ def test_later_epoch_drops_what_is_staged(trainer: Trainer) -> None:
     trainer.create()
     header = trainer.header()
     trainer.push(header)
-    trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+    trainer.shard.adopt(fence(EPOCH + 1, CHIEF))
     assert trainer.shard.status().report.num_staged == 0
     with pytest.raises(ContributionMissing):
         trainer.apply(header.push_id, epoch=EPOCH + 1)
@@ -104,25 +105,24 @@ def test_contribution_of_another_life_is_refused(trainer: Trainer) -> None:
     Memory is shared with one process, which is of one life.
     """
     trainer.create()
-    trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, life=2**63 + 5)
-    assert trainer.shard.status().life == 2**63 + 5
+    trainer.shard.adopt(fence(EPOCH, CHIEF + 1, life=2**63 + 5))
+    assert trainer.shard.status().fence.life == 2**63 + 5
     mine = trainer.header()
     with pytest.raises(EpochMismatch, match="the cluster has begun anew since you joined it"):
-        trainer.push(dataclasses.replace(mine, life=7))
+        trainer.push(mine)
     assert trainer.shard.status().report.num_staged == 0
-    trainer.push(dataclasses.replace(mine, life=2**63 + 5))
-    trainer.push(trainer.header(worker=1))  # of one that knows no life
-    assert trainer.shard.status().report.num_staged == 2
+    trainer.push(dataclasses.replace(mine, era=era(EPOCH, life=2**63 + 5)))
+    assert trainer.shard.status().report.num_staged == 1
 
 
 def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:
     trainer.create()
-    trainer.shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, life=5)
+    trainer.shard.adopt(fence(EPOCH, CHIEF + 1, life=5))
     with pytest.raises(Superseded, match="a chief of another life of the cluster has adopted it"):
-        trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 1, life=6)
-    assert trainer.shard.status().epoch == EPOCH
-    trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF + 2, life=6)
-    assert trainer.shard.status().life == 6, "that one has looked at who was here"
+        trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 1, life=6))
+    assert trainer.shard.status().fence.epoch == EPOCH
+    trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 2, life=6))
+    assert trainer.shard.status().fence.life == 6, "that one has looked at who was here"
 
 
 # The end
@@ -142,4 +142,4 @@ def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None
 def test_shard_that_nobody_adopted_can_be_shut_down(shard: Shard) -> None:
     shard.shutdown(epoch=0, reason="not needed")
     with pytest.raises(ShuttingDown):
-        shard.adopt(epoch=1, chief_incarnation=1)
+        shard.adopt(fence(1, 1))

@@ -10,6 +10,7 @@ from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessag
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.shard import Metric, PushId, PushResult, Shard
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 
 SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2)))
@@ -253,7 +254,7 @@ def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> No
     faster = OptimizerSpec(name="sgd", learning_rate=constant(8.0))
     small.configure(4, applies_on_arrival=True, optimizers=((small.optimizer, faster),))
     small.push(small.header())
-    adoption = small.shard.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+    adoption = small.shard.adopt(fence(EPOCH + 1, CHIEF))
     assert (adoption.step, small.shard.status().settings_version) == (1, 0)
     header = small.header(step=1, epoch=EPOCH + 1)
     assert small.push(header).result is PushResult.STAGED

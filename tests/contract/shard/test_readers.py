@@ -13,6 +13,7 @@ from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
 from ps_server.shard.shard import Shard as ServedShard
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
@@ -29,13 +30,13 @@ class _Fixture:
 
     def __init__(self) -> None:
         self.store = ServedShard(index=0, process_incarnation=1)
-        self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+        self.store.adopt(fence(EPOCH, CHIEF))
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0), LAYOUT)
         with self.store.open_creation(self.words.spec()) as creation:
             creation.write(0, bytes(self.words.spec().content_bytes))
             creation.finish()
-        self.store.configure(ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1, step=0, accepts_stale=True))
+        self.store.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, step=0, accepts_stale=True))
 
     def push(self) -> PushHeader:
         header = self.words.header()
@@ -45,7 +46,7 @@ class _Fixture:
         return header
 
     def step(self, step: int) -> None:
-        request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=(self.push().push_id,))
+        request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=step, contributors=(self.push().push_id,))
         self.store.apply_step(request)
 
 

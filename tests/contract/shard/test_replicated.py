@@ -12,6 +12,7 @@ from ps_protocol.errors import Cancelled, NotInitialized, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
 from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply, PushResult, Shard
+from tests.support.eras import era, fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, open_shard
 from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
@@ -68,10 +69,10 @@ class Scene:
         self.replicas = {address: Moody(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         self.trainers = {address: Trainer(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         for shard in shards:
-            shard.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+            shard.adopt(fence(EPOCH, CHIEF))
         self.opened: list[str] = []
         self.num_asked = 0
-        participant = Participant(epoch=EPOCH, kind=ParticipantKind.WORKER, index=0, incarnation=1)
+        participant = Participant(era=era(EPOCH), kind=ParticipantKind.WORKER, index=0, incarnation=1)
         self.said = self.known = Registration(
             participant=participant,
             lease_s=10.0,

@@ -20,6 +20,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import DataType
 from ps_protocol.roles.shard import PushId, Shard
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
 
 # Creation
@@ -202,12 +203,12 @@ def test_slot_is_read_with_its_step(shard: Shard) -> None:
 
 def test_status_counts(trainer: Trainer) -> None:
     fresh = trainer.shard.status()
-    assert (fresh.shard, fresh.epoch, fresh.chief_incarnation, fresh.step, fresh.report.allocated_bytes) == (0, 0, 0, None, 0)
+    assert (fresh.shard, fresh.fence.epoch, fresh.fence.chief_incarnation, fresh.step, fresh.report.allocated_bytes) == (0, 0, 0, None, 0)
     trainer.create()
     trainer.train(0)
     trainer.push(trainer.header(step=1))
     status = trainer.shard.status()
-    assert (status.epoch, status.chief_incarnation, status.step) == (EPOCH, CHIEF, 1)
+    assert (status.fence, status.step) == (fence(EPOCH, CHIEF), 1)
     assert status.report.allocated_bytes == 3 * MIXED.nbytes
     assert (status.report.num_staged, status.report.num_pushes) == (1, 2)
     assert status.report.last_apply_s > 0

@@ -168,7 +168,7 @@ def test_newest_is_the_one_of_the_highest_epoch_and_then_of_the_highest_step(sto
     save(storage, step=100, epoch=3)
     save(storage, step=20, epoch=3)
     newest = find_checkpoint(storage, cluster=CLUSTER).checkpoint
-    assert (newest.epoch, newest.step) == (3, 100)
+    assert (newest.fence.epoch, newest.step) == (3, 100)
     assert highest_epoch(storage) == 3
     assert find_checkpoint(storage, excluded=[newest.tag]).checkpoint.step == 20
     assert find_checkpoint(storage, tag="step-000000900").checkpoint.step == 900

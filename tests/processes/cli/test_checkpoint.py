@@ -34,7 +34,7 @@ def test_checkpoint_on_demand_has_the_values_of_its_step(cluster: RealCluster, p
         cluster.all_do("push_ones", times=step - len(place.stored()) * 2)
         assert cluster.lockstep("checkpoint") == f"saved step-{step:09}, step {step}\n"
         found = find_checkpoint(place).checkpoint
-        assert (found.step, found.num_shards, found.epoch) == (step, 2, 1)
+        assert (found.step, found.num_shards, found.fence.epoch) == (step, 2, 1)
         verify_checkpoint(place, found)
         assert main(["checkpoint", "export", str(tmp_path / "model.npz")]) == 0
         with zipfile.ZipFile(tmp_path / "model.npz") as archive, archive.open("w.npy") as member:

@@ -16,6 +16,7 @@ from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import SaveRequest, SaveState, Shard
 from ps_protocol.rpc.shard import GrpcShard
+from tests.support.eras import fence
 from tests.support.repository import ROOT
 from tests.support.sharded_training import CHIEF, ShardedTraining
 from tests.support.waiting import wait_until
@@ -68,7 +69,7 @@ def test_server_killed_while_it_writes_leaves_the_checkpoint_before_whole(tmp_pa
         expected = training.state()
         training.train(1)
         with contextlib.suppress(Exception):
-            shard.save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=1, tag="torn"))
+            shard.save(SaveRequest(fence=fence(3, CHIEF), step=1, tag="torn"))
         assert process.wait(30) == -signal.SIGKILL
     with _server(tmp_path, 0) as (_, shard):
         restored = dataclasses.replace(training, shards=[shard])
@@ -111,7 +112,7 @@ def test_disk_that_cannot_sync_makes_no_checkpoint_and_the_next_save_is_tried(tm
 
 def _failure(training: ShardedTraining, tag: str) -> PsError | None:
     """Saves, which is to fail, and returns why it did."""
-    request = SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=training.step, tag=tag)
+    request = SaveRequest(fence=fence(training.epoch, CHIEF), step=training.step, tag=tag)
     (shard,) = training.shards
     shard.save(request)
     progress = shard.save(request, max_wait_s=20.0)
@@ -123,7 +124,7 @@ def test_save_under_way_is_finished_before_the_server_ends(tmp_path: Path) -> No
     with _server(tmp_path, 0, failpoints="ps.save.before_fsync=delay:0.3") as (process, shard):
         training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=str(tmp_path / "checkpoints"))
         training.create()
-        shard.save(SaveRequest(epoch=3, chief_incarnation=CHIEF, step=0, tag="t"))
+        shard.save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     (file,) = (tmp_path / "checkpoints" / "t.incomplete").iterdir()

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.shard import GrpcShard
+from tests.support.eras import fence
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -86,7 +87,7 @@ def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: sign
 def test_chief_ends_it(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, announced):
         with contextlib.closing(GrpcShard(announced)) as shard:
-            shard.adopt(epoch=1, chief_incarnation=1)
+            shard.adopt(fence(1, 1))
             shard.shutdown(epoch=1, reason="training is finished")
             _, said = process.communicate(timeout=10)
     assert process.returncode == 0

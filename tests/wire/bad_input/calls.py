@@ -12,6 +12,7 @@ from ps_protocol.roles.chief import DequeueTokenRequest
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
+from tests.support.eras import fence
 from tests.support.raw_shard import WHOLE, Outcome, Server, cut_push_off, frame, push_stream
 from tests.support.running_chief import Worker, client_of, cluster
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of
@@ -194,7 +195,7 @@ def hyperparameters(scene: Scene) -> Outcome:
 
 def save(tag: str) -> Callable[[Scene], Outcome]:
     def act(scene: Scene) -> Outcome:
-        request = pb.SaveShardRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=scene.shard.step, tag=tag, num_shards=1)
+        request = pb.SaveShardRequest(fence=codec.encode(fence(EPOCH, CHIEF)), step=scene.shard.step, tag=tag, num_shards=1)
         return scene.shard.raw.call("SaveShard", request.SerializeToString())
 
     return act
@@ -203,8 +204,8 @@ def save(tag: str) -> Callable[[Scene], Outcome]:
 def restore(tag: str) -> Callable[[Scene], Outcome]:
     def act(scene: Scene) -> Outcome:
         spec = codec.encode(scene.shard.trainer.spec())
-        settings = pb.ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1)
-        request = pb.RestoreShardRequest(chief_incarnation=CHIEF, spec=spec, tag=tag, manifest_sha256="0" * 64, settings=settings)
+        settings = pb.ShardSettings(fence=codec.encode(fence(EPOCH, CHIEF)), version=1)
+        request = pb.RestoreShardRequest(fence=settings.fence, spec=spec, tag=tag, manifest_sha256="0" * 64, settings=settings)
         request.max_wait.FromSeconds(10)
         return scene.shard.raw.call("RestoreShard", request.SerializeToString())
 

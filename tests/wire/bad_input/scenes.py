@@ -18,7 +18,10 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.rpc.status import status_of
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import chief_service_pb2 as cpb
+from ps_protocol.v1 import tensor_pb2
+from ps_protocol.wire import codec
 from tests.support.certificates import Files, make
+from tests.support.eras import LIFE
 from tests.support.processes import Process, announced, start_role
 from tests.support.raw_shard import Outcome, RawShard, Server, outcome
 from tests.support.running_chief import Worker
@@ -41,9 +44,14 @@ class Scene:
     addresses: dict[str, str]
     shard: Server
     table: table_cases.Server
+    era: tensor_pb2.Era
 
     def chief(self, method: str, message: Message | bytes, *, timeout_s: float = TIMEOUT_S, metadata: Metadata = ()) -> Outcome:
-        """Calls the chief with bytes."""
+        """Calls the chief with bytes. Cases are written before it is known in which life the cluster is: there it is LIFE."""
+        for part in (message, getattr(message, "commit", None), getattr(message, "token", None)):
+            participant: Any = getattr(part, "participant", None)
+            if participant is not None and participant.era.life == LIFE:
+                participant.era.life = self.era.life
         data = message if isinstance(message, bytes) else message.SerializeToString()
         if method == "Converse":
             with Access().open_channel(self.addresses["chief"]) as channel:
@@ -149,6 +157,7 @@ def scene(directory: Path) -> Iterator[Scene]:
             addresses=addresses,
             shard=Server(raw["shard"], trainer),
             table=table_cases.Server(raw["table"], clients["table"]),
+            era=codec.encode(first.participant.era),
         )
 
 

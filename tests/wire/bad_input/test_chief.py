@@ -11,6 +11,7 @@ from chief.serving.service import SERVICE
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
+from tests.support.eras import LIFE
 from tests.support.raw_shard import Outcome, outcome
 from tests.support.running_chief import RunningChief, Worker, client_of, cluster
 from tests.support.talk import Talk, converse
@@ -22,7 +23,7 @@ def raw(channel: grpc.Channel, method: str) -> Any:
 
 
 def participant(index: int = 0, *, epoch: int = 1, incarnation: int = 1, kind: int = 1) -> pb.Participant:
-    return pb.Participant(epoch=epoch, index=index, incarnation=incarnation, kind=kind)  # type: ignore[arg-type]
+    return pb.Participant(era=tensor_pb2.Era(life=LIFE, epoch=epoch), index=index, incarnation=incarnation, kind=kind)  # type: ignore[arg-type]
 
 
 def register(**fields: Any) -> pb.RegisterWorkerRequest:

@@ -10,6 +10,7 @@ from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.shard.shard import Shard
+from tests.support.eras import era, fence
 from tests.support.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
 from tests.support.shards import CHIEF, EPOCH, MIXED
 
@@ -29,12 +30,12 @@ def _read(server: Server, **fields: object) -> Outcome:
 
 def _apply(server: Server, **fields: object) -> Outcome:
     push_id = tensor_pb2.PushId(worker=77, incarnation=1, sequence=1)
-    request = {"epoch": EPOCH, "chief_incarnation": CHIEF, "step": server.step, "contributors": [push_id], **fields}
-    return server.raw.command(apply=pb.ApplyRequest(**request))  # type: ignore[arg-type]
+    request = {"fence": codec.encode(fence(EPOCH, CHIEF)), "step": server.step, "contributors": [push_id], **fields}
+    return server.raw.command(apply=pb.ApplyRequest(**request))
 
 
 def _adoption_from_nowhere(server: Server) -> Outcome:
-    request = pb.AdoptShardRequest(epoch=EPOCH, chief_incarnation=CHIEF + 1, chief_address="somewhere\n")
+    request = pb.AdoptShardRequest(fence=codec.encode(fence(EPOCH, CHIEF + 1)), chief_address="somewhere\n")
     return server.raw.call("AdoptShard", request.SerializeToString())
 
 
@@ -75,9 +76,15 @@ ROWS: list[Row] = [
     # Epochs and chiefs
     ("old epoch", lambda s: s.push(WHOLE, epoch=EPOCH - 1), CODE.ABORTED, "EPOCH_MISMATCH", f"cluster epoch is {EPOCH}, you have epoch"),
     ("read of an old epoch", lambda s: _read(s, epoch=1), CODE.ABORTED, "EPOCH_MISMATCH", "reconnect"),
-    ("old chief", lambda s: _apply(s, chief_incarnation=1), CODE.ABORTED, "SUPERSEDED", "chief incarnation 2 has adopted it"),
+    (
+        "old chief",
+        lambda s: _apply(s, fence=codec.encode(fence(EPOCH, 1))),
+        CODE.ABORTED,
+        "SUPERSEDED",
+        "chief incarnation 2 has adopted it",
+    ),
     ("chief at no address", _adoption_from_nowhere, INVALID, "INVALID_SPEC", "want host:port or unix:/path"),
-    ("adoption by nobody", lambda s: s.raw.call("AdoptShard", b""), INVALID, "INVALID_SPEC", "want both >= 1"),
+    ("adoption by nobody", lambda s: s.raw.call("AdoptShard", b""), INVALID, "INVALID_SPEC", "want life, epoch and chief"),
     # Specifications
     ("no data type", lambda s: s.create_variable(data_type=0), INVALID, "INVALID_SPEC", "dtype 0 unknown; want one of float32, float64"),
     ("unknown data type", lambda s: s.create_variable(data_type=99), INVALID, "INVALID_SPEC", "slices[0]: variable 'w': dtype 99 unknown"),
@@ -136,14 +143,14 @@ ROWS: list[Row] = [
     ("apply of a negative step", lambda s: _apply(s, step=-1), FAILED, "STEP_MISMATCH", "is not the one to apply"),
     (
         "push without an id",
-        lambda s: s.raw.push(*push_stream(pb.PushHeader(epoch=EPOCH, layout_hash=MIXED.hash), WHOLE)),
+        lambda s: s.raw.push(*push_stream(pb.PushHeader(era=codec.encode(era(EPOCH)), layout_hash=MIXED.hash), WHOLE)),
         INVALID,
         "MALFORMED_MESSAGE",
         "push_id is missing",
     ),
     (
         "incarnation 0",
-        lambda s: s.raw.push(*push_stream(pb.PushHeader(epoch=EPOCH, push_id=tensor_pb2.PushId(sequence=1)), WHOLE)),
+        lambda s: s.raw.push(*push_stream(pb.PushHeader(era=codec.encode(era(EPOCH)), push_id=tensor_pb2.PushId(sequence=1)), WHOLE)),
         INVALID,
         "MALFORMED_MESSAGE",
         "want both >= 1",

@@ -13,6 +13,7 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
+from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.shards import CHIEF, EPOCH, Trainer, open_server
 
@@ -30,19 +31,23 @@ def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
 
 
 def _save(**changes: object) -> pb.SaveShardRequest:
-    save = SaveRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, tag="t")
+    save = SaveRequest(fence=fence(EPOCH, CHIEF), step=0, tag="t")
     request: pb.SaveShardRequest = codec.encode_with(save, max_wait=codec.some_wait(5.0))
     request.MergeFrom(pb.SaveShardRequest(**changes))  # type: ignore[arg-type]
     return request
 
 
 def _restore(change: Callable[[pb.RestoreShardRequest], object] = lambda _: None) -> pb.RestoreShardRequest:
-    settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=0, step=0)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0, step=0)
     spec = Trainer(None).spec()  # type: ignore[arg-type]  # its shard is not called
-    restore = RestoreRequest(chief_incarnation=CHIEF, spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings)
+    restore = RestoreRequest(fence=fence(EPOCH, CHIEF), spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings)
     request: pb.RestoreShardRequest = codec.encode_with(restore, max_wait=codec.some_wait(5.0))
     change(request)
     return request
+
+
+def _of_epoch_1(request: pb.RestoreShardRequest) -> None:
+    request.spec.epoch = request.fence.era.epoch = 1
 
 
 WRONG: list[tuple[str, Message, str, str]] = [
@@ -52,7 +57,7 @@ WRONG: list[tuple[str, Message, str, str]] = [
     ("SaveShard", _save(tag="t\0t"), "INVALID_SPEC", "checkpoint tag"),
     ("SaveShard", _save(step=-1), "INVALID_SPEC", "step: got -1"),
     ("SaveShard", _save(step=5), "STEP_MISMATCH", "step 5 cannot be saved, it is at step 0"),
-    ("SaveShard", _save(epoch=EPOCH + 1), "EPOCH_MISMATCH", "you have epoch"),
+    ("SaveShard", _save(fence=codec.encode(fence(EPOCH + 1, CHIEF))), "EPOCH_MISMATCH", "you have epoch"),
     ("SaveShard", pb.SaveShardRequest(), "INVALID_SPEC", "checkpoint tag ''"),
     ("RestoreShard", pb.RestoreShardRequest(), "MALFORMED_MESSAGE", "spec is missing"),
     ("RestoreShard", _restore(lambda request: request.ClearField("settings")), "MALFORMED_MESSAGE", "settings is missing"),
@@ -60,11 +65,17 @@ WRONG: list[tuple[str, Message, str, str]] = [
     ("RestoreShard", _restore(lambda request: setattr(request, "manifest_sha256", "x")), "MALFORMED_MESSAGE", "want 64 hexadecimal digits"),
     ("RestoreShard", _restore(lambda request: setattr(request.spec, "shard", 7)), "WRONG_ROLE", "this is ps 0, not ps 7"),
     ("RestoreShard", _restore(lambda request: setattr(request.spec, "epoch", 1)), "EPOCH_MISMATCH", "you have epoch 1"),
+    ("RestoreShard", _restore(_of_epoch_1), "EPOCH_MISMATCH", "you have epoch 1"),
     ("RestoreShard", _restore(), "CHECKPOINT_NOT_FOUND", "never-saved"),
-    ("KeepRecord", pb.KeepRecordRequest(epoch=EPOCH, chief_incarnation=1, version=1), "SUPERSEDED", "chief incarnation 2 has adopted it"),
     (
         "KeepRecord",
-        pb.KeepRecordRequest(epoch=EPOCH, chief_incarnation=CHIEF, version=1, record=bytes(13 << 20)),
+        pb.KeepRecordRequest(fence=codec.encode(fence(EPOCH, 1)), version=1),
+        "SUPERSEDED",
+        "chief incarnation 2 has adopted it",
+    ),
+    (
+        "KeepRecord",
+        pb.KeepRecordRequest(fence=codec.encode(fence(EPOCH, CHIEF)), version=1, record=bytes(13 << 20)),
         "LIMIT_EXCEEDED",
         "at most",
     ),

@@ -21,6 +21,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
+from tests.support.eras import fence
 from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
@@ -83,11 +84,12 @@ class Server:
 
     def chief(self, method: str, **fields: Any) -> Outcome:
         push_id = tensor_pb2.PushId(worker=77, incarnation=1, sequence=1)
-        apply = pb.ApplyRequest(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "step": self.step, "contributors": [push_id], **fields})
+        fenced = codec.encode(fence(EPOCH, CHIEF))
+        apply = pb.ApplyRequest(**{"fence": fenced, "step": self.step, "contributors": [push_id], **fields})
         return self.raw.command(**{method: apply})
 
     def configure(self, **fields: Any) -> Outcome:
-        message = pb.ShardSettings(**{"epoch": EPOCH, "chief_incarnation": CHIEF, "version": 1, **fields})
+        message = pb.ShardSettings(**{"fence": codec.encode(fence(EPOCH, CHIEF)), "version": 1, **fields})
         return self.raw.command(configure=message)
 
 
@@ -156,8 +158,20 @@ ROWS: list[Row] = [
         "MALFORMED_MESSAGE",
         "2 weights for 1",
     ),
-    ("settings of an older chief", lambda s: s.configure(chief_incarnation=CHIEF - 1), ABORTED, "SUPERSEDED", "chief incarnation"),
-    ("settings of another epoch", lambda s: s.configure(epoch=EPOCH + 1), ABORTED, "EPOCH_MISMATCH", f"cluster epoch is {EPOCH}"),
+    (
+        "settings of an older chief",
+        lambda s: s.configure(fence=codec.encode(fence(EPOCH, CHIEF - 1))),
+        ABORTED,
+        "SUPERSEDED",
+        "chief incarnation",
+    ),
+    (
+        "settings of another epoch",
+        lambda s: s.configure(fence=codec.encode(fence(EPOCH + 1, CHIEF))),
+        ABORTED,
+        "EPOCH_MISMATCH",
+        f"cluster epoch is {EPOCH}",
+    ),
 ]
 
 

@@ -31,11 +31,12 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.frames import encode_frame, encode_stream, parse
+from tests.support.eras import era, fence
 from tests.support.servers import both_ways, serving, unary, upward
 
 MIB = 1 << 20
 ID = PushId(worker=0, incarnation=1, sequence=1)
-HEADER = PushHeader(epoch=1, push_id=ID, step=4, layout_hash="abc")
+HEADER = PushHeader(era=era(1), push_id=ID, step=4, layout_hash="abc")
 STALE = pb.PushReply(result="PUSH_RESULT_STALE", step=9)
 STEP = pb.ReadResponse(header=pb.ReadHeader(step=4, num_bytes=2000)).SerializeToString()
 
@@ -138,7 +139,7 @@ def test_threads_may_share_one_shard() -> None:
 
         def work(worker: int) -> None:
             content, back = random_bytes(3 * MIB, seed=worker), np.zeros(3 * MIB, np.uint8)
-            header = PushHeader(epoch=1, push_id=PushId(worker=worker, incarnation=1, sequence=1), step=4, layout_hash="abc")
+            header = PushHeader(era=era(1), push_id=PushId(worker=worker, incarnation=1, sequence=1), step=4, layout_hash="abc")
             for _ in range(3):
                 shard.push_gradients(header, Segments([content]))
                 shard.read_variables(Segments([back]), epoch=worker, step=4, layout_hash="abc")
@@ -272,6 +273,7 @@ def test_specification_and_initial_values_travel_together() -> None:
 
 
 REPORT = pb.ShardReport(num_pushes=1)
+FENCE = codec.encode(fence(1, 2))
 CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
     (
         "ReadMetrics",
@@ -279,14 +281,19 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
         pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
         (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
     ),
-    ("GetShardStatus", lambda shard: shard.status().step, pb.GetShardStatusResponse(step=0, report=REPORT).SerializeToString(), 0),
+    (
+        "GetShardStatus",
+        lambda shard: shard.status().step,
+        pb.GetShardStatusResponse(step=0, fence=FENCE, report=REPORT).SerializeToString(),
+        0,
+    ),
     (
         "GetShardStatus",
         lambda shard: shard.status().slots,
-        pb.GetShardStatusResponse(slots=["m", "v"], report=REPORT).SerializeToString(),
+        pb.GetShardStatusResponse(slots=["m", "v"], fence=FENCE, report=REPORT).SerializeToString(),
         ("m", "v"),
     ),
-    ("AdoptShard", lambda shard: shard.adopt(epoch=1, chief_incarnation=2).step, pb.AdoptShardResponse().SerializeToString(), None),
+    ("AdoptShard", lambda shard: shard.adopt(fence(1, 2)).step, pb.AdoptShardResponse().SerializeToString(), None),
     ("ShutdownShard", lambda shard: shard.shutdown(epoch=1, reason="done"), b"", None),
 ]
 
@@ -310,17 +317,17 @@ def test_control_calls_have_a_deadline_and_return_values(
 
 COMMANDS: list[tuple[Callable[[GrpcShard], object], Any, object]] = [
     (
-        lambda shard: shard.apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        lambda shard: shard.apply_step(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
         pb.CommandResponse(apply=pb.ApplyReply(step=5)),
         ApplyReply(step=5, repeated_request=False),
     ),
     (
-        lambda shard: shard.configure(ShardSettings(epoch=1, chief_incarnation=1, version=2, step=3)),
+        lambda shard: shard.configure(ShardSettings(fence=fence(1, 1), version=2, step=3)),
         pb.CommandResponse(configure=pb.ConfigureReply()),
         None,
     ),
     (
-        lambda shard: shard.prepare_step(ApplyRequest(epoch=1, chief_incarnation=1, step=4, contributors=(ID,))),
+        lambda shard: shard.prepare_step(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
         pb.CommandResponse(prepare=pb.PrepareReply(sums=[1.5, 0.0])),
         (1.5, 0.0),
     ),

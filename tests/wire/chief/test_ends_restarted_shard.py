@@ -8,6 +8,7 @@ import pytest
 from ps_protocol.errors import EpochMismatch
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.shard import GrpcShard
+from tests.support.eras import fence
 from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
 from tests.support.waiting import wait_until
 
@@ -34,10 +35,10 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
 
 def test_only_a_server_that_nobody_adopted_is_ended_with_epoch_zero() -> None:
     with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
-        shard.adopt(epoch=1, chief_incarnation=1)
+        shard.adopt(fence(1, 1))
         with pytest.raises(EpochMismatch):
             shard.shutdown(epoch=0, reason="not mine")
-        assert shard.adopt(epoch=1, chief_incarnation=1).step is None
+        assert shard.adopt(fence(1, 1)).step is None
     with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
         shard.shutdown(epoch=0, reason="nobody's")
         assert server.wait() == "nobody's"

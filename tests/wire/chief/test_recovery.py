@@ -16,6 +16,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc.chief import GrpcChief
+from tests.support.eras import fence
 from tests.support.running_chief import RunningChief, Worker, parameter_server
 from tests.support.waiting import wait_until
 
@@ -173,7 +174,7 @@ def test_a_step_that_a_killed_chief_left_half_applied_is_applied_once_everywhere
     commit = scene.worker.push(value=1.0)
     scene.chief.kill()
     # What the chief did last: one server has the step, the other one was never asked.
-    scene.worker.shards[0].apply_step(ApplyRequest(epoch=1, chief_incarnation=1, step=2, contributors=(commit.push_id,)))
+    scene.worker.shards[0].apply_step(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
     scene.chief, scene.client = scene.start_chief(address=scene.chief.address, checkpoint_dir="", checkpoints=None, is_takeover=True)
     scene.come_back()
     assert scene.status().global_step == 3
@@ -246,7 +247,7 @@ def test_what_a_rolled_back_worker_had_pushed_is_in_no_step(open_scene: Callable
     wait_until(lambda: scene.status().epoch == 2, timeout_s=20, what="the cluster is brought back")
     scene.come_back()
     assert scene.values() == before
-    request = ApplyRequest(epoch=1, chief_incarnation=1, step=2, contributors=(lost.push_id,))
+    request = ApplyRequest(fence=fence(1, 1), step=2, contributors=(lost.push_id,))
     with pytest.raises(PsError):
         scene.worker.shards[0].apply_step(request)
     assert scene.values() == before

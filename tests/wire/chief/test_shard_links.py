@@ -14,6 +14,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
@@ -46,7 +47,7 @@ def settings(version: int = 1, **changes: Any) -> ShardSettings:
 
 
 def request(*contributors: PushId, step: int = 0, **changes: Any) -> ApplyRequest:
-    return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=contributors, **changes)
+    return ApplyRequest(fence=fence(EPOCH, CHIEF), step=step, contributors=contributors, **changes)
 
 
 def pushed(trainer: Trainer, value: float, *, worker: int, step: int = 0) -> PushId:

@@ -18,10 +18,11 @@ from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
+from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving
 
-APPLY = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+APPLY = ApplyRequest(fence=fence(1, 1), step=0, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
 @pytest.mark.parametrize(
     ("method", "message", "is_of_a_chief"),
     [
-        ("AdoptShard", pb.AdoptShardRequest(epoch=1, chief_incarnation=1), True),
+        ("AdoptShard", pb.AdoptShardRequest(fence=codec.encode(fence(1, 1))), True),
         ("Command", pb.CommandRequest(apply=codec.encode(APPLY)), True),
         ("GetShardStatus", pb.GetShardStatusRequest(), True),
         ("Read", pb.ReadRequest(epoch=1), False),

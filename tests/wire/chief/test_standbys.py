@@ -16,6 +16,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSetti
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
@@ -88,11 +89,11 @@ class Pair:
 
 async def take(link: ReplicatedLink, *, epoch: int = EPOCH, chief: int = CHIEF) -> Any:
     await link.status(timeout_s=5)
-    return await link.adopt(epoch=epoch, chief_incarnation=chief, chief_address="chief:1", timeout_s=5)
+    return await link.adopt(fence(epoch, chief), chief_address="chief:1", timeout_s=5)
 
 
 def request(*contributors: PushId, step: int = 0) -> ApplyRequest:
-    return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=contributors)
+    return ApplyRequest(fence=fence(EPOCH, CHIEF), step=step, contributors=contributors)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
         pair.restart(PRIMARY)
         pair.restart(STANDBY)
         after = await link.status(timeout_s=5)
-        await link.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF, timeout_s=5)
+        await link.adopt(fence(EPOCH + 1, CHIEF), timeout_s=5)
         return before, after.process_incarnation, (await link.status(timeout_s=5)).process_incarnation
 
     before, after, later = pair.run(act)
@@ -174,7 +175,7 @@ def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
 
 def test_settings_that_two_servers_cannot_follow_leave_one(pair: Pair) -> None:
     pair.create()
-    settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1, step=0, applies_on_arrival=True)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, step=0, applies_on_arrival=True)
     pair.run(lambda link: link.configure(settings, timeout_s=5))
     assert "as they arrive" in pair.reports[-1].missing
     assert (pair.status(PRIMARY).settings_version, pair.status(STANDBY).settings_version) == (1, 0)
@@ -232,13 +233,13 @@ def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches
         return [status.step for status in trusted([link], [found])], (await take_again(link)).step
 
     async def take_again(link: ReplicatedLink) -> Any:
-        return await link.adopt(epoch=EPOCH, chief_incarnation=CHIEF + 1, timeout_s=5)
+        return await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)
 
     assert pair.run(act, is_taken=False) == ([None], None)
 
 
 async def _mark_alone(link: ReplicatedLink, which: int) -> None:
-    await link.replicas[which].link.adopt(epoch=EPOCH, chief_incarnation=CHIEF, timeout_s=5, is_alone=True)
+    await link.replicas[which].link.adopt(fence(EPOCH, CHIEF), timeout_s=5, is_alone=True)
 
 
 # -- coming back
@@ -289,5 +290,5 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
 
 def _order(pair: Pair) -> rev.BringReplicasBack:
     spec = pair.trainers[STANDBY].spec(step=1)
-    settings = ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=0, step=1)
-    return rev.BringReplicasBack(epoch=EPOCH, tag="step-000000001", shards=(0,), specs=(spec,), settings=settings)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0, step=1)
+    return rev.BringReplicasBack(fence=fence(EPOCH), tag="step-000000001", shards=(0,), specs=(spec,), settings=settings)

@@ -20,6 +20,7 @@ from ps_protocol.model.variables import (
 )
 from ps_protocol.roles import chief, identity, shard
 from ps_protocol.roles.identity import ProtocolVersion
+from tests.support.eras import era, fence
 
 # Values that travel, each with every field set to something that tells it from the others. Claims nothing.
 
@@ -67,7 +68,7 @@ POLICIES = (
 )
 PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
 SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
-WORKER = chief.Participant(epoch=1, kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
+WORKER = chief.Participant(era=era(1), kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
 COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
 RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
 REPORT = shard.ShardReport(
@@ -122,7 +123,7 @@ VALUES: list[Any] = [
     dataclasses.replace(SPEC, layout=Layout(())),
     dataclasses.replace(SPEC, layout=Layout(MIXED), averages=AVERAGES, clip=CLIP),
     shard.PushHeader(
-        epoch=1,
+        era=era(1),
         push_id=ID,
         step=0,
         layout_hash="abc",
@@ -131,12 +132,11 @@ VALUES: list[Any] = [
         metrics={"loss": shard.Metric(value=-0.5, weight=0.0), "räte": shard.Metric(value=math.inf)},
         refused=(3, 1 << 60),
     ),
-    shard.PushHeader(epoch=1, push_id=ID, step=0, layout_hash="abc"),
+    shard.PushHeader(era=era(1), push_id=ID, step=0, layout_hash="abc"),
     *(shard.PushReply(result=result, step=7) for result in shard.PushResult),
-    shard.ApplyRequest(epoch=1, chief_incarnation=2, step=3, contributors=(shard.PushId(worker=1, incarnation=1, sequence=1), ID)),
+    shard.ApplyRequest(fence=fence(1, 2), step=3, contributors=(shard.PushId(worker=1, incarnation=1, sequence=1), ID)),
     shard.ApplyRequest(
-        epoch=1,
-        chief_incarnation=2,
+        fence=fence(1, 2),
         step=3,
         contributors=(ID,),
         weights=(0.5,),
@@ -144,8 +144,7 @@ VALUES: list[Any] = [
         discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
     ),
     shard.ShardSettings(
-        epoch=1,
-        chief_incarnation=2,
+        fence=fence(1, 2),
         version=3,
         step=4,
         accepts_stale=True,
@@ -159,8 +158,7 @@ VALUES: list[Any] = [
     shard.ShardStatus(
         shard=1,
         process_incarnation=2,
-        epoch=3,
-        chief_incarnation=4,
+        fence=fence(3, 4),
         step=5,
         report=REPORT,
         settings_version=14,

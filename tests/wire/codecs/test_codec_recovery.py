@@ -13,6 +13,7 @@ from ps_protocol.roles.chief import PushCommit, RegisterRequest
 from ps_protocol.v1 import chief_service_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.step import MAX_RANGES_A_CALL
+from tests.support.eras import era, fence
 from tests.wire.codecs.examples import ADAM, COMMIT, PIECEWISE, POLICIES, RICH_MODEL, STATUS, WORKER
 
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=0, shuffle_seed=0)
@@ -24,9 +25,9 @@ RECORD = ChiefRecord(
     num_rollbacks=2,
     last_rollback="ps 1 was restarted",
     rejects_nonfinite=True,
-    earlier=(2**63 + 7, 3),
+    earlier=fence(4, 3, life=2**63 + 7),
 )
-OF_A_LIFE = dataclasses.replace(WORKER, life=2**64 - 1)
+OF_A_LIFE = dataclasses.replace(WORKER, era=era(1, life=2**64 - 1))
 
 VALUES: list[Any] = [
     RECORD,

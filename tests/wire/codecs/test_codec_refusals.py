@@ -18,6 +18,7 @@ from ps_protocol.roles.identity import HandshakeRequest
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ShardSettings, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
+from tests.support.eras import era, fence
 from tests.wire.codecs.examples import ADAM, COMMIT, ID, MODEL, SLICES, SPEC, VALUES
 
 
@@ -36,7 +37,7 @@ def spec_with(variable: tensor_pb2.VariableSpec) -> Any:
 
 
 def push_with(**fields: Any) -> Any:
-    return parameter_service_pb2.PushHeader(push_id=codec.encode(ID), **fields)
+    return parameter_service_pb2.PushHeader(era=codec.encode(era(1)), push_id=codec.encode(ID), **fields)
 
 
 def apply_with(**fields: Any) -> Any:
@@ -110,10 +111,11 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
     ),
     (VariableSlice, tensor_pb2.VariableSlice(), errors.MalformedMessage, "VariableSlice: variable is missing"),
     (PushId, tensor_pb2.PushId(worker=1, sequence=1), errors.MalformedMessage, "incarnation 0"),
-    (PushHeader, parameter_service_pb2.PushHeader(step=1), errors.MalformedMessage, "push_id is missing"),
+    (PushHeader, parameter_service_pb2.PushHeader(push_id=codec.encode(ID)), errors.MalformedMessage, "era is missing"),
+    (PushHeader, parameter_service_pb2.PushHeader(era=codec.encode(era(1)), step=1), errors.MalformedMessage, "push_id is missing"),
     (
         PushHeader,
-        parameter_service_pb2.PushHeader(step=-1, push_id=codec.encode(ID)),
+        parameter_service_pb2.PushHeader(era=codec.encode(era(1)), step=-1, push_id=codec.encode(ID)),
         errors.InvalidSpec,
         "local_step: got -1, want 0 to 2",
     ),
@@ -155,7 +157,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
     ),
     (
         ShardSettings,
-        parameter_service_pb2.ShardSettings(optimizers=[parameter_service_pb2.OptimizerChange()]),
+        parameter_service_pb2.ShardSettings(fence=codec.encode(fence(1)), optimizers=[parameter_service_pb2.OptimizerChange()]),
         errors.MalformedMessage,
         r"optimizers\[0\]: OptimizerChange: original is missing",
     ),

@@ -17,7 +17,12 @@ from ps_protocol.wire.frames import FRAME_BYTES, Frame, StreamMessage, encode_fr
 from tests.support.examples import examples
 
 PUSH = pb.PushRequest(
-    header=pb.PushHeader(epoch=3, push_id=tensor_pb2.PushId(worker=1, incarnation=2, sequence=1 << 63), step=1 << 40, layout_hash="abc")
+    header=pb.PushHeader(
+        era=tensor_pb2.Era(life=1, epoch=3),
+        push_id=tensor_pb2.PushId(worker=1, incarnation=2, sequence=1 << 63),
+        step=1 << 40,
+        layout_hash="abc",
+    )
 )
 CREATE = pb.CreateVariablesRequest(spec=pb.ShardSpec(epoch=1, optimizer=tensor_pb2.OptimizerSpec(name="sgd")))
 HEADERS: list[Any] = [PUSH, CREATE, pb.ReadResponse(header=pb.ReadHeader(step=1 << 40, num_bytes=8))]

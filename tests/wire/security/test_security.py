@@ -20,6 +20,7 @@ from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import ALLOWED, CallerRole
 from ps_server.config import ParameterServerConfig
 from tests.support.certificates import Files, make
+from tests.support.eras import fence
 from tests.support.running_chief import RunningChief
 from tests.support.shards import open_server
 
@@ -82,7 +83,7 @@ def test_wrong_token_is_refused(tokens_only: str) -> None:
 
 def adopt(access: Access, address: str) -> None:
     with contextlib.closing(GrpcShard(address, access=access)) as shard:
-        shard.adopt(epoch=1, chief_incarnation=1)
+        shard.adopt(fence(1, 1))
 
 
 def test_worker_cannot_do_the_chiefs_work(tokens_only: str, files: Files) -> None:

@@ -21,9 +21,11 @@ from ps_protocol.rpc.server_stream import never_waiting
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.certificates import Files, make
+from tests.support.eras import fence
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
 
@@ -234,7 +236,7 @@ def test_connection_that_says_nothing_is_cut() -> None:
 
 def claim_to_be_the_chief(access: Access, address: str, *, incarnation: int) -> None:
     with access.open_channel(address) as channel:
-        message = pb.GetShardStatusRequest(chief_incarnation=incarnation).SerializeToString()
+        message = pb.GetShardStatusRequest(fence=codec.encode(fence(1, incarnation))).SerializeToString()
         invoke: Any = channel.unary_unary(STATUS)
         invoke(message, metadata=access.metadata_for(address)(), timeout=10)
 
@@ -250,7 +252,7 @@ def test_nobody_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: P
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as running:
         chief, address = files.caller("chief", tls=False), running.address
         with contextlib.closing(GrpcShard(address, access=chief)) as shard:
-            shard.adopt(epoch=1, chief_incarnation=7)
+            shard.adopt(fence(1, 7))
         since = heard_ago(chief, address)
         assert since is not None
         wait_until(lambda: (heard_ago(chief, address) or 0.0) > since + 0.05, timeout_s=10, what="the chief has been silent for a while")

@@ -21,6 +21,7 @@ from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
+from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
@@ -79,7 +80,7 @@ def request_of(trainer: Trainer, step: int) -> ApplyRequest:
     """A contribution of ones, staged, and the request to apply it."""
     header = trainer.header(step=step)
     trainer.push(header, trainer.arena(1.0))
-    return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=step, contributors=(header.push_id,))
+    return ApplyRequest(fence=fence(EPOCH, CHIEF), step=step, contributors=(header.push_id,))
 
 
 def linked(address: str, ask: Callable[[GrpcShardLink], Awaitable[Any]]) -> Any:
@@ -99,7 +100,7 @@ def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Train
     assert (prepared.call, list(prepared.prepare.sums)) == (9, [3.0])
     applied = commands.command(4, apply=apply)
     assert (applied.call, applied.apply.step, applied.apply.repeated_request) == (4, 1, False)
-    configured = commands.command(5, configure=pb.ShardSettings(epoch=EPOCH, chief_incarnation=CHIEF, version=1))
+    configured = commands.command(5, configure=pb.ShardSettings(fence=codec.encode(fence(EPOCH, CHIEF)), version=1))
     assert (configured.call, configured.WhichOneof("answer")) == (5, "configure")
 
 
@@ -175,7 +176,7 @@ def _silent(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterato
 
 @pytest.mark.parametrize(("behaviour", "timeout_s", "error"), [(_cut, 10.0, Unavailable), (_silent, 0.2, DeadlineExceeded)])
 def test_link_tells_a_stream_that_breaks_from_one_that_is_silent(behaviour: Any, timeout_s: float, error: type[Exception]) -> None:
-    request = ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=0, contributors=())
+    request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=())
     handler = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(behaviour)})
     with serving(handler) as address, pytest.raises(error):
         linked(address, lambda link: link.apply_step(request, timeout_s=timeout_s))

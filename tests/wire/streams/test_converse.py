@@ -47,7 +47,7 @@ def talk(channel: grpc.Channel) -> Iterator[Talk]:
 
 def of_stranger() -> pb.CommitPushRequest:
     """What is answered at once, with an error: the caller is of an epoch that is not."""
-    stranger = pb.Participant(epoch=9, kind=pb.PARTICIPANT_KIND_WORKER, incarnation=1)
+    stranger = pb.Participant(era=tensor_pb2.Era(epoch=9), kind=pb.PARTICIPANT_KIND_WORKER, incarnation=1)
     push_id = tensor_pb2.PushId(incarnation=1, sequence=1)
     return pb.CommitPushRequest(participant=stranger, commit=pb.PushCommit(push_id=push_id, staged=True))
 

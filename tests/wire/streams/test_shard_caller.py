@@ -13,6 +13,7 @@ from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc import client_stream
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.serving.calls import SERVICE
+from tests.support.eras import fence
 from tests.support.servers import serving
 
 Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -31,7 +32,7 @@ def caller_of(handler: Handler) -> Iterator[GrpcShardCaller]:
 
 
 def step(number: int) -> ApplyRequest:
-    return ApplyRequest(epoch=1, chief_incarnation=1, step=number, contributors=())
+    return ApplyRequest(fence=fence(1, 1), step=number, contributors=())
 
 
 def answer(data: bytes, *, is_error: bool = False) -> bytes:

@@ -21,6 +21,7 @@ from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard,
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
+from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
@@ -245,7 +246,7 @@ def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> No
     before = allocated(trainer)
     with sharing(server) as shard:
         shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
-        trainer.shard.adopt(epoch=EPOCH + 1, chief_incarnation=9)
+        trainer.shard.adopt(fence(EPOCH + 1, 9))
         wait_until(lambda: not shard.is_shared, timeout_s=5, what="the worker has heard")
         assert shard.gradient_memory() is None
     assert (allocated(trainer), trainer.shard.status().report.num_staged) == (before, 0)

@@ -76,10 +76,10 @@ ROWS: list[Row] = [
     ("too few bytes", lambda s: [_message(s.header()), _message(None, frame(0, bytes(HALF)))], "TRUNCATED_STREAM", "next contribution"),
     ("too few are to come", lambda s: [_message(s.header(content_bytes=8), frame(0, bytes(8)))], "TRUNCATED_STREAM", "8 bytes are to come"),
     ("too many are to come", lambda s: [_message(s.header(content_bytes=1 << 60), WHOLE)], "FRAME_OUT_OF_ORDER", "bytes are to come"),
-    ("unknown epoch", lambda s: [_message(s.header(epoch=99), WHOLE)], "EPOCH_MISMATCH", "epoch"),
+    ("unknown epoch", lambda s: [_message(s.header(era=tensor_pb2.Era(epoch=99)), WHOLE)], "EPOCH_MISMATCH", "epoch"),
     ("unknown layout", lambda s: [_message(s.header(layout_hash="x"), WHOLE)], "LAYOUT_MISMATCH", "layout"),
     ("step ahead", lambda s: [_message(s.header(step=1 << 50), WHOLE)], "STEP_AHEAD", "ahead"),
-    ("header without a push id", lambda s: [_message(pb.PushHeader(epoch=1), WHOLE)], "MALFORMED_MESSAGE", "push_id"),
+    ("header without a push id", lambda s: [_message(pb.PushHeader(era=tensor_pb2.Era(epoch=1)), WHOLE)], "MALFORMED_MESSAGE", "push_id"),
     ("unknown encoding", lambda s: [_message(s.header(encoding=77), WHOLE)], "INVALID_SPEC", "encoding"),
 ]
 

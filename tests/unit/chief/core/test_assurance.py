@@ -109,7 +109,7 @@ def test_a_record_that_does_not_come_through_is_said_and_the_caller_asks_again()
     assert isinstance(driver.answers[call], Unavailable)
     (record,) = records(driver)
     driver.orders.clear()
-    driver.send(messages.RecordKept(epoch=record.epoch, version=record.version, failure="record: too large"))
+    driver.send(messages.RecordKept(epoch=record.fence.epoch, version=record.version, failure="record: too large"))
     assert any("record: too large" in note.text and note.is_warning for note in driver.notes)
     assert workers[0].commit(0, push_id=workers[0].next_push(), staged=False).outcome is PushOutcome.STALE
 

@@ -9,6 +9,7 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
 from tests.support.chief_driver import Worker
+from tests.support.eras import fence
 from tests.support.recovery_driver import RecoveryDriver
 
 DATA = DataSpec(name="train", num_samples=12, range_size=2, num_epochs=1)
@@ -31,7 +32,7 @@ def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint()
     driver.kill(1)
     driver.is_manual = True
     driver.new_chief()
-    assert [one.fence for one in searches(driver)] == [messages.AdoptShards(epoch=1, chief_incarnation=2, life=driver.shards[0].life)]
+    assert [one.fence for one in searches(driver)] == [fence(1, 2, life=driver.shards[0].life)]
 
 
 def test_so_does_one_that_finds_only_empty_shards() -> None:

@@ -25,6 +25,7 @@ from ps_protocol.roles.chief import (
     SaveCheckpointRequest,
 )
 from tests.support.chief_driver import MODEL, Driver, Worker, model_of
+from tests.support.eras import era
 from tests.support.recovery_driver import RecoveryDriver
 
 # How workers and observers come in, and how they agree on a model.
@@ -251,7 +252,7 @@ def test_a_chief_that_takes_a_higher_number_later_disowns_whom_it_took_in_before
     worker.push()
     driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
     tags = sorted(driver.storage)
-    driver.storage[tags[0]] = replace(driver.storage[tags[0]], chief_incarnation=5)
+    driver.storage[tags[0]] = replace(driver.storage[tags[0]], fence=replace(driver.storage[tags[0]].fence, chief_incarnation=5))
     again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)
     again.damaged, again.is_manual = {tags[-1]}, True
     again.begin()
@@ -268,6 +269,6 @@ def test_a_chief_that_knows_nothing_yet_names_no_epoch_that_it_has_made_up() -> 
     (worker,) = driver.train(0)
     fresh = RecoveryDriver(total_num_replicas=1, checkpoints=None, begin=False)
     worker.driver = fresh
-    worker.participant = replace(worker.participant, epoch=7)
+    worker.participant = replace(worker.participant, era=era(7, life=worker.participant.era.life))
     with pytest.raises(LeaseExpired, match="not registered here"):
         worker.heartbeat()

@@ -8,9 +8,10 @@ import pytest
 from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
-from ps_protocol.roles.chief import Participant, PushCommit, PushOutcome
+from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, PushOutcome
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Worker
+from tests.support.eras import era
 from tests.support.recovery_driver import RecoveryDriver
 
 SAVED = {"checkpoints": CheckpointConfig(every_steps=2)}
@@ -44,17 +45,17 @@ def life_of(driver: RecoveryDriver) -> int:
 
 
 def numbers(participant: Participant) -> tuple[int, int]:
-    return participant.epoch, participant.incarnation
+    return participant.era.epoch, participant.incarnation
 
 
 def test_a_life_goes_on_under_another_chief_and_through_a_rollback() -> None:
     driver, workers = trained(5, **SAVED)
     life, before = life_of(driver), workers[0].participant
-    assert before.life == life != 0
+    assert before.era.life == life != 0
     driver.new_chief()
     assert driver.come_back(workers[0]).participant == before
     driver.restart(0)
-    assert driver.come_back(workers[0]).participant == replace(before, epoch=2)
+    assert driver.come_back(workers[0]).participant == replace(before, era=era(2, life=before.era.life))
 
 
 def test_a_life_goes_on_while_one_server_of_it_is_left() -> None:
@@ -72,7 +73,7 @@ def test_a_cluster_of_which_nothing_is_left_has_another_life_and_the_same_number
     lose_all(driver)
     newcomer = Worker(driver, 0)
     assert numbers(newcomer.participant) == numbers(before), "else this shows nothing"
-    assert newcomer.participant.life == life_of(driver) != before.life
+    assert newcomer.participant.era.life == life_of(driver) != before.era.life
 
 
 def test_who_stems_from_a_lost_life_is_not_served_as_the_one_who_has_its_numbers_now() -> None:
@@ -92,23 +93,20 @@ def test_who_stems_from_a_lost_life_comes_back_as_somebody_else() -> None:
     before = workers[0].participant
     lose_all(driver)
     after = driver.come_back(workers[0]).participant
-    assert after.life != before.life and after.era != before.era
+    assert after.era.life != before.era.life
     assert after.incarnation > before.incarnation, "so that what it has named by its former number means nothing"
 
 
-def test_who_knows_no_life_is_believed() -> None:
+def test_who_names_no_life_is_not_served() -> None:
     driver, workers = trained(**UNSAVED)
-    workers[0].participant = replace(workers[0].participant, life=0)
-    assert not workers[0].heartbeat()
-    driver.new_chief()
-    assert driver.come_back(workers[0]).participant.incarnation == workers[1].participant.incarnation
+    with pytest.raises(EpochMismatch):
+        driver.ask(HeartbeatRequest(participant=replace(workers[0].participant, era=era(1, life=0))))
 
 
-def test_who_knows_no_life_keeps_its_training_data_under_another_chief() -> None:
+def test_who_comes_back_keeps_its_training_data_under_another_chief() -> None:
     driver, workers = trained(1, **UNSAVED)
     held = {one.id for one in driver.answers[driver.lease(workers[0], DATA, max_ranges=3)].ranges}
     driver.new_chief()
-    workers[0].participant = replace(workers[0].participant, life=0)
     driver.come_back(workers[0], held=tuple(held))
     driver.come_back(workers[1])
     others = {one.id for one in driver.answers[driver.lease(workers[1], DATA, max_ranges=12)].ranges}
@@ -116,7 +114,7 @@ def test_who_knows_no_life_keeps_its_training_data_under_another_chief() -> None
 
 
 @pytest.mark.parametrize("what", ["model", "data"])
-def test_what_who_knows_no_life_waits_for_is_refused_once_another_has_its_place(what: str) -> None:
+def test_what_a_worker_waits_for_is_refused_once_another_has_its_place(what: str) -> None:
     driver = RecoveryDriver(total_num_replicas=2, **UNSAVED)
     if what == "data":
         first, second = driver.train(0, 1)
@@ -124,7 +122,6 @@ def test_what_who_knows_no_life_waits_for_is_refused_once_another_has_its_place(
     else:
         first, second = Worker(driver, 0), Worker(driver, 1)
         driver.ask_model(first)
-    second.participant = replace(second.participant, life=0)
     waiting = driver.ask_model(second) if what == "model" else driver.lease(second, DATA, max_wait_s=5.0)
     assert waiting not in driver.answers
     driver.register(1, pid=99, takeover=True)
@@ -167,7 +164,7 @@ def test_and_under_one_that_goes_back_to_a_checkpoint_of_the_life_after_it() -> 
     driver.kill(1)
     driver.new_chief()
     newest = max(driver.storage.values(), key=lambda one: one.age_order)
-    assert (newest.life, life_of(driver)) == (life, life) != (before.life, before.life), "else this shows nothing"
+    assert (newest.fence.life, life_of(driver)) == (life, life) != (before.era.life, before.era.life), "else this shows nothing"
     assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
 
 

@@ -15,6 +15,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
+from tests.support.eras import era
 
 WORKER = ParticipantKind.WORKER
 
@@ -121,14 +122,14 @@ def test_an_unknown_worker_and_an_unknown_incarnation_are_told_to_register() -> 
     join(membership, 0)
     for index, incarnation in ((5, 1), (0, 2)):
         with pytest.raises(LeaseExpired, match=r"not registered here\. Register again"):
-            membership.check(Participant(epoch=4, kind=WORKER, index=index, incarnation=incarnation), now=0.0)
+            membership.check(Participant(era=era(4, life=0), kind=WORKER, index=index, incarnation=incarnation), now=0.0)
 
 
 def test_another_epoch_is_fenced() -> None:
     membership = membership_of()
     join(membership, 0)
     with pytest.raises(EpochMismatch, match="cluster epoch is 4, you have 3"):
-        membership.check(Participant(epoch=3, kind=WORKER, index=0, incarnation=1), now=0.0)
+        membership.check(Participant(era=era(3, life=0), kind=WORKER, index=0, incarnation=1), now=0.0)
 
 
 def test_a_renewed_lease_ends_later() -> None:

@@ -107,9 +107,9 @@ def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
     worker.send_commit()
     step = driver.to_apply.pop()
     driver.restart(0)
-    driver.send(messages.StepApplied(step=step.step, epoch=step.epoch))
-    driver.send(messages.ShardFailed(shard=0, why="epoch mismatch", epoch=step.epoch))
-    driver.send(messages.StepPrepared(step=step.step, sums=(), epoch=step.epoch))
+    driver.send(messages.StepApplied(step=step.step, epoch=step.fence.epoch))
+    driver.send(messages.ShardFailed(shard=0, why="epoch mismatch", epoch=step.fence.epoch))
+    driver.send(messages.StepPrepared(step=step.step, sums=(), epoch=step.fence.epoch))
     assert (driver.step, driver.coordinator.state) == (0, ClusterState.TRAINING)
 
 
@@ -123,11 +123,11 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     late = driver.orders.pop()
     assert isinstance(late, messages.RestoreShards)
     driver.restart(1)
-    driver.send(messages.ShardsRestored(epoch=late.epoch, tag=late.tag, process_incarnations=(107, 8)))
+    driver.send(messages.ShardsRestored(epoch=late.fence.epoch, tag=late.tag, process_incarnations=(107, 8)))
     assert driver.coordinator.state is ClusterState.RECOVERING, "what was reported is not true any more"
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, late.epoch + 1)
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, late.fence.epoch + 1)
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 

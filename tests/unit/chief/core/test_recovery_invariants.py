@@ -54,7 +54,7 @@ class Recovery(RuleBasedStateMachine):
     def note(self, worker: Worker, push_id: PushId, answer: Any) -> None:
         outcome = getattr(answer, "first_outcome", None) or getattr(answer, "outcome", None)
         if outcome is PushOutcome.ACCEPTED and answer.applied_step is not None:
-            key = worker.participant.epoch, push_id
+            key = worker.participant.era.epoch, push_id
             assert self.accepted.setdefault(key, answer.applied_step) == answer.applied_step, "accepted for two steps"
 
     # -- what happens
@@ -71,7 +71,7 @@ class Recovery(RuleBasedStateMachine):
     def go_on(self, number: int) -> None:
         """A worker hears of the step that is open, or takes its place again."""
         worker = self.some(number)
-        if worker.participant.epoch == self.driver.coordinator.epoch and self.driver.coordinator.state is ClusterState.TRAINING:
+        if worker.participant.era.epoch == self.driver.coordinator.epoch and self.driver.coordinator.state is ClusterState.TRAINING:
             with contextlib.suppress(PsError, KeyError):
                 if worker.heartbeat():
                     worker.local_step = self.driver.step

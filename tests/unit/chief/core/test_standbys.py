@@ -13,6 +13,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
 from ps_protocol.roles.shard import ShardReport, ShardStatus
 from tests.support.chief_driver import Worker
+from tests.support.eras import fence
 from tests.support.recovery_driver import RecoveryDriver
 
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
@@ -93,7 +94,7 @@ def test_a_lost_replica_comes_back_between_two_steps_before_anybody_hears_of_the
     assert "a standby is being brought back to step 1" in driver.coordinator.explain(driver.now)
     assert not worker.has_token(call)
     driver.send(changed(standby="host-s:1"))
-    driver.send(rev.ReplicasBack(epoch=order.epoch))
+    driver.send(rev.ReplicasBack(epoch=order.fence.epoch))
     token = driver.answers[call]
     assert (token.result, token.step) == (TokenResult.TOKEN, 1)
     assert token.shards_version > worker.registration.shards_version
@@ -114,9 +115,9 @@ def test_a_replica_that_cannot_come_back_holds_nothing_up(failure: str) -> None:
         while not orders(driver, rev.BringReplicasBack):
             driver.do(driver.orders.pop(0))
         (order,) = orders(driver, rev.BringReplicasBack)
-        driver.send(rev.ReplicasBack(epoch=order.epoch - 1))
+        driver.send(rev.ReplicasBack(epoch=order.fence.epoch - 1))
         assert not worker.has_token(call), "of another epoch"
-        driver.send(rev.ReplicasBack(epoch=order.epoch, failures=((0, "it was restarted again"),)))
+        driver.send(rev.ReplicasBack(epoch=order.fence.epoch, failures=((0, "it was restarted again"),)))
     assert worker.has_token(call)
     assert (failure or "restarted again") in words(driver)
     assert worker.has_token(step(driver, worker))
@@ -194,8 +195,7 @@ def status(*, epoch: int = 1, at: int | None = None, is_alone: bool = False, hea
     return ShardStatus(
         shard=0,
         process_incarnation=5,
-        epoch=epoch,
-        chief_incarnation=chief,
+        fence=fence(epoch, chief),
         step=at,
         report=ShardReport(),
         chief_heard_ago_s=heard,
@@ -210,7 +210,7 @@ ABSENT = Unavailable("cannot reach b:1")
 def test_the_replica_that_has_come_farthest_is_believed() -> None:
     found = judge({FIRST: status(at=7), SECOND: status(at=8, chief=2, heard=1.5)}, [])
     assert (found.best, found.is_proven) == (SECOND, True)
-    assert (found.status().step, found.status().chief_incarnation, found.status().chief_heard_ago_s) == (8, 2, 1.5)
+    assert (found.status().step, found.status().fence.chief_incarnation, found.status().chief_heard_ago_s) == (8, 2, 1.5)
     assert judge({FIRST: status(epoch=2, at=3), SECOND: status(at=8)}, []).best is FIRST
 
 

@@ -72,7 +72,7 @@ class Scene:
     def push(self, step: int, *, gradient: float = 0.0) -> PushCommit:
         push_id = PushId(worker=0, incarnation=1, sequence=next(self.sequences))
         for shard, layout in zip(self.shards, self.layouts, strict=True):
-            header = PushHeader(epoch=1, push_id=push_id, step=step, layout_hash=layout.hash)
+            header = PushHeader(era=self.worker.era, push_id=push_id, step=step, layout_hash=layout.hash)
             memory = aligned_bytes(layout.nbytes)
             for index in range(len(layout.slices)):
                 layout.view(memory, index)[...] = gradient

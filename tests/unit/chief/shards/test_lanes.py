@@ -13,8 +13,9 @@ from ps_protocol.errors import ContributionMissing, PsError, Unavailable
 from ps_protocol.roles.chief import ClusterState, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
 from tests.support.chief_runner import FakeLink, Scene
+from tests.support.eras import fence
 
-REQUEST = ApplyRequest(epoch=1, chief_incarnation=1, step=0, contributors=())
+REQUEST = ApplyRequest(fence=fence(1, 1), step=0, contributors=())
 
 
 class FakeCaller(BlockingCaller):

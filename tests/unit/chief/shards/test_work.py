@@ -13,6 +13,7 @@ from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Su
 from ps_protocol.roles.shard import Adoption
 from ps_protocol.wire.codec import pack_record
 from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
+from tests.support.eras import fence
 
 
 def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
@@ -20,7 +21,7 @@ def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
         scene.links[1].step, scene.links[1].epoch = 12, 3
         scene.begin()
         found = await scene.one_of(messages.ShardsFound)
-        assert [(one.step, one.epoch, one.process_incarnation) for one in found.statuses] == [(None, 0, 7), (12, 3, 7)]
+        assert [(one.step, one.fence.epoch, one.process_incarnation) for one in found.statuses] == [(None, 0, 7), (12, 3, 7)]
         assert [link.chief_incarnation for link in scene.links] == [0, 0]
 
     play(act)
@@ -74,7 +75,7 @@ def test_a_silent_chief_or_one_to_be_replaced_loses_them(heard_ago_s: float, is_
     async def act(scene: Scene) -> None:
         scene.links[1].chief_incarnation, scene.links[1].chief_heard_ago_s = 4, heard_ago_s
         scene.begin(is_takeover=is_takeover)
-        assert (await scene.one_of(messages.ShardsFound)).statuses[1].chief_incarnation == 4
+        assert (await scene.one_of(messages.ShardsFound)).statuses[1].fence.chief_incarnation == 4
 
     play(act)
 
@@ -84,7 +85,7 @@ def test_an_applied_step_is_reported_with_its_epoch() -> None:
         scene.side.carry_out(adopting())
         scene.side.carry_out(APPLY)
         assert await scene.one_of(messages.StepApplied) == messages.StepApplied(step=3, epoch=1)
-        assert [link.applied[0].chief_incarnation for link in scene.links] == [5, 5]
+        assert [link.applied[0].fence.chief_incarnation for link in scene.links] == [5, 5]
 
     play(act)
 
@@ -181,7 +182,7 @@ def test_a_shard_that_cannot_be_brought_back_says_why(error: PsError, is_damaged
 @pytest.mark.parametrize("wish", [adopting(), restoring(), SAVE, APPLY], ids=lambda wish: type(wish).__name__)
 def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
     async def act(scene: Scene) -> None:
-        scene.side.authority.epoch, scene.side.authority.chief_incarnation = 1, 5
+        scene.side.authority.fence = fence(1, 5)
         error = Superseded("chief incarnation 6 has adopted it, you are 5; end this chief")
         method = {messages.ApplyStep: "apply_step", messages.SaveStep: "begin_save"}.get(type(wish), "adopt")
         scene.links[1].always[method] = error
@@ -206,7 +207,7 @@ def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
 
 def test_a_superseded_chief_is_told_so_although_the_server_then_says_no_more() -> None:
     async def act(scene: Scene) -> None:
-        scene.side.authority.epoch, scene.side.authority.chief_incarnation = 1, 5
+        scene.side.authority.fence = fence(1, 5)
         scene.links[1].always["apply_step"] = Superseded("a chief of another life of the cluster has adopted it")
         scene.links[1].hangs.add("status")
         scene.side.carry_out(APPLY)
@@ -233,9 +234,9 @@ def test_a_record_that_is_overtaken_is_given_up() -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         scene.links[0].hangs.add("keep_record")
-        scene.side.carry_out(messages.KeepRecord(epoch=1, version=1, record=RECORD))
+        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=1, record=RECORD))
         await scene.settle()
-        scene.side.carry_out(messages.KeepRecord(epoch=1, version=2, record=RECORD))
+        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=2, record=RECORD))
         scene.links[0].hangs.clear()
         await scene.settle()
         assert [*scene.links[0].records] == [2]

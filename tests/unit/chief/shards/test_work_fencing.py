@@ -11,8 +11,9 @@ from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
 from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
+from tests.support.eras import fence
 
-FENCE = messages.AdoptShards(epoch=3, chief_incarnation=5)
+FENCE = fence(3, 5)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -26,7 +27,7 @@ def commit(monkeypatch: pytest.MonkeyPatch) -> messages.CommitCheckpoint:
     """A checkpoint whose manifest is written without fail."""
     monkeypatch.setattr(CheckpointStore, "commit", lambda self, work: messages.CheckpointCommitted(tag=work.checkpoint.tag))
     checkpoint = Checkpoint(
-        tag=SAVE.tag, cluster="lockstep", epoch=1, step=3, chief_incarnation=5, num_shards=2, record=RECORD, placement=(), files=()
+        tag=SAVE.tag, cluster="lockstep", fence=fence(1, 5), step=3, num_shards=2, record=RECORD, placement=(), files=()
     )
     return messages.CommitCheckpoint(checkpoint=checkpoint, keep=3, is_awaited=True)
 
@@ -85,7 +86,7 @@ def test_what_a_superseded_chief_could_not_have_kept_is_told_to_nobody() -> None
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         scene.links[0].always["keep_record"] = Superseded("chief 6 has it")
-        scene.side.carry_out(messages.KeepRecord(epoch=1, version=1, record=RECORD))
+        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=1, record=RECORD))
         await until(lambda: bool(scene.superseded))
         assert not scene.all_of(messages.RecordKept)
 

@@ -117,7 +117,7 @@ class Storage(RuleBasedStateMachine):
     def _newest_if(self, step: int) -> Checkpoint | None:
         """What was being saved when the process died, if it is whole: then all of it is."""
         found = self._found()
-        return found if found is not None and (found.epoch, found.step) == (self.epoch, step) else None
+        return found if found is not None and (found.fence.epoch, found.step) == (self.epoch, step) else None
 
     def _note(self, checkpoint: Checkpoint) -> None:
         self.whole[checkpoint.tag] = Whole(checkpoint)

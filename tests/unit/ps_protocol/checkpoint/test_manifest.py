@@ -46,7 +46,12 @@ def test_checkpoint_without_pushes_and_training_data_comes_back() -> None:
 
 def test_manifest_can_be_read_by_any_program() -> None:
     fields = json.loads(MANIFEST)
-    assert (fields["format"], fields["format_version"], fields["step"], fields["epoch"]) == ("lockstep-checkpoint", 1, "5", "1")
+    assert (fields["format"], fields["format_version"], fields["step"], fields["fence"]["era"]["epoch"]) == (
+        "lockstep-checkpoint",
+        1,
+        "5",
+        "1",
+    )
     assert [file["name"] for file in fields["files"]] == ["ps-0.safetensors", "ps-1.safetensors"]
     assert fields["record"]["model"]["variables"][0]["name"] == "layer/w"
 
@@ -89,7 +94,7 @@ def change_variable(name: str, value: Any) -> Callable[[Fields], None]:
         (change("step", -1), "step -1"),
         (change("step", "9" * 30), "out of range"),
         (change("step", [5]), ""),
-        (change("epoch", 0), "epoch 0"),
+        (change("fence", {"era": {"life": 1, "epoch": 0}}), "epoch 0"),
         (change("num_shards", 3), "want one of each of 3"),
         (change("num_shards", 1), "want one of each of 1"),
         (change("unheard_of", 1), "unheard_of"),

@@ -16,6 +16,7 @@ from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, HistoryWriter, read_history
 from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
+from tests.support.eras import era, fence
 
 _PUSH = PushId(worker=1, incarnation=3, sequence=9)
 
@@ -33,10 +34,10 @@ def _only(directory: Path) -> Chronicle:
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     header = PushHeader(
-        epoch=2, push_id=_PUSH, step=5, layout_hash="abc", metrics={"loss": Metric(value=float("inf"))}, encoding=FloatEncoding.BFLOAT16
+        era=era(2), push_id=_PUSH, step=5, layout_hash="abc", metrics={"loss": Metric(value=float("inf"))}, encoding=FloatEncoding.BFLOAT16
     )
-    request = ApplyRequest(epoch=2, chief_incarnation=4, step=5, contributors=(_PUSH,), weights=(0.1,), scales=(1 / 3, 1.0))
-    settings = ShardSettings(epoch=2, chief_incarnation=4, version=1, step=5, accepts_stale=True)
+    request = ApplyRequest(fence=fence(2, 4), step=5, contributors=(_PUSH,), weights=(0.1,), scales=(1 / 3, 1.0))
+    settings = ShardSettings(fence=fence(2, 4), version=1, step=5, accepts_stale=True)
     content = np.arange(64, dtype=np.uint8)
     writer = HistoryWriter(tmp_path, role="ps-1")
     events.note_contribution(writer, header, Segments([content[:10], content[10:]]), shard=1)

@@ -9,6 +9,7 @@ from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.slots import WorkerSlots
 from ps_protocol.shared_memory.words import PushMode, private_words
 from ps_server.contributions.shared_buffers import SharedBuffer
+from tests.support.eras import era
 from tests.support.staging import LAYOUT, NBYTES, STEP, StagingShard, push_id
 
 EPOCH = 4
@@ -31,7 +32,7 @@ class _Sharing:
         shard.shared.add(self.slots)
 
     def header(self, sequence: int, *, step: int = STEP, epoch: int = EPOCH) -> PushHeader:
-        return PushHeader(epoch=epoch, push_id=push_id(0, sequence=sequence), step=step, layout_hash=LAYOUT.hash)
+        return PushHeader(era=era(epoch), push_id=push_id(0, sequence=sequence), step=step, layout_hash=LAYOUT.hash)
 
     def push(self, sequence: int, *, value: int = 1, epoch: int = EPOCH) -> PushResult | None:
         """What the worker does without a call; None if it needs one."""

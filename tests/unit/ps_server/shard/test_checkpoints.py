@@ -25,6 +25,7 @@ from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.shard import SaveRequest, SaveState, ShardSettings
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
+from tests.support.eras import fence
 from tests.support.sharded_training import CHIEF, ShardedTraining
 
 MODEL = ModelSpec(
@@ -66,7 +67,7 @@ def training(tmp_path: Path, later: Later) -> ShardedTraining:
 
 
 def _request(training: ShardedTraining, tag: str = "t") -> SaveRequest:
-    return SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=training.step, tag=tag)
+    return SaveRequest(fence=fence(training.epoch, CHIEF), step=training.step, tag=tag)
 
 
 def _saved(training: ShardedTraining, later: Later, tag: str = "t") -> Checkpoint:
@@ -147,7 +148,7 @@ def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraini
 def test_while_a_shard_is_restored_it_says_so_and_takes_no_other_values(training: ShardedTraining, later: Later) -> None:
     _saved(training, later)
     shard = training.shards[0]
-    shard.adopt(epoch=4, chief_incarnation=CHIEF)
+    shard.adopt(fence(4, CHIEF))
     training.epoch = 4
     request = training.restore_request(0, "t")
     for _ in range(2):
@@ -167,7 +168,7 @@ def test_later_epoch_breaks_a_restoration_off(training: ShardedTraining, later: 
     training.epoch = 4
     old = training.restore_request(0, "t")
     shard.restore(old)
-    shard.adopt(epoch=5, chief_incarnation=CHIEF)
+    shard.adopt(fence(5, CHIEF))
     with pytest.raises(EpochMismatch):
         shard.restore(old, max_wait_s=1.0)
     training.epoch = 5
@@ -207,7 +208,7 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
     with pytest.raises(InternalError):
         training.state()
     # What is half old and half new is gone, not served under the new epoch.
-    assert shard.adopt(epoch=4, chief_incarnation=CHIEF).step is None
+    assert shard.adopt(fence(4, CHIEF)).step is None
     training.epoch = 4
     with pytest.raises(NotInitialized):
         training.state()
@@ -219,8 +220,8 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
 def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining, later: Later) -> None:
     shard = training.shards[0]
     with pytest.raises(StepMismatch):
-        shard.save(SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=7, tag="t"))
-    shard.configure(ShardSettings(epoch=training.epoch, chief_incarnation=CHIEF, version=1, step=training.step, applies_on_arrival=True))
+        shard.save(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
+    shard.configure(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, step=training.step, applies_on_arrival=True))
     training.step = 7
     assert _saved(training, later).step == 7
     training.epoch = 4
@@ -232,7 +233,7 @@ def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining
 def test_values_that_nobody_trained_give_way_to_those_of_a_later_epoch(training: ShardedTraining) -> None:
     shard = training.shards[0]
     training.epoch = 4
-    shard.adopt(epoch=4, chief_incarnation=CHIEF)
+    shard.adopt(fence(4, CHIEF))
     other = dataclasses.replace(MODEL, variables=(VariableSpec(name="v", data_type=DataType.FLOAT64, shape=(3,)),))
     with pytest.raises(VariableExists):
         ShardedTraining(shards=[shard], model=other, checkpoint_dir="", epoch=4).create()

@@ -20,6 +20,7 @@ from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.checkpoints import CopyMemories, SavePace, copy_memory
 from tests.support.checkpoints import WatchedStorage
+from tests.support.eras import fence
 from tests.support.sharded_training import CHIEF, ShardedTraining
 from tests.support.waiting import wait_until
 
@@ -44,7 +45,7 @@ def _training(storage: WatchedStorage, *, memory_limit_bytes: int | None = None)
 
 
 def _request(training: ShardedTraining, tag: str) -> SaveRequest:
-    return SaveRequest(epoch=training.epoch, chief_incarnation=CHIEF, step=training.step, tag=tag)
+    return SaveRequest(fence=fence(training.epoch, CHIEF), step=training.step, tag=tag)
 
 
 def _lazily_free_bytes() -> int:
@@ -135,7 +136,7 @@ def test_file_that_nobody_wants_any_more_is_broken_off_before_its_next_piece(sto
     def rise(size: int) -> None:
         writes.append(size)
         if len(writes) == 2:
-            shard.adopt(epoch=4, chief_incarnation=CHIEF)
+            shard.adopt(fence(4, CHIEF))
 
     storage.on_write = rise
     shard.save(_request(training, "t"))

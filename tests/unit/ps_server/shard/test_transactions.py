@@ -21,6 +21,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushRes
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.shard import Shard
+from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer
 
 HALF = MIXED.nbytes // 2
@@ -31,7 +32,7 @@ class _Fixture:
 
     def __init__(self) -> None:
         self.store = Shard(index=0, process_incarnation=1)
-        self.store.adopt(epoch=EPOCH, chief_incarnation=CHIEF)
+        self.store.adopt(fence(EPOCH, CHIEF))
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0))
         self.bytes = self.words.arena(1.0).tobytes()
@@ -55,7 +56,7 @@ class _Fixture:
             return push.finish()
 
     def request(self, header: PushHeader) -> ApplyRequest:
-        return ApplyRequest(epoch=EPOCH, chief_incarnation=CHIEF, step=header.step, contributors=(header.push_id,))
+        return ApplyRequest(fence=fence(EPOCH, CHIEF), step=header.step, contributors=(header.push_id,))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
 def test_push_under_way_ends_with_its_epoch(created: _Fixture) -> None:
     with pytest.raises(EpochMismatch, match=f"cluster epoch rose to {EPOCH + 1}"):
         with created.store.open_push(created.header()) as push:
-            created.store.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+            created.store.adopt(fence(EPOCH + 1, CHIEF))
             push.finish()
 
 
@@ -170,7 +171,7 @@ def test_creation_under_way_ends_with_its_epoch(fixture: _Fixture) -> None:
     with pytest.raises(EpochMismatch):
         with fixture.store.open_creation(fixture.spec()) as creation:
             creation.write(0, fixture.bytes)
-            fixture.store.adopt(epoch=EPOCH + 1, chief_incarnation=CHIEF)
+            fixture.store.adopt(fence(EPOCH + 1, CHIEF))
             creation.finish()
     assert fixture.store.status().report.allocated_bytes == 0
 

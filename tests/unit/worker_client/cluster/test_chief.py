@@ -7,6 +7,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from ps_protocol.roles.shard import ShardReport, ShardStatus
+from tests.support.eras import fence
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import ChiefLink
 
@@ -29,15 +30,7 @@ class FakeChief:
 
 
 def status(address: str, incarnation: int) -> ShardStatus:
-    return ShardStatus(
-        shard=0,
-        process_incarnation=0,
-        epoch=0,
-        step=None,
-        report=ShardReport(),
-        chief_incarnation=incarnation,
-        chief_address=address,
-    )
+    return ShardStatus(shard=0, process_incarnation=0, fence=fence(1, incarnation), step=None, report=ShardReport(), chief_address=address)
 
 
 class Town:

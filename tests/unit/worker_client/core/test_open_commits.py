@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
 from ps_protocol.roles.shard import PushId
+from tests.support.eras import era
 from worker_client.core.state import OpenCommits
 
-OWNER = Participant(epoch=1, kind=ParticipantKind.WORKER, index=0, incarnation=1)
+OWNER = Participant(era=era(1), kind=ParticipantKind.WORKER, index=0, incarnation=1)
 
 
 def commit(sequence: int, *, step: int = 5) -> PushCommit:
@@ -52,6 +53,6 @@ def test_commits_are_told_in_order_and_forgotten_together() -> None:
         commits.answered(commit(sequence), accepted(step=4 + sequence), global_step=5)
     commits.advance(6)
     assert [each.push_id.sequence for each in commits.all()] == [2, 3]
-    successor = replace(OWNER, epoch=2)
+    successor = replace(OWNER, era=era(2))
     commits.begin(successor)
     assert (commits.all(), commits.owner) == ((), successor)

@@ -22,11 +22,12 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import PushResult
+from tests.support.eras import era
 from worker_client.core import requests as ask
 from worker_client.core.place import Place
 from worker_client.core.worker import Worker
 
-ME = Participant(epoch=1, kind=ParticipantKind.WORKER, index=0, incarnation=1)
+ME = Participant(era=era(1), kind=ParticipantKind.WORKER, index=0, incarnation=1)
 FIRST = Registration(participant=ME, lease_s=30.0, global_step=0, shard_addresses=("ps",), may_contribute=True)
 MODEL = ModelSpec(
     variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1,)),),
@@ -83,7 +84,7 @@ class Surroundings:
     def move(self) -> None:
         """The cluster goes back to its first step, in another epoch."""
         self.step = 0
-        self.place.registration = replace(FIRST, participant=replace(ME, epoch=2))
+        self.place.registration = replace(FIRST, participant=replace(ME, era=era(2)))
 
 
 class _Acts(dict[type, Callable[[Any], Any]]):

@@ -8,13 +8,14 @@ import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
 from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest, Registration
+from tests.support.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
 from worker_client.core.requests import Beat, run
 from worker_client.session.membership import Membership
 
 FIRST = Registration(
-    participant=Participant(kind=ParticipantKind.WORKER, index=0, incarnation=1, epoch=1),
+    participant=Participant(kind=ParticipantKind.WORKER, index=0, incarnation=1, era=era(1)),
     lease_s=30.0,
     global_step=0,
     shard_addresses=(),
