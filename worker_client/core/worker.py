@@ -224,7 +224,8 @@ class Worker:
         yield from ()
 
     def _read(self, *, is_copied: bool) -> Asking[dict[str, Array]]:
-        yield from self._hear_of_end()
+        if self.place.is_finished and not self.state.is_finished:
+            yield from self._hear_of_end()
         yield from self._fetch()
         self.state.has_newest = False  # the next asks anew
         wait: Patience | None = None
@@ -239,7 +240,8 @@ class Worker:
                 return given
 
     def _read_rows(self, name: str, indices: object) -> Asking[Array]:
-        yield from self._hear_of_end()
+        if self.place.is_finished and not self.state.is_finished:
+            yield from self._hear_of_end()
         state, wait = self.state, self._begin_wait(f"{self.who} reads rows of {name!r}", self._timeout_s)
         while not state.reads_latest:
             try:
@@ -285,9 +287,8 @@ class Worker:
             yield from self._take_token(None, self._timeout_s)  # answered at once: the step has moved on
 
     def _hear_of_end(self) -> Asking[None]:
-        """A heartbeat may have heard that training is finished: then there is the last step."""
-        if self.place.is_finished and not self.state.is_finished:
-            yield from self._take_token(None, self._timeout_s)  # answered at once
+        """A heartbeat has heard that training is finished: then there is the last step."""
+        yield from self._take_token(None, self._timeout_s)  # answered at once
 
     # -- giving
 
@@ -324,7 +325,8 @@ class Worker:
                 result = yield from self._take_token(commit, timeout_s)
                 if result is None:
                     raise InternalError("the chief gave a token and did not say what became of the contribution that rode along")
-                yield from self._look()
+                if not state.is_finished:
+                    yield from self._fetch()
             else:
                 result = yield from self._count(commit)
             return push_of(result, step=step, is_finished=state.is_finished)
