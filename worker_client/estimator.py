@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.errors import InternalError, InvalidSpec
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 from worker_client.model import optimizers
@@ -243,10 +243,8 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(error.message) from error
 
 
-def _private_cluster(worker_index: int | None, takeover: bool) -> Session:
+def _private_cluster(worker_index: int | None) -> Session:
     """A session in a new cluster inside this process."""
-    if takeover:
-        raise InternalError("the cluster inside this process has failed, and there is no other to go on with")
     return local(worker_index=worker_index)
 
 
