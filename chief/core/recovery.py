@@ -242,8 +242,9 @@ class Recovery:
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
-        # The settings that the earlier chief gave the shards, by shard.
+        # The settings that the earlier chief gave the shards, by shard, and the highest step that one of them was at.
         self._settings_versions: tuple[int, ...] = ()
+        self._step_found = 0
 
     @property
     def why(self) -> str:
@@ -285,6 +286,7 @@ class Recovery:
         held = [status.step is not None for status in statuses]
         chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
         self._settings_versions = tuple(status.settings_version for status in statuses)
+        self._step_found = max((status.step for status in statuses if status.step is not None), default=0)
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
@@ -578,7 +580,11 @@ class Recovery:
         if not problem:
             stage.start = replace(stage.start, wait_until=now + self._config.lease_s / 2)
             self._begin_where_they_are(stage, now)
-        elif (stage.record is None or stage.record.model is None) and not has_applied(adoptions):
+            return
+        # The shards may have been restarted since they were looked at: what they had applied then is lost, too.
+        has_trained = has_applied(adoptions) or self._step_found > 0 or (stage.record is not None and stage.record.model is not None)
+        has_searched = stage.search is not None or self._config.checkpoints is None
+        if not has_trained and has_searched:
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
             self._begin_anew(is_again=True, highest_epoch=stage.search.highest_epoch if stage.search is not None else 0)
         elif self._config.checkpoints is None:
@@ -586,8 +592,8 @@ class Recovery:
         else:
             # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
             self._leave_epoch()
-            search = stage.search or Search(is_start=True, has_lost=True)
-            search.why, search.has_looked = problem, True
+            search = stage.search or Search(is_start=True)
+            search.why, search.has_looked, search.has_lost = problem, True, has_trained
             self._seek(search)
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:

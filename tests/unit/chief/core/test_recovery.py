@@ -391,3 +391,33 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
     else:
         assert driver.coordinator.state is ClusterState.FAILED
         assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
+
+
+@pytest.mark.parametrize(("steps_before", "goes_back_to"), [(0, 0), (5, 4)])
+def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought_back(steps_before: int, goes_back_to: int) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    workers = driver.train(0)
+    steps(driver, workers, steps_before)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.kill(0)
+    driver.kill(1)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, goes_back_to)
+    assert [shard.step for shard in driver.shards] == [goes_back_to] * 2
+
+
+def test_what_was_trained_is_never_begun_anew_in_silence_when_all_die_between_a_chiefs_look_and_its_takeover() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(driver, driver.train(0), 5)
+    driver.is_manual = True
+    driver.new_chief()
+    driver.kill(0)
+    driver.kill(1)
+    driver.storage.clear()
+    driver.is_manual = False
+    driver.work_off()
+    assert driver.coordinator.state is ClusterState.FAILED
+    with pytest.raises(TrainingFailed, match="no whole checkpoint to go back to"):
+        driver.register()
