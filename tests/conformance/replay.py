@@ -27,6 +27,7 @@ from tests.conformance.checking import Mismatch
 from tests.conformance.clusters import Start, cluster_of_processes
 from tests.conformance.replay_accumulators import replay_dense, replay_sparse
 from tests.conformance.replay_arrangement import replay_partitioner, replay_placement
+from tests.conformance.replay_strategy import replay_strategy
 from tests.conformance.replay_sync import chief_flags, replay_sync_replicas
 from tests.conformance.replay_training import ONE_WORKER, replay_moving_average, replay_optimizer
 
@@ -77,6 +78,11 @@ def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], 
     return Kind(opened, num_parallel=NUM_PARALLEL_CLUSTERS)
 
 
+def _without_cluster(replay: Replay) -> Kind:
+    """In this process alone."""
+    return Kind(lambda stack, start: replay)
+
+
 KINDS: dict[str, Kind] = {
     "dense_accumulator": _in_one_cluster(replay_dense),
     "sparse_accumulator": _in_one_cluster(replay_sparse),
@@ -84,6 +90,7 @@ KINDS: dict[str, Kind] = {
     "moving_average": _in_clusters(replay_moving_average, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
     "placement": _in_clusters(replay_placement, num_ps=lambda case: case["ps_tasks"], flags=lambda case: ONE_WORKER),
     "partitioner": _in_clusters(replay_partitioner, num_ps=lambda case: 2, flags=lambda case: ONE_WORKER),
+    "strategy": _without_cluster(replay_strategy),
     "sync_replicas": _in_clusters(replay_sync_replicas, num_ps=lambda case: case["ps_tasks"], flags=chief_flags),
 }
 

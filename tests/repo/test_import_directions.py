@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "opening",
         "sync_replicas",
         "accumulators",
+        "strategy",
         "estimator",
     ),
     "lockstep": (
@@ -72,6 +73,8 @@ PURE = (
     "worker_client.model",
     "worker_client.core",
     "worker_client.neural_network",
+    "worker_client.strategy.values",
+    "worker_client.strategy.reduction",
     "lockstep.planning",
     "lockstep.cli.text",
 )
@@ -173,8 +176,8 @@ def test_third_party_packages_are_those_declared(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# What a program imports names from: packages, and the API of tf.compat.v1.train.
-FACES = (ROOT / "worker_client" / "sync_replicas",)
+# What a program imports names from: packages, and the APIs of tf.compat.v1.train and tf.distribute.
+FACES = (ROOT / "worker_client" / "sync_replicas", ROOT / "worker_client" / "strategy")
 
 
 def test_folders_hand_nothing_on() -> None:

@@ -1,0 +1,206 @@
+"""Contexts of a strategy: in a replica, across replicas, in an update; and replicas that merge."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker_client.strategy import (
+    ParameterServerStrategy,
+    PerReplica,
+    ReduceOp,
+    Variable,
+    VariableAggregation,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+
+
+def _context() -> Any:
+    context = get_replica_context()
+    assert context is not None
+    return context
+
+
+def _replica() -> int:
+    number: int = _context().replica_id_in_sync_group
+    return number
+
+
+def _variable(strategy: ParameterServerStrategy, **options: Any) -> Variable:
+    with strategy.scope():
+        return Variable(np.zeros(2, np.float32), name="v", **options)
+
+
+def test_rule_75_a_program_begins_in_the_one_replica_of_the_default_strategy() -> None:
+    assert not in_cross_replica_context()
+    assert not has_strategy()
+    assert (_replica(), _context().num_replicas_in_sync) == (0, 1)
+    assert get_strategy() is _context().strategy
+    assert _context().merge_call(lambda strategy, x: (strategy is get_strategy(), in_cross_replica_context(), x), args=(3,)) == (
+        True,
+        True,
+        3,
+    )
+    assert float(_context().all_reduce("SUM", 2.5)) == 2.5
+
+
+def test_rule_75_a_scope_is_across_replicas_and_run_is_in_them() -> None:
+    strategy = ParameterServerStrategy(3)
+    with strategy.scope(), strategy.scope() as inner:
+        assert inner is strategy
+        assert in_cross_replica_context()
+        assert get_replica_context() is None
+        assert get_strategy() is strategy
+        seen = strategy.run(lambda: (in_cross_replica_context(), has_strategy(), _replica(), _context().num_replicas_in_sync))
+    assert seen[0] is False
+    assert seen[1] is True
+    assert seen[2].values == {0: 0, 1: 1, 2: 2}
+    assert seen[3] == 3
+    assert not has_strategy()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda strategy, v: strategy.extended.reduce_to("SUM", np.float32(1), v),
+        lambda strategy, v: strategy.extended.batch_reduce_to("SUM", [(np.float32(1), v)]),
+        lambda strategy, v: strategy.extended.update_non_slot(v, lambda: None),
+        lambda strategy, v: strategy.extended.colocate_vars_with(v).__enter__(),
+        lambda strategy, v: strategy.reduce("SUM", np.float32(1)),
+        lambda strategy, v: strategy.run(lambda: None),
+        lambda strategy, v: strategy.scope().__enter__(),
+        lambda strategy, v: strategy.experimental_distribute_values_from_function(lambda context: 1),
+        lambda strategy, v: Variable(0.0, name="late"),
+    ],
+)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_rule_75_what_works_across_replicas_is_a_runtime_error_in_one(call: Any, num_replicas: int) -> None:
+    strategy = ParameterServerStrategy(num_replicas)
+    v = _variable(strategy)
+    with pytest.raises(RuntimeError, match=r"across replicas|before run"):
+        strategy.run(lambda: call(strategy, v))
+    # The same works in a merge.
+    assert strategy.run(lambda: _context().merge_call(lambda strategy: in_cross_replica_context())) is True
+
+
+def test_rule_75_the_scope_of_another_strategy_is_a_runtime_error() -> None:
+    one, other = ParameterServerStrategy(2), ParameterServerStrategy(2)
+    v = _variable(one)
+    with other.scope():
+        for call in (
+            lambda: one.extended.reduce_to("MEAN", 1.0, v),
+            lambda: one.run(lambda: None),
+            lambda: v.assign(np.zeros(2)),
+            v.read_value,
+        ):
+            with pytest.raises(RuntimeError, match="another strategy"):
+                call()
+
+
+def test_rule_75_only_sum_and_mean_reduce_and_destinations_are_no_list() -> None:
+    strategy = ParameterServerStrategy(2)
+    v, value = _variable(strategy), PerReplica({0: np.float32(1), 1: np.float32(3)})
+    assert float(strategy.extended.reduce_to("sum", value, v)) == 4
+    assert float(strategy.extended.reduce_to(ReduceOp.MEAN, value, v)) == 2
+    with pytest.raises(ValueError, match="want ReduceOp"):
+        strategy.extended.reduce_to("MAX", value, v)
+    with pytest.raises(ValueError, match="destinations: got a list"):
+        strategy.extended.reduce_to("SUM", value, [v])
+
+
+def test_rule_75_an_update_is_a_context_of_its_own_across_replicas() -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy)
+    assert strategy.extended.update(v, lambda copy: (in_cross_replica_context(), get_replica_context() is None)) == (True, True)
+
+
+def test_contexts_belong_to_a_thread() -> None:
+    found: list[bool] = []
+    with ParameterServerStrategy(2).scope():
+        thread = threading.Thread(target=lambda: found.append(has_strategy()))
+        thread.start()
+        thread.join()
+    assert found == [False]
+
+
+def test_replicas_run_in_turn_each_until_it_merges() -> None:
+    strategy, order = ParameterServerStrategy(3), list[str]()
+
+    def step() -> None:
+        order.append(f"{_replica()} begins")
+        _context().merge_call(lambda strategy: order.append("merge"))
+        order.append(f"{_replica()} ends")
+
+    strategy.run(step)
+    assert order == ["0 begins", "1 begins", "2 begins", "merge", "0 ends", "1 ends", "2 ends"]
+
+
+def test_a_merge_gets_what_all_replicas_give_as_one_and_each_gets_its_part() -> None:
+    strategy, shared = ParameterServerStrategy(2), object()
+
+    def merged(strategy: ParameterServerStrategy, x: Any, *, same: Any) -> Any:
+        assert same is shared
+        return PerReplica({replica: value * 10 for replica, value in x.values.items()}), "all"
+
+    seen = strategy.run(lambda: _context().merge_call(merged, args=(_replica() + 1,), kwargs={"same": shared}))
+    assert (seen[0].values, seen[1]) == ({0: 10, 1: 20}, "all")
+
+
+def test_what_a_replica_raises_ends_all_replicas_and_the_run() -> None:
+    strategy, ended = ParameterServerStrategy(3), list[int]()
+
+    def step() -> None:
+        try:
+            if _replica() == 1:
+                raise KeyError("lost")
+            _context().merge_call(lambda strategy: None)
+        finally:
+            ended.append(_replica())
+
+    before = threading.active_count()
+    with pytest.raises(KeyError, match="lost"):
+        strategy.run(step)
+    assert sorted(ended) == [0, 1]  # replica 2 had not begun
+    assert threading.active_count() == before
+    assert not has_strategy()
+
+
+def test_what_a_merge_raises_ends_all_replicas_even_those_that_would_merge_again() -> None:
+    strategy = ParameterServerStrategy(2)
+
+    def fails(strategy: ParameterServerStrategy) -> None:
+        raise KeyError("merge")
+
+    def step() -> None:
+        try:
+            _context().merge_call(fails)
+        finally:
+            _context().merge_call(lambda strategy: None)
+
+    before = threading.active_count()
+    with pytest.raises(KeyError, match="merge"):
+        strategy.run(step)
+    assert threading.active_count() == before
+
+
+def test_replicas_that_merge_a_different_number_of_times_are_told_so() -> None:
+    strategy = ParameterServerStrategy(3)
+
+    def step() -> None:
+        if _replica() != 1:
+            _context().merge_call(lambda strategy: None)
+
+    with pytest.raises(RuntimeError, match="replica 0 calls merge_call, replica 1 has returned"):
+        strategy.run(step)
+
+
+@pytest.mark.parametrize("aggregation", [VariableAggregation.SUM])
+def test_an_error_in_an_assignment_of_all_replicas_reaches_the_caller(aggregation: VariableAggregation) -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy, aggregation=aggregation)
+    with pytest.raises(ValueError, match="cannot be reduced with SUM"):
+        strategy.run(lambda: v.assign(5.0))

@@ -1,0 +1,81 @@
+"""Sums and means over replicas, of arrays and of rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ps_protocol.errors import DtypeMismatch, ShapeMismatch
+from worker_client import IndexedSlices
+from worker_client.strategy.reduction import ReduceOp, reduce_all, reduce_op_of
+
+ARRAYS = st.integers(1, 6).flatmap(
+    lambda count: hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        st.tuples(st.just(count), st.integers(0, 3), st.integers(1, 3)),
+        elements=st.floats(-100, 100, width=32),
+    )
+)
+
+
+@given(ARRAYS)
+def test_sum_and_mean_of_arrays_are_those_of_numpy_in_the_order_of_the_replicas(stacked: Any) -> None:
+    # Given in another order, they are added in that of the ids.
+    contributions = {replica: stacked[replica] for replica in reversed(range(len(stacked)))}
+    total = stacked[0].copy()
+    for array in stacked[1:]:
+        total = total + array
+    np.testing.assert_array_equal(reduce_all(ReduceOp.SUM, contributions), total)
+    mean = reduce_all(ReduceOp.MEAN, contributions)
+    np.testing.assert_array_equal(mean, total / len(stacked))
+    assert mean.dtype == stacked.dtype
+    assert not mean.flags.writeable
+
+
+def test_a_reduced_value_shares_no_memory_with_a_contribution() -> None:
+    mine = np.ones(3)
+    result = reduce_all(ReduceOp.SUM, {0: mine})
+    assert not np.shares_memory(result, mine)
+    assert mine.flags.writeable
+
+
+def test_rows_are_concatenated_and_their_mean_is_divided_by_the_replicas() -> None:
+    parts = {
+        1: IndexedSlices(np.array([5]), np.array([[3.0, 4.0]])),
+        0: IndexedSlices(np.array([2, 2]), np.array([[1.0, 2.0], [5.0, 6.0]]), (9, 2)),
+    }
+    total = reduce_all(ReduceOp.SUM, parts)
+    assert total.indices.tolist() == [2, 2, 5]
+    assert total.values.tolist() == [[1, 2], [5, 6], [3, 4]]
+    assert total.dense_shape == (9, 2)
+    assert reduce_all(ReduceOp.MEAN, parts).values.tolist() == [[0.5, 1], [2.5, 3], [1.5, 2]]
+
+
+def test_a_sum_of_halves_goes_on_growing() -> None:
+    contributions = {0: np.float16([2048]), **{replica: np.float16([1]) for replica in range(1, 9)}}
+    total = reduce_all(ReduceOp.SUM, contributions)
+    assert (total.dtype, total.tolist()) == (np.float16, [2056])
+
+
+def test_contributions_of_other_shapes_types_and_kinds_are_refused_with_the_replica() -> None:
+    ones = np.ones(2, np.float32)
+    with pytest.raises(ShapeMismatch, match=r"replica 1 contributes shape \(3,\)"):
+        reduce_all(ReduceOp.SUM, {0: ones, 1: np.ones(3, np.float32)})
+    with pytest.raises(DtypeMismatch, match="replica 1 contributes float64"):
+        reduce_all(ReduceOp.SUM, {0: ones, 1: np.ones(2)})
+    rows = IndexedSlices(np.array([0]), np.ones((1, 2)), (4, 2))
+    with pytest.raises(ValueError, match="replica 0 contributes a ndarray"):
+        reduce_all(ReduceOp.SUM, {0: ones, 1: rows})
+    with pytest.raises(ShapeMismatch, match=r"rows of a shape \(5, 2\)"):
+        reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 2)), (5, 2))})
+
+
+def test_a_reduction_is_named_in_any_case_and_others_are_refused() -> None:
+    assert reduce_op_of("mean") is ReduceOp.MEAN
+    assert reduce_op_of(ReduceOp.SUM) is ReduceOp.SUM
+    for wrong in ("max", 1, None):
+        with pytest.raises(ValueError, match="want ReduceOp"):
+            reduce_op_of(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""Values that differ by replica: taken apart for each replica, and put together from what the replicas return."""
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+# Structures whose leaves are strings: each replica makes objects of its own from them, or all share one.
+STRUCTURES = st.recursive(
+    st.sampled_from(["same", "own"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+SHARED = object()
+
+
+@given(STRUCTURES, st.integers(2, 5))
+def test_merging_wraps_exactly_what_differs_and_selecting_gives_each_replica_its_own_back(structure: Any, num_replicas: int) -> None:
+    results = {replica: map_nested(lambda leaf: SHARED if leaf == "same" else object(), structure) for replica in range(num_replicas)}
+    merged = regroup(results)
+    for kind, leaf in zip(leaves(structure), leaves(merged), strict=True):
+        assert leaf is SHARED if kind == "same" else isinstance(leaf, PerReplica)
+    for replica, result in results.items():
+        own = select(replica, merged)
+        assert type(own) is type(result)
+        assert all(mine is given for mine, given in zip(leaves(own), leaves(result), strict=True))
+
+
+@given(STRUCTURES)
+def test_the_result_of_a_single_replica_stays_as_it_is(structure: Any) -> None:
+    result = map_nested(lambda leaf: object(), structure)
+    assert all(mine is given for mine, given in zip(leaves(regroup({7: result})), leaves(result), strict=True))
+
+
+def test_a_named_tuple_stays_one() -> None:
+    merged = regroup({0: Pair(SHARED, 1.5), 1: Pair(SHARED, 2.5)})
+    assert isinstance(merged, Pair)
+    assert merged.left is SHARED
+    assert merged.right.values == {0: 1.5, 1: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((1, 2), (1, 2, 3), "length 3"),
+        ((1, 2), [1, 2], "a list"),
+        ({"a": 1}, {"b": 1}, "keys"),
+        (1, (1,), "a tuple"),
+        ((1,), 1, "a int"),
+        ((1, (2, 3)), (1, (2,)), "length 1"),
+    ],
+)
+def test_results_that_are_nested_differently_are_refused(first: Any, second: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"replica 1 returned {words}.*same structure"):
+        regroup({0: first, 1: second})
+
+
+def test_a_value_without_a_part_for_a_replica_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing for replica 2, only for 0, 1"):
+        select(2, [PerReplica({0: 1, 1: 2})])
+
+
+def test_a_mirrored_value_is_read_as_an_array_and_a_per_replica_one_is_not() -> None:
+    mirrored = Mirrored({0: np.ones(2), 1: np.ones(2)})
+    np.testing.assert_array_equal(np.asarray(mirrored) + 1, [2, 2])
+    assert np.array(mirrored) is not mirrored.values[0]
+    with pytest.raises(TypeError, match="reduce it with reduce_to"):
+        np.asarray(PerReplica({0: np.ones(2), 1: np.ones(2)}))

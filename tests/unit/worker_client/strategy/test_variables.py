@@ -1,0 +1,378 @@
+"""Variables of a strategy: aggregation, synchronisation, reductions to them, updates of them, and where they lie."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
+from worker_client import IndexedSlices
+from worker_client.strategy import (
+    Mirrored,
+    ParameterServerStrategy,
+    PerReplica,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    get_replica_context,
+)
+
+NONE, SUM, MEAN = VariableAggregation.NONE, VariableAggregation.SUM, VariableAggregation.MEAN
+FIRST, ON_READ = VariableAggregation.ONLY_FIRST_REPLICA, VariableSynchronization.ON_READ
+
+# Numbers of which sums and differences are exact.
+VALUES = st.integers(-8, 8).map(float)
+
+
+def _variable(strategy: ParameterServerStrategy, initial: Any = 0.0, *, name: str = "v", **options: Any) -> Variable:
+    with strategy.scope():
+        return Variable(np.asarray(initial, np.float64), name=name, **options)
+
+
+def _per_replica(*values: Any) -> PerReplica:
+    return PerReplica({replica: np.asarray(value, np.float64) for replica, value in enumerate(values)})
+
+
+def _across(strategy: ParameterServerStrategy, variable: Variable) -> Any:
+    with strategy.scope():
+        return variable.read_value().tolist()
+
+
+def _in_replicas(strategy: ParameterServerStrategy, variable: Variable) -> list[Any]:
+    seen: list[Any] = []
+    strategy.run(lambda: seen.append(variable.read_value().tolist()))
+    return seen
+
+
+# What the original does, on plain numbers: the copies of the replicas, and whether the write is refused. Its error comes first or last:
+# assigning what cannot be read across replicas has its effect, and then fails to return the value.
+
+
+def _written(copies: list[float], how: str, values: list[float]) -> list[float]:
+    change = {"assign": lambda old, new: new, "assign_add": lambda old, new: old + new, "assign_sub": lambda old, new: old - new}[how]
+    return [change(old, new) for old, new in zip(copies, values, strict=True)]
+
+
+def _expected(copies: list[float], write: Any, aggregation: VariableAggregation, *, is_on_read: bool) -> tuple[list[float], bool]:
+    how, in_replicas, values = write
+    count = len(copies)
+    if in_replicas:
+        if is_on_read:
+            return _written(copies, how, values), False
+        if aggregation is NONE and count > 1:
+            return copies, True
+        one = {NONE: values[0], FIRST: values[0], SUM: sum(values), MEAN: sum(values) / count}[aggregation]
+        return _written(copies, how, [one] * count), False
+    value = values[0]
+    if is_on_read and aggregation is SUM:
+        if how != "assign":
+            return copies, True
+        value = value / count
+    return _written(copies, how, [value] * count), is_on_read and aggregation is NONE
+
+
+WRITES = st.tuples(st.sampled_from(["assign", "assign_add", "assign_sub"]), st.booleans(), st.lists(VALUES, min_size=4, max_size=4))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 4),
+    VALUES,
+    st.sampled_from(VariableAggregation),
+    st.sampled_from(VariableSynchronization),
+    st.booleans(),
+    st.lists(WRITES, max_size=5),
+)
+def test_rule_79_writes_of_replicas_become_what_aggregation_and_synchronisation_say(
+    num_replicas: int,
+    initial: float,
+    aggregation: VariableAggregation,
+    synchronization: VariableSynchronization,
+    is_mirrored: bool,
+    writes: list[Any],
+) -> None:
+    strategy = ParameterServerStrategy(num_replicas, mirrored=is_mirrored)
+    v = _variable(strategy, initial, aggregation=aggregation, synchronization=synchronization)
+    is_on_read, copies = synchronization is ON_READ, [initial] * num_replicas
+    for how, in_replicas, given_values in writes:
+        values = given_values[:num_replicas]
+        copies, is_refused = _expected(copies, (how, in_replicas, values), aggregation, is_on_read=is_on_read)
+        try:
+            if in_replicas:
+                strategy.run(lambda x, how=how: getattr(v, how)(x), args=(_per_replica(*values),))
+            else:
+                getattr(v, how)(values[0])
+            assert not is_refused
+        except ValueError:
+            assert is_refused
+        assert _in_replicas(strategy, v) == pytest.approx(copies)
+        if is_on_read and aggregation is NONE:
+            with pytest.raises(ValueError, match="no value across replicas"):
+                v.read_value()
+        else:
+            across = {SUM: sum(copies), MEAN: sum(copies) / num_replicas}.get(aggregation, copies[0]) if is_on_read else copies[0]
+            assert _across(strategy, v) == pytest.approx(across)
+
+
+def test_rule_76_what_is_the_same_for_all_replicas_is_its_mean_and_has_no_sum() -> None:
+    strategy, ones = ParameterServerStrategy(2), np.ones(3)
+    v, extended = _variable(strategy, np.zeros(3)), strategy.extended
+    assert extended.reduce_to("MEAN", ones, v) is ones
+    for zero in (0, 0.0):
+        assert extended.reduce_to("SUM", zero, v) == 0
+    for same in (ones, np.zeros(3), 5.0, Mirrored({0: ones, 1: ones})):
+        with pytest.raises(ValueError, match="the same for all 2 replicas cannot be reduced with SUM"):
+            extended.reduce_to("SUM", same, v)
+    mirrored = Mirrored({0: ones, 1: ones})
+    assert extended.reduce_to("MEAN", mirrored, v) is mirrored
+    alone = ParameterServerStrategy(1)
+    assert alone.extended.reduce_to("SUM", ones, ones) is ones
+
+
+def test_rule_75_the_mean_divides_by_the_replicas_and_rows_are_concatenated() -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy, np.zeros((4, 1)))
+    assert float(strategy.extended.reduce_to("MEAN", _per_replica(1, 4), "ps:0")) == 2.5
+    rows = PerReplica({replica: IndexedSlices(np.array([replica]), np.array([[2.0]]), (4, 1)) for replica in range(2)})
+    mean = strategy.extended.reduce_to("MEAN", rows, v)
+    assert (mean.indices.tolist(), mean.values.tolist()) == ([0, 1], [[1], [1]])
+
+
+def test_reducing_to_the_value_itself_gives_every_replica_the_result() -> None:
+    strategy, value = ParameterServerStrategy(3), _per_replica(1, 2, 3)
+    result = strategy.extended.reduce_to("SUM", value, value)
+    assert isinstance(result, Mirrored)
+    assert [float(one) for one in strategy.experimental_local_results(result)] == [6, 6, 6]
+
+
+def test_batch_reduce_to_gives_the_results_in_order_and_takes_what_is_the_same_as_one_contribution() -> None:
+    strategy = ParameterServerStrategy(2)
+    v, same = _variable(strategy), np.float64(7)
+    results = strategy.extended.batch_reduce_to("SUM", [(_per_replica(1, 2), v), (same, v), (_per_replica(3, 4), v)])
+    assert [float(result) for result in results] == [3, 7, 7]
+
+
+@pytest.mark.parametrize("device", ["ps:1", "worker:1/replica:0", "worker:0/replica:2"])
+def test_rule_80_there_is_no_reducing_to_a_place_that_this_worker_does_not_have(device: str) -> None:
+    strategy = ParameterServerStrategy(2)
+    assert float(strategy.extended.reduce_to("SUM", _per_replica(1, 2), "worker:0/replica:1")) == 3
+    with pytest.raises(ValueError, match=f"there is no device '{device}'"):
+        strategy.extended.reduce_to("SUM", _per_replica(1, 2), device)
+
+
+def test_a_value_for_other_replicas_is_refused() -> None:
+    strategy = ParameterServerStrategy(3)
+    with pytest.raises(ValueError, match="a PerReplica of 2 values cannot be reduced over 3 replicas"):
+        strategy.extended.reduce_to("SUM", _per_replica(1, 2), "ps:0")
+    with pytest.raises(ValueError, match="nothing for replica 2"):
+        strategy.run(lambda x: x, args=(_per_replica(1, 2),))
+
+
+def test_rule_77_an_update_runs_once_where_there_is_one_copy_and_on_each_of_several() -> None:
+    for is_mirrored, times in ((False, 1), (True, 3)):
+        strategy, seen = ParameterServerStrategy(3, mirrored=is_mirrored), list[str]()
+        v = _variable(strategy)
+
+        def add(copy: Any, delta: Any, *, scale: float, seen: list[str] = seen) -> Any:
+            seen.append(copy.device)
+            return copy.assign_add(delta * scale)
+
+        result = strategy.extended.update(
+            v, add, args=(Mirrored(dict.fromkeys(range(3), np.float64(2))),), kwargs={"scale": 3.0}, group=False
+        )
+        assert [float(one) for one in result] == [6] * times
+        assert seen == (list(strategy.extended.worker_devices) if is_mirrored else ["ps:0"])
+        assert _across(strategy, v) == 6
+
+
+def test_rule_77_the_results_of_an_update_are_merged_or_lists() -> None:
+    strategy = ParameterServerStrategy(2, mirrored=True)
+    v = _variable(strategy)
+    shared = object()
+    merged = strategy.extended.update(v, lambda copy: (copy, shared, {"own": object()}))
+    assert merged[0] is v
+    assert merged[1] is shared
+    assert isinstance(merged[2]["own"], PerReplica)
+    lists = strategy.extended.update(v, lambda copy: (copy, shared, {"own": copy.device}), group=False)
+    assert lists[0] == list(v.copies.values())
+    assert lists[1:] == ([shared], {"own": ["worker:0/replica:0", "worker:0/replica:1"]})
+
+
+def test_rule_77_variables_as_arguments_of_an_update_are_their_copies_there() -> None:
+    strategy = ParameterServerStrategy(2, mirrored=True)
+    v, slot = _variable(strategy), _variable(strategy, 4.0, name="slot")
+    strategy.extended.update(v, lambda copy, other: copy.assign(other.assign_add(1.0)), args=(slot,))
+    assert (_in_replicas(strategy, v), _in_replicas(strategy, slot)) == ([5, 5], [5, 5])
+
+
+def test_a_variable_with_one_copy_takes_no_per_replica_arguments() -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy)
+    for given_arguments in ({"args": (_per_replica(1, 2),)}, {"kwargs": {"delta": [_per_replica(1, 2)]}}):
+        with pytest.raises(ValueError, match=r'update\(\) of variable "v" was given a per-replica value'):
+            strategy.extended.update(v, lambda copy, delta: copy.assign(delta), **given_arguments)
+    with pytest.raises(ValueError, match="per-replica value"):
+        strategy.extended.update_non_slot(v, lambda delta: delta, args=(_per_replica(1, 2),))
+    assert _across(strategy, v) == 0
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_an_update_that_fails_leaves_the_variable_as_it_was(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(2, mirrored=is_mirrored)
+    v, calls = _variable(strategy, 1.0), list[Any]()
+
+    def fails(copy: Any) -> None:
+        calls.append(copy.assign(9.0))
+        if len(calls) == len(v.copies):
+            raise KeyError("late")
+
+    with pytest.raises(KeyError):
+        strategy.extended.update(v, fails)
+    assert _in_replicas(strategy, v) == [1, 1]
+
+
+def test_an_update_in_a_replica_waits_for_the_others_and_happens_once() -> None:
+    strategy = ParameterServerStrategy(3)
+    v, calls = _variable(strategy), list[float]()
+    strategy.run(lambda: strategy.extended.update(v, lambda copy: calls.append(float(copy.assign_add(1.0)))))
+    assert calls == [1]
+
+
+def test_rule_78_what_belongs_to_no_variable_lies_at_the_variable_with_the_smallest_name() -> None:
+    strategy = ParameterServerStrategy(2)
+    b, a = _variable(strategy, name="b"), _variable(strategy, name="a")
+    place = strategy.extended.non_slot_devices([b, a])
+    assert place is a
+    with strategy.scope(), strategy.extended.colocate_vars_with(place):
+        beta = Variable(0.5, name="beta1_power")
+    assert beta.device == a.device
+    result = strategy.extended.update_non_slot(place, lambda power, factor: power.assign(power.read_value() * factor), args=(beta, 0.5))
+    assert float(result) == 0.25
+    assert [float(one) for one in strategy.extended.update_non_slot(place, beta.read_value, group=False)] == [0.25]
+    with pytest.raises(ValueError, match="no variables"):
+        strategy.extended.non_slot_devices([])
+
+
+def test_rule_78_only_the_strategys_own_variables_are_colocated_with_and_updated() -> None:
+    strategy, other = ParameterServerStrategy(2), ParameterServerStrategy(2)
+    foreign, outside = _variable(other, name="foreign"), Variable(0.0, name="outside")
+    for variable in (foreign, outside):
+        with strategy.scope(), pytest.raises(ValueError, match="not created in the scope of this strategy"):
+            strategy.extended.colocate_vars_with(variable).__enter__()
+        with pytest.raises(ValueError, match="not created in the scope of this strategy"):
+            strategy.extended.update(variable, lambda copy: None)
+    with pytest.raises(RuntimeError, match=r"only inside of strategy\.scope"):
+        strategy.extended.colocate_vars_with(_variable(strategy)).__enter__()
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_rule_78_the_container_of_a_copy_is_its_variable_and_of_anything_else_the_value(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(2, mirrored=is_mirrored)
+    v, value = _variable(strategy), _per_replica(1, 2)
+    for copy in (*v.copies.values(), *strategy.experimental_local_results(v)):
+        assert strategy.extended.value_container(copy) is v
+    for other in (v, value, 3, "text"):
+        assert strategy.extended.value_container(other) is other
+    assert value.values[0] in strategy.experimental_local_results(value)
+    assert strategy.experimental_local_results(7) == (7,)
+
+
+def test_rule_78_a_variable_is_the_strategys_in_whose_scope_it_was_created() -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy, synchronization=ON_READ)
+    owned = strategy.extended.variable_created_in_scope
+    assert owned(v)
+    assert owned(v.copies[0])
+    assert not owned(Variable(1.0, name="outside"))
+    assert not owned(_variable(ParameterServerStrategy(2)))
+    assert not owned(3)
+
+
+def test_rule_78_devices_are_tuples_of_names_one_for_each_replica() -> None:
+    shared, mirrored = ParameterServerStrategy(2), ParameterServerStrategy(2, mirrored=True)
+    assert shared.extended.worker_devices == ("worker:0/replica:0", "worker:0/replica:1")
+    assert shared.extended.parameter_devices == ("ps:0",)
+    assert mirrored.extended.parameter_devices == mirrored.extended.worker_devices
+    assert (_variable(shared).device, _variable(mirrored).device) == ("ps:0", "worker:0/replica:0")
+    assert shared.extended.experimental_require_static_shapes is False
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_the_four_steps_and_an_aggregated_write_give_the_same(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(3, mirrored=is_mirrored)
+    v, w = _variable(strategy, np.ones(2)), _variable(strategy, np.ones(2), name="w", aggregation=SUM)
+    gradients = _per_replica([1, 2], [3, 4], [5, 6])
+
+    def merged(strategy: ParameterServerStrategy, updates: Any) -> None:
+        values = strategy.extended.batch_reduce_to("SUM", [(update, variable) for update, variable in updates])
+        for value, (_, variable) in zip(values, updates, strict=True):
+            strategy.extended.update(variable, lambda copy, delta: copy.assign_sub(delta * 0.5), args=(value,))
+
+    def step(gradient: Any) -> None:
+        context = get_replica_context()
+        assert context is not None
+        context.merge_call(merged, args=([(gradient, v)],))
+        w.assign_sub(gradient * 0.5)
+
+    strategy.run(step, args=(gradients,))
+    assert _across(strategy, v) == _across(strategy, w) == [-3.5, -5]
+
+
+def test_all_reduce_counts_every_replica_also_where_all_give_the_same_object() -> None:
+    strategy, shared = ParameterServerStrategy(3), np.ones(2)
+
+    def step(x: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        return context.all_reduce("SUM", {"shared": shared, "own": [x]})
+
+    seen = strategy.run(step, args=(_per_replica(1, 2, 3),))
+    assert (seen["shared"].tolist(), float(seen["own"][0])) == ([3, 3], 6)
+
+
+def test_reduce_along_an_axis_weighs_every_element_the_same() -> None:
+    strategy = ParameterServerStrategy(2)
+    value = _per_replica([1, 2, 3], [6])
+    assert float(strategy.reduce("SUM", value, axis=0)) == 12
+    assert float(strategy.reduce("MEAN", value, axis=0)) == 3
+    nested = strategy.reduce("MEAN", {"loss": (_per_replica(1, 2), 4.0)})
+    assert (float(nested["loss"][0]), nested["loss"][1]) == (1.5, 4.0)
+    assert float(strategy.reduce("MEAN", np.array([1.0, 3.0]), axis=0)) == 2
+
+
+def test_what_is_read_cannot_be_written_and_what_was_assigned_can_change() -> None:
+    strategy, mine = ParameterServerStrategy(2), np.ones(2)
+    v = _variable(strategy, np.zeros(2))
+    v.assign(mine)
+    mine[:] = 5
+    assert _across(strategy, v) == [1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        v.read_value()[0] = 3
+
+
+def test_what_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy, np.zeros(2))
+    with pytest.raises(ShapeMismatch, match=r'variable "v" has shape \(2,\), assign_add\(\) was given \(\)'):
+        v.assign_add(1.0)
+    with pytest.raises(DtypeMismatch, match="cast with"):
+        v.assign(np.zeros(2, np.float32))
+    with pytest.raises(TypeError, match="reduce it"):
+        v.copies[0].assign(_per_replica(1, 2))
+    assert _across(strategy, v) == [0, 0]
+
+
+def test_a_variable_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match="int64"):
+        Variable(1, name="v")
+    with pytest.raises(InvalidSpec, match="aggregation: got 'SUM'"):
+        Variable(1.0, name="v", aggregation="SUM")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec, match="synchronization: got 'ON_READ'"):
+        Variable(1.0, name="v", synchronization="ON_READ")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec):
+        Variable(1.0, name="")
+    for wrong in (0, True, 1.5):
+        with pytest.raises(InvalidSpec, match="num_replicas"):
+            ParameterServerStrategy(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,37 @@
+"""The API of tf.distribute.StrategyExtended: replicas, variables that they share, reductions over them, and updates.
+
+`values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: which context a thread is in. `replicas`: threads in
+turn. `variables`: aggregation and synchronisation. `strategy`: the strategy, its `extended`, and the replica's context.
+"""
+
+from worker_client.strategy.reduction import ReduceOp
+from worker_client.strategy.strategy import (
+    ParameterServerStrategy,
+    ReplicaContext,
+    StrategyExtended,
+    ValueContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from worker_client.strategy.values import Mirrored, PerReplica
+from worker_client.strategy.variables import Variable, VariableAggregation, VariableCopy, VariableSynchronization
+
+__all__ = [
+    "Mirrored",
+    "ParameterServerStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "StrategyExtended",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableCopy",
+    "VariableSynchronization",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,99 @@
+"""Sums and means over replicas, of arrays and of rows. Knows no context, no variable, no process."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import DtypeMismatch, ShapeMismatch
+from ps_protocol.model.variables import Array
+from worker_client.model.declarations import IndexedSlices
+from worker_client.strategy.values import Mirrored
+
+
+class ReduceOp(enum.Enum):
+    """What the values of the replicas are made into."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+def reduce_op_of(reduce_op: "ReduceOp | str") -> ReduceOp:
+    """Returns the reduction itself or of this name, in any case. Raises ValueError for others."""
+    if isinstance(reduce_op, ReduceOp):
+        return reduce_op
+    if isinstance(reduce_op, str) and reduce_op.upper() in ReduceOp.__members__:
+        return ReduceOp[reduce_op.upper()]
+    raise ValueError(f"reduce_op: got {reduce_op!r}, want ReduceOp.SUM or ReduceOp.MEAN, or their names")
+
+
+def reduce_one(op: ReduceOp, value: Any, *, num_replicas: int) -> Any:
+    """Returns what a value that is not per replica is reduced to: the mean is the value, and 0 is 0.
+
+    Raises ValueError for a sum over several replicas: how often it would count is not known.
+    """
+    same = value.primary if isinstance(value, Mirrored) else value
+    if op is ReduceOp.MEAN or num_replicas == 1 or _is_zero(same):
+        return same
+    raise ValueError(
+        f"a {type(value).__name__} that is the same for all {num_replicas} replicas cannot be reduced with SUM; "
+        "give one value for each replica, or use MEAN"
+    )
+
+
+def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
+    """Returns the sum or mean of what the replicas contributed, added in the order of their ids, as an array that cannot be written.
+
+    Rows (IndexedSlices) are put one after the other; their mean divides the values by the number of replicas. Raises ValueError if only
+    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another.
+    """
+    in_order = [contributions[replica] for replica in sorted(contributions)]
+    if any(isinstance(value, IndexedSlices) for value in in_order):
+        return _reduce_rows(op, contributions)
+    arrays = [np.asarray(value) for value in in_order]
+    for replica, array in zip(sorted(contributions), arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise ShapeMismatch(f"replica {replica} contributes shape {array.shape}, another one {arrays[0].shape}; want the same")
+        if array.dtype != arrays[0].dtype:
+            raise DtypeMismatch(f"replica {replica} contributes {array.dtype}, another one {arrays[0].dtype}; cast with .astype()")
+    dtype = arrays[0].dtype
+    # A sum of halves stops growing: 2048 + 1 is 2048.
+    total = np.array(arrays[0], np.float32 if dtype == np.float16 else dtype)
+    for array in arrays[1:]:
+        total += array
+    if op is ReduceOp.MEAN:
+        total = np.asarray(total / len(arrays))
+    return frozen(np.asarray(total, dtype) if dtype.kind == "f" else total)
+
+
+def reduce_first(contributions: Mapping[int, Any]) -> Any:
+    """Returns the value of the replica with the lowest id."""
+    return contributions[min(contributions)]
+
+
+def frozen(array: Array) -> Array:
+    """Returns the array, which nobody else holds, after making it one that cannot be written: all who get it see the same."""
+    array.flags.writeable = False
+    return array
+
+
+def _reduce_rows(op: ReduceOp, contributions: Mapping[int, Any]) -> IndexedSlices:
+    whole = None
+    for replica, value in contributions.items():
+        if not isinstance(value, IndexedSlices):
+            raise ValueError(f"replica {replica} contributes a {type(value).__name__}, another one IndexedSlices; all must contribute rows")
+        if whole is not None and value.dense_shape is not None and tuple(value.dense_shape) != whole:
+            raise ShapeMismatch(f"replica {replica} contributes rows of a shape {tuple(value.dense_shape)}, another one of {whole}")
+        whole = whole if value.dense_shape is None else tuple(value.dense_shape)
+    parts = [contributions[replica] for replica in sorted(contributions)]
+    indices = np.concatenate([np.asarray(part.indices) for part in parts])
+    values = np.concatenate([np.asarray(part.values) for part in parts])
+    if op is ReduceOp.MEAN:
+        values = (values / len(parts)).astype(values.dtype)
+    return IndexedSlices(indices, values, whole)
+
+
+def _is_zero(value: Any) -> bool:
+    # A number of the program, not an array that happens to be zero: that is some replica's result.
+    return isinstance(value, int | float) and not isinstance(value, np.generic) and value == 0

@@ -1,0 +1,429 @@
+"""The strategy and its `extended`: running replicas, reducing what they return, updating variables. Knows contexts and where copies lie."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.variables import Array
+from worker_client.model.declarations import IndexedSlices
+from worker_client.strategy import contexts
+from worker_client.strategy.reduction import ReduceOp, reduce_all, reduce_first, reduce_one, reduce_op_of
+from worker_client.strategy.replicas import run_replicas
+from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
+from worker_client.strategy.variables import Cell, Variable, VariableCopy, container_of
+
+
+@dataclass(frozen=True, slots=True)
+class ValueContext:
+    """For which replica a value is wanted."""
+
+    replica_id_in_sync_group: int
+    num_replicas_in_sync: int
+
+
+class ReplicaContext:
+    """One replica, as its function sees it: `get_replica_context()` returns it."""
+
+    def __init__(self, strategy: "ParameterServerStrategy", replica: int, call: contexts.Replica | None) -> None:
+        self._strategy, self._replica, self._call = strategy, replica, call
+
+    @property
+    def strategy(self) -> "ParameterServerStrategy":
+        """The strategy that the replica belongs to."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The replica's number, from 0, among those of all workers."""
+        return self._replica
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas of all workers."""
+        return self._strategy.num_replicas_in_sync
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls `merge_fn(strategy, *args, **kwargs)` once, across replicas, and returns this replica's part of the result.
+
+        Waits until all replicas are there. The arguments are those of all replicas, merged as `run()` merges what it returns. Raises what
+        `merge_fn` raises, and RuntimeError in all replicas if some do not come.
+        """
+        if self._call is not None:
+            return self._call.merge(merge_fn, tuple(args), dict(kwargs or {}))
+        with self._strategy.scope():
+            return merge_fn(self._strategy, *args, **dict(kwargs or {}))
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+        """Returns the sum or mean of `value` over all replicas: an array, an IndexedSlices, or tuples, lists and dicts of them.
+
+        Every replica contributes, also where all give the same object. Waits until all replicas are there.
+        """
+        op = reduce_op_of(reduce_op)
+
+        def merged(strategy: ParameterServerStrategy, values: Any) -> Any:
+            found = leaves(values)
+            results = iter(strategy.extended.batch_reduce_to(op, [(one, one) for one in found]))
+            return map_nested(lambda _: next(results), values)
+
+        return self.merge_call(merged, args=(map_nested(_own, value),))
+
+
+class StrategyExtended:
+    """What a strategy offers to programs that know of replicas: reductions, updates, places. `strategy.extended` returns it."""
+
+    def __init__(self, strategy: "ParameterServerStrategy", *, num_replicas: int, is_mirrored: bool) -> None:
+        self._strategy = strategy
+        self._num_replicas, self._is_mirrored = num_replicas, is_mirrored
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """False: what replicas return and reduce may have another shape each time. A variable's shape is fixed."""
+        return False
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of all replicas, by id: where replica functions run."""
+        return tuple(f"worker:0/replica:{replica}" for replica in range(self._num_replicas))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the places where variables lie: those of the replicas if each has a copy."""
+        return self.worker_devices if self._is_mirrored else ("ps:0",)
+
+    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any) -> Any:
+        """Returns the sum or mean of a per-replica value, at `destinations`: a variable, a value, or a device's name.
+
+        `destinations` the value itself: a Mirrored, with the result for each replica. A value that is the same for all replicas is its own
+        mean, and 0 stays 0. Call it across replicas, else RuntimeError. Raises ValueError for the sum of a value that is the same for
+        several replicas, for another `reduce_op`, and for a list of destinations.
+        """
+        contexts.check_cross_replica(self._strategy, "reduce_to()")
+        op = reduce_op_of(reduce_op)
+        self._check_destination(destinations)
+        if isinstance(value, PerReplica):
+            return self._sent_to(destinations, self._reduced(op, value))
+        if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
+            return value
+        return self._sent_to(destinations, reduce_one(op, value, num_replicas=self._num_replicas))
+
+    def batch_reduce_to(self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Returns the results of `reduce_to()` for all pairs of a value and its destinations.
+
+        As in the original, a value that is the same for all replicas counts as one contribution here, so its sum is itself.
+        """
+        contexts.check_cross_replica(self._strategy, "batch_reduce_to()")
+        op = reduce_op_of(reduce_op)
+        for _, destinations in value_destination_pairs:
+            self._check_destination(destinations)
+        return [
+            self._sent_to(destinations, self._reduced(op, value) if isinstance(value, PerReplica) else value)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn(copy, *args, **kwargs)` for each copy of the variable and returns the merged result, or with `group` False lists.
+
+        `copy` has the variable's methods; Mirrored arguments and variables are unwrapped for it. A variable with one copy takes no
+        per-replica arguments. If `fn` fails, the variable is what it was. In a replica, waits for the others and updates once. Raises
+        ValueError for a variable of another strategy and for per-replica arguments, RuntimeError in another strategy's context.
+        """
+        mode = contexts.current()
+        if mode is not None and mode.replica is not None:
+            contexts.check_same(mode, self._strategy)
+
+            def merged(_: Any, *merged_args: Any, **merged_kwargs: Any) -> Any:
+                return self.update(var, fn, merged_args, merged_kwargs, group)
+
+            return mode.replica.merge(merged, tuple(args), dict(kwargs or {}))
+        with self._strategy.scope():
+            variable = self._own_variable(var, "update()")
+            given = (tuple(args), dict(kwargs or {}))
+            if len(variable.copies) == 1 and self._num_replicas > 1:
+                _check_not_per_replica(given, f'update() of variable "{variable.name}"')
+            before = {index: copy.read_value() for index, copy in variable.copies.items()}
+            try:
+                results = {index: self._call_at(index, copy, fn, given) for index, copy in variable.copies.items()}
+            except BaseException:
+                for index, copy in variable.copies.items():
+                    if copy.read_value() is not before[index]:
+                        copy.assign(before[index])
+                raise
+        merged_results = regroup(results, container_of)
+        return merged_results if group else map_nested(lambda leaf: list(self._strategy.experimental_local_results(leaf)), merged_results)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn(*args, **kwargs)` once for each of the places that `non_slot_devices()` returned, and returns what `update()` does.
+
+        Call it across replicas, else RuntimeError. Raises ValueError for per-replica arguments.
+        """
+        contexts.check_cross_replica(self._strategy, "update_non_slot()")
+        with self._strategy.scope():
+            variable = self._own_variable(colocate_with, "update_non_slot()")
+            given = (tuple(args), dict(kwargs or {}))
+            _check_not_per_replica(given, "update_non_slot()")
+            results = {index: self._call_at(index, None, fn, given) for index in variable.copies}
+        merged = regroup(results, container_of)
+        return merged if group else map_nested(lambda leaf: list(self._strategy.experimental_local_results(leaf)), merged)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        """Returns where what belongs to no single variable lies: the variable with the smallest name, the same for all programs.
+
+        It is for `colocate_vars_with()` and `update_non_slot()`. Raises ValueError for an empty list.
+        """
+        if not var_list:
+            raise ValueError("non_slot_devices(): got no variables; pass those that are optimized")
+        return min((self._own_variable(var, "non_slot_devices()") for var in var_list), key=lambda var: var.name)
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Has variables that are created in the block lie where this variable lies. Raises ValueError if it is another strategy's.
+
+        Only in `scope()`, else RuntimeError.
+        """
+        mode = contexts.current()
+        if mode is None:
+            raise RuntimeError("colocate_vars_with() works only inside of strategy.scope()")
+        contexts.check_cross_replica(self._strategy, "colocate_vars_with()")
+        self._own_variable(colocate_with_variable, "colocate_vars_with()")
+        yield
+
+    def value_container(self, value: Any) -> Any:
+        """Returns the variable that a copy belongs to; any other value itself."""
+        container = container_of(value)
+        return value if container is None else container
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether the variable, or the variable of this copy, was created in this strategy's scope."""
+        variable = self.value_container(v)
+        return isinstance(variable, Variable) and variable.strategy is self._strategy
+
+    # What variables ask of their strategy.
+
+    def place(self, name: str, value: Array, *, is_on_read: bool) -> dict[int, Cell]:
+        """Returns the cells of a new variable, by the index of its copies."""
+        if self._is_mirrored or is_on_read:
+            return {replica: MemoryCell(self.worker_devices[replica], value) for replica in range(self._num_replicas)}
+        return {0: MemoryCell(self.parameter_devices[0], value)}
+
+    def reduce_copies(self, op: ReduceOp, variable: Variable) -> Any:
+        """Returns the sum or mean of a variable's copies."""
+        return reduce_all(op, {index: copy.read_value() for index, copy in variable.copies.items()})
+
+    def first_of(self, value: Any) -> Any:
+        """Returns what replica 0 has of a value."""
+        return reduce_first(value.values) if isinstance(value, PerReplica | Mirrored) else value
+
+    def _reduced(self, op: ReduceOp, value: PerReplica) -> Any:
+        if len(value.values) != self._num_replicas:
+            raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {self._num_replicas} replicas")
+        return reduce_all(op, value.values)
+
+    def _sent_to(self, destinations: Any, result: Any) -> Any:
+        if isinstance(destinations, Variable):
+            places = list(destinations.copies)
+        elif isinstance(destinations, PerReplica | Mirrored):
+            places = list(destinations.values)
+        else:
+            return result
+        return Mirrored(dict.fromkeys(places, result)) if len(places) > 1 and not isinstance(result, Mirrored) else result
+
+    def _check_destination(self, destinations: Any) -> None:
+        if isinstance(destinations, tuple | list):
+            raise ValueError(f"destinations: got a {type(destinations).__name__}; want one variable, value or device")
+        if isinstance(destinations, str) and destinations not in (*self.parameter_devices, *self.worker_devices):
+            known = ", ".join(dict.fromkeys((*self.parameter_devices, *self.worker_devices)))
+            raise ValueError(f"destinations: there is no device {destinations!r} to reduce to; there are {known}")
+
+    def _own_variable(self, var: Any, what: str) -> Variable:
+        variable = self.value_container(var)
+        if not isinstance(variable, Variable):
+            raise ValueError(f"{what}: got a {type(var).__name__}, want a Variable")
+        if variable.strategy is not self._strategy:
+            raise ValueError(f'{what}: variable "{variable.name}" was not created in the scope of this strategy')
+        return variable
+
+    def _call_at(self, index: int, copy: VariableCopy | None, fn: Callable[..., Any], given: tuple[Any, Any]) -> Any:
+        """Calls `fn` with what of its arguments lies at the copy of this index."""
+
+        def here(value: Any) -> Any:
+            return value.copies[index] if isinstance(value, Variable) and index in value.copies else value
+
+        args, kwargs = map_nested(here, select(index, given))
+        with contexts.entered(contexts.Mode(self._strategy, copy=index)):
+            return fn(*(() if copy is None else (copy,)), *args, **kwargs)
+
+
+class ParameterServerStrategy:
+    """Runs a function in `num_replicas` replicas, and keeps the variables that they share.
+
+    A variable has one copy, as on a parameter server, or with `mirrored` one for each replica, kept the same. The replicas are threads of
+    this process that run in turn, each until it merges with the others. For one thread of the program at a time.
+    """
+
+    def __init__(self, num_replicas: int = 1, *, mirrored: bool = False) -> None:
+        if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
+            raise InvalidSpec(f"num_replicas: got {num_replicas!r}, want an int from 1")
+        self._num_replicas = num_replicas
+        self._extended = StrategyExtended(self, num_replicas=num_replicas, is_mirrored=mirrored)
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Reductions, updates and places."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas."""
+        return self._num_replicas
+
+    @contextmanager
+    def scope(self) -> Iterator["ParameterServerStrategy"]:
+        """Puts the thread across the replicas of this strategy: variables created in the block are the strategy's.
+
+        Raises RuntimeError in a replica and in another strategy's scope.
+        """
+        contexts.check_cross_replica(self, "scope()")
+        mode = contexts.current()
+        # Inside of an update it stays that update.
+        with contexts.entered(contexts.Mode(self) if mode is None else mode):
+            yield self
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls `fn(*args, **kwargs)` in each replica and returns the results as one.
+
+        PerReplica and Mirrored arguments are unwrapped, in tuples, lists and dicts too. Where all replicas return the same object, that is
+        the result, else a PerReplica; tuples, lists and dicts are merged element by element. Raises what a replica raises, and
+        RuntimeError in a replica.
+        """
+        contexts.check_cross_replica(self, "run()")
+        with self.scope():
+            results = run_replicas(self, fn, args, kwargs or {}, replicas=range(self._num_replicas), container_of=container_of)
+        return regroup(results, container_of)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+        """Returns the sum or mean of a per-replica value, also in tuples, lists and dicts; first along `axis` of each array, if given.
+
+        The mean along an axis weighs every element the same, however many a replica has. Call it across replicas, else RuntimeError.
+        """
+        contexts.check_cross_replica(self, "reduce()")
+        op = reduce_op_of(reduce_op)
+        with self.scope():
+            return map_nested(lambda one: self._reduce_one(op, one, axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the values of this process's replicas, by id; of a variable its copies; of anything else a tuple with it alone."""
+        if isinstance(value, PerReplica | Mirrored):
+            return tuple(value.values[replica] for replica in sorted(value.values))
+        if isinstance(value, Variable) and len(value.copies) > 1:
+            return tuple(value.copies[index] for index in sorted(value.copies))
+        return (value,)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> PerReplica:
+        """Returns a PerReplica of what `value_fn` returns for each replica."""
+        contexts.check_cross_replica(self, "experimental_distribute_values_from_function()")
+        return PerReplica({replica: value_fn(ValueContext(replica, self._num_replicas)) for replica in range(self._num_replicas)})
+
+    def _reduce_one(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        if axis is None:
+            return self._extended.reduce_to(op, value, self._extended.parameter_devices[0])
+        if not isinstance(value, PerReplica):
+            whole = np.asarray(value)
+            along = whole.sum(axis) if op is ReduceOp.SUM else whole.mean(axis)
+            return self._extended.reduce_to(op, along, self._extended.parameter_devices[0])
+        parts = {replica: np.asarray(part) for replica, part in value.values.items()}
+        total = self._extended.reduce_to(
+            ReduceOp.SUM, PerReplica({replica: part.sum(axis) for replica, part in parts.items()}), self._extended.parameter_devices[0]
+        )
+        if op is ReduceOp.SUM:
+            return total
+        counts = PerReplica({replica: np.float64(part.shape[axis]) for replica, part in parts.items()})
+        count = self._extended.reduce_to(ReduceOp.SUM, counts, self._extended.parameter_devices[0])
+        return np.asarray(total / count, total.dtype if total.dtype.kind == "f" else None)
+
+
+@functools.cache
+def default_strategy() -> ParameterServerStrategy:
+    """Returns the strategy that applies outside of every scope: one replica."""
+    return ParameterServerStrategy()
+
+
+def get_strategy() -> ParameterServerStrategy:
+    """Returns the strategy of this thread's context, or the default one."""
+    mode = contexts.current()
+    strategy: ParameterServerStrategy = default_strategy() if mode is None else mode.strategy
+    return strategy
+
+
+def has_strategy() -> bool:
+    """Whether this thread is in a strategy's context."""
+    return contexts.current() is not None
+
+
+def in_cross_replica_context() -> bool:
+    """Whether this thread is across replicas: in `scope()`, in a merge or in an update, but not in a replica."""
+    mode = contexts.current()
+    return mode is not None and mode.replica is None
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Returns the replica that this thread runs; the one of the default strategy outside of every strategy, and None across replicas."""
+    mode = contexts.current()
+    if mode is None:
+        return ReplicaContext(default_strategy(), 0, None)
+    if mode.replica is None:
+        return None
+    assert mode.copy is not None
+    return ReplicaContext(mode.strategy, mode.copy, mode.replica)
+
+
+class MemoryCell:
+    """A copy of a variable in this process's memory."""
+
+    def __init__(self, device: str, value: Array) -> None:
+        self._device, self._value = device, value
+
+    @property
+    def device(self) -> str:
+        """The name of the place."""
+        return self._device
+
+    def read(self) -> Array:
+        """Returns the value; the array cannot be written."""
+        return self._value
+
+    def write(self, value: Array) -> None:
+        """Replaces the value."""
+        self._value = value
+
+
+def _own(value: Any) -> Any:
+    """Returns an object of this replica's own with the same value, so that it counts once for each replica that gives it."""
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(value.indices, value.values, value.dense_shape)
+    return np.asarray(value).view()
+
+
+def _check_not_per_replica(given: Any, what: str) -> None:
+    if any(isinstance(leaf, PerReplica) for leaf in leaves(given)):
+        raise ValueError(
+            f"{what} was given a per-replica value, of which there is none for a variable with one copy; reduce it first, with reduce_to()"
+        )

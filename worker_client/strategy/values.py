@@ -1,0 +1,119 @@
+"""Values that differ by replica, or are the same for all: taking them apart and putting them together. Knows no context, no variable."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerReplica:
+    """One value for each replica, by replica id. What `strategy.run()` returns where the replicas returned different objects.
+
+    Has no value across replicas until it is reduced, so it refuses to be made an array.
+    """
+
+    values: Mapping[int, Any]
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise TypeError(
+            f"a PerReplica of {len(self.values)} replicas is no single array: reduce it with reduce_to() or strategy.reduce(), "
+            "or take its values with strategy.experimental_local_results()"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mirrored:
+    """The same value for each replica, by replica id. It can be read as an array: any replica's value will do."""
+
+    values: Mapping[int, Any]
+
+    @property
+    def primary(self) -> Any:
+        """The value of the replica with the lowest id."""
+        return self.values[min(self.values)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        # numpy is told of `copy` only where it asks for one, since asarray() has known it for a short time only.
+        return np.array(self.primary, dtype) if copy else np.asarray(self.primary, dtype)
+
+
+def map_nested(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict."""
+    if isinstance(nested, dict):
+        return {key: map_nested(function, value) for key, value in nested.items()}
+    if isinstance(nested, tuple | list):
+        return _like(nested, [map_nested(function, value) for value in nested])
+    return function(nested)
+
+
+def map_replicas(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns `value` with `function` applied to it, or to what it has for each replica."""
+    if isinstance(value, PerReplica | Mirrored):
+        return type(value)({replica: function(one) for replica, one in value.values.items()})
+    return function(value)
+
+
+def leaves(nested: Any) -> list[Any]:
+    """Returns everything in `nested` that is no tuple, list or dict, in order."""
+    found: list[Any] = []
+    map_nested(found.append, nested)
+    return found
+
+
+def select(replica: int, nested: Any) -> Any:
+    """Returns `nested` as replica `replica` gets it: of each PerReplica and Mirrored its own value. Raises ValueError if one has none."""
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, PerReplica | Mirrored):
+            return value
+        if replica not in value.values:
+            known = ", ".join(str(known) for known in sorted(value.values))
+            raise ValueError(f"a {type(value).__name__} value has nothing for replica {replica}, only for {known}")
+        return value.values[replica]
+
+    return map_nested(own, nested)
+
+
+def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None) -> Any:
+    """Returns what the replicas returned as one: where all have the same object, that object, else a PerReplica; nested likewise.
+
+    `container_of(value)` is the variable that a replica's part belongs to, or None; the parts of one variable become that variable. Of a
+    single replica everything stays as it is. Raises ValueError if the replicas' results are nested differently.
+    """
+    first = results[min(results)]
+    if isinstance(first, dict):
+        _check_alike(results, lambda value: sorted(map(repr, value)), "keys")
+        return {key: regroup({replica: result[key] for replica, result in results.items()}, container_of) for key in first}
+    if isinstance(first, tuple | list):
+        _check_alike(results, len, "length")
+        return _like(first, [regroup({r: result[place] for r, result in results.items()}, container_of) for place in range(len(first))])
+    for replica, result in results.items():
+        if isinstance(result, dict | tuple | list):
+            raise _differ(replica, f"a {type(result).__name__}", f"a {type(first).__name__}")
+    container = container_of(first)
+    if container is not None and all(container_of(result) is container for result in results.values()):
+        return container
+    if all(result is first for result in results.values()):
+        return first
+    return PerReplica(dict(results))
+
+
+def _check_alike(results: Mapping[int, Any], part: Callable[[Any], Any], word: str) -> None:
+    first = results[min(results)]
+    for replica, result in results.items():
+        if type(result) is not type(first):
+            raise _differ(replica, f"a {type(result).__name__}", f"a {type(first).__name__}")
+        if part(result) != part(first):
+            raise _differ(replica, f"{word} {part(result)}", f"{word} {part(first)}")
+
+
+def _differ(replica: int, got: str, want: str) -> ValueError:
+    return ValueError(f"replica {replica} returned {got} where another returned {want}; all replicas must return the same structure")
+
+
+def _like(sample: Any, values: list[Any]) -> Any:
+    if hasattr(sample, "_fields"):  # a named tuple
+        return type(sample)(*values)
+    return type(sample)(values)
