@@ -1,0 +1,364 @@
+"""Formulas that a program sends as text, such as an optimizer's: checked before they run, and computed on arrays. Runs no code of anybody.
+
+A formula is one expression, which gives the variable its new value, or assignments, one a line or separated by `;`:
+
+    m = b1 * m + (1 - b1) * g
+    v = v - lr * sign(m)
+
+It has numbers, names, `+ - * /`, `**` with a number, comparisons, and the functions of FUNCTIONS. Everything is by element; two
+operands have one shape, or one of them is a single number. Python's parser reads it; nothing of Python runs it.
+"""
+
+import ast
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
+from ps_protocol.model.variables import Array
+
+MAX_TEXT = 4096
+MAX_PARTS = 512
+MAX_DEPTH = 40
+MAX_EXPONENT = 16.0
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """What a name followed by parentheses means. `takes_condition`: of its arguments, the first is a comparison."""
+
+    num_arguments: tuple[int, int]
+    compute: Callable[..., Any]
+    takes_condition: bool = False
+    gives_one_number: bool = False
+
+
+def _norm(value: Any) -> Any:
+    return np.sqrt(_sum(np.square(value, dtype=np.float64)))
+
+
+def _sum(value: Any) -> Any:
+    # A sum in halves or floats would depend on how it is cut, and halves stop growing.
+    return np.sum(value, dtype=np.float64)
+
+
+def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def folded(first: Any, *others: Any) -> Any:
+        for other in others:
+            first = function(first, other)
+        return first
+
+    return folded
+
+
+_MANY = 8
+FUNCTIONS: Mapping[str, _Function] = {
+    "abs": _Function((1, 1), np.abs),
+    "clip": _Function((3, 3), lambda value, low, high: np.minimum(np.maximum(value, low), high)),
+    "exp": _Function((1, 1), np.exp),
+    "log": _Function((1, 1), np.log),
+    "max": _Function((2, _MANY), _fold(np.maximum)),
+    "min": _Function((2, _MANY), _fold(np.minimum)),
+    "norm": _Function((1, 1), _norm, gives_one_number=True),
+    "sign": _Function((1, 1), np.sign),
+    "sqrt": _Function((1, 1), np.sqrt),
+    "sum": _Function((1, 1), _sum, gives_one_number=True),
+    "where": _Function((3, 3), np.where, takes_condition=True),
+}
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: np.less,
+    ast.LtE: np.less_equal,
+    ast.Gt: np.greater,
+    ast.GtE: np.greater_equal,
+    ast.Eq: np.equal,
+    ast.NotEq: np.not_equal,
+}
+# What people write, and why it is not there.
+_REFUSED: Mapping[type[ast.AST], str] = {
+    ast.Attribute: "attributes are not allowed",
+    ast.Subscript: "indexing is not allowed",
+    ast.Lambda: "functions cannot be defined",
+    ast.Import: "nothing can be imported",
+    ast.ImportFrom: "nothing can be imported",
+    ast.FunctionDef: "functions cannot be defined",
+    ast.ClassDef: "classes cannot be defined",
+    ast.IfExp: "there is no if; write where(condition, a, b)",
+    ast.BoolOp: "there is no and, or; nest where()",
+    ast.NamedExpr: "values are assigned by a line of their own, name = …",
+    ast.AugAssign: "write v = v + … in full",
+    ast.AnnAssign: "write name = … without a type",
+    ast.ListComp: "there are no loops",
+    ast.GeneratorExp: "there are no loops",
+    ast.SetComp: "there are no loops",
+    ast.DictComp: "there are no loops",
+    ast.For: "there are no loops",
+    ast.While: "there are no loops",
+    ast.JoinedStr: "there is no text in a formula",
+    ast.Starred: "arguments cannot be unpacked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A part of a formula: its place in the text, what it needs, how to compute it, and its value if that is a number of the text."""
+
+    line: int
+    column: int
+    operands: tuple["_Value", ...]
+    compute: Callable[..., Any] | None = None
+    name: str = ""
+    number: float | None = None
+    is_condition: bool = False
+    gives_one_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A checked formula. `reads` are the names that must be given, `writes` those of them that get a new value."""
+
+    text: str
+    reads: frozenset[str]
+    writes: tuple[str, ...]
+    _steps: tuple[tuple[str, _Value], ...]
+
+    def check_shapes(self, shapes: Mapping[str, Shape]) -> None:
+        """Raises InvalidSpec, with the place, where operands do not fit or a value does not fit what it is assigned to."""
+        known = dict(shapes)
+        for name in sorted(self.reads - known.keys()):
+            raise VariableNotFound(f"formula {_short(self.text)}: nothing was given for {name!r}")
+        for target, value in self._steps:
+            shape = self._shape_of(value, known)
+            if target in self.writes and shape not in ((), shapes[target]):
+                raise _error(
+                    self.text, value.line, value.column, f"a value of shape {shape} is assigned to {target!r} of shape {shapes[target]}"
+                )
+            known[target] = shapes[target] if target in self.writes else shape
+
+    def compute(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the new values by name; `values` are floats of one element type, which all results have.
+
+        Every step sees what the steps before it assigned. Dividing by an element that is 0, and roots and logarithms of what has none,
+        give infinities and NaN, as IEEE 754 has it. Raises what `check_shapes` raises, and DtypeMismatch.
+        """
+        dtypes = {name: values[name].dtype for name in sorted(self.reads & values.keys())}
+        dtype = next(iter(dtypes.values()), np.dtype(np.float64))
+        for name, other in dtypes.items():
+            if other.kind != "f" or other != dtype:
+                raise DtypeMismatch(
+                    f"formula {_short(self.text)}: {name!r} is {other}, want floats of one type, {dtype}; cast with .astype()"
+                )
+        self.check_shapes({name: value.shape for name, value in values.items()})
+        known: dict[str, Any] = {name: values[name] for name in self.reads}
+        with np.errstate(all="ignore"):
+            for target, value in self._steps:
+                new = np.asarray(_computed(value, known, dtype), dtype)
+                known[target] = np.broadcast_to(new, values[target].shape) if target in self.writes else new
+        return {name: np.array(known[name]) for name in self.writes}
+
+    def _shape_of(self, value: _Value, known: Mapping[str, Shape]) -> Shape:
+        if value.name:
+            return known[value.name]
+        shapes = [self._shape_of(operand, known) for operand in value.operands]
+        if value.gives_one_number:
+            return ()
+        whole = [shape for shape in shapes if shape]
+        for shape in whole:
+            if shape != whole[0]:
+                raise _error(
+                    self.text, value.line, value.column, f"shapes {whole[0]} and {shape} do not fit; nothing is broadcast but numbers"
+                )
+        return whole[0] if whole else ()
+
+
+def parse_formula(text: str, *, variable: str, others: Collection[str], writable: Collection[str] = ()) -> Formula:
+    """Returns the formula of this text, checked; nothing of it has run.
+
+    It may use the names `variable` and `others`, and assign to the variable, to those of `others` in `writable`, and to new names of its
+    own. A single expression is assigned to the variable. Raises InvalidSpec with line, column and reason.
+    """
+    if not isinstance(text, str):
+        raise InvalidSpec(f"formula: got a {type(text).__name__}, want a str")
+    if len(text) > MAX_TEXT:
+        raise InvalidSpec(f"formula: {len(text)} characters, want <= {MAX_TEXT}")
+    try:
+        # `;` stands between assignments, and a formula may be indented as a whole.
+        tree = ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
+    except SyntaxError as error:
+        raise _error(text, error.lineno or 1, (error.offset or 1) - 1, f"this cannot be read: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise InvalidSpec(f"formula {_short(text)}: nested too deeply, want <= {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise InvalidSpec(f"formula {_short(text)}: this cannot be read: {error}") from None
+    return _Parser(text, variable=variable, others=others, writable=writable).formula(tree)
+
+
+class _Parser:
+    """Turns what Python's parser made of one formula into values, or refuses it."""
+
+    def __init__(self, text: str, *, variable: str, others: Collection[str], writable: Collection[str]) -> None:
+        self._text, self._variable = text, variable
+        self._given = {variable, *others}
+        self._writable = {variable, *writable}
+        self._known = set(self._given)
+        self._reads: set[str] = set()
+        self._num_parts = 0
+
+    def formula(self, tree: ast.Module) -> Formula:
+        """Returns the formula, or raises InvalidSpec."""
+        steps: list[tuple[str, _Value]] = []
+        if not tree.body:
+            raise InvalidSpec("formula: it is empty; write an expression, such as 'v - lr * g'")
+        for statement in tree.body:
+            if isinstance(statement, ast.Expr) and len(tree.body) == 1:
+                target, expression = self._variable, statement.value
+            elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+                target, expression = self._target(statement.targets[0]), statement.value
+            else:
+                raise self._refused(statement, "want one expression, or lines of the form name = expression")
+            value = self._value(expression, 0)
+            if value.is_condition:
+                raise self._at(expression, "a comparison is no number; write where(condition, a, b)")
+            steps.append((target, value))
+            self._known.add(target)
+        writes = tuple(dict.fromkeys(target for target, _ in steps if target in self._writable))
+        if not writes:
+            raise InvalidSpec(f"formula {_short(self._text)}: it assigns nothing to {self._variable!r}")
+        return Formula(self._text, frozenset(self._reads & self._given) | set(writes), writes, tuple(steps))
+
+    def _target(self, node: ast.Name) -> str:
+        if node.id in FUNCTIONS:
+            raise self._at(node, f"{node.id!r} is a function; choose another name")
+        if node.id in self._given and node.id not in self._writable:
+            raise self._at(node, f"{node.id!r} is an argument and cannot be assigned to")
+        return node.id
+
+    def _value(self, node: ast.expr, depth: int) -> _Value:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise self._at(node, f"too long: more than {MAX_PARTS} parts")
+        if depth > MAX_DEPTH:
+            raise self._at(node, f"nested too deeply, want <= {MAX_DEPTH} levels")
+        if isinstance(node, ast.Constant):
+            return self._number(node)
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+            operand = self._operand(node.operand, depth)
+            return self._made(node, (operand,), np.negative if isinstance(node.op, ast.USub) else np.positive)
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return self._binary(node, depth)
+        if isinstance(node, ast.Compare):
+            return self._comparison(node, depth)
+        if isinstance(node, ast.Call):
+            return self._call(node, depth)
+        raise self._refused(node, "this is not part of the language")
+
+    def _operand(self, node: ast.expr, depth: int) -> _Value:
+        value = self._value(node, depth + 1)
+        if value.is_condition:
+            raise self._at(node, "a comparison is no number; write where(condition, a, b)")
+        return value
+
+    def _number(self, node: ast.Constant) -> _Value:
+        if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+            raise self._at(node, f"a {type(node.value).__name__} is no number")
+        try:
+            number = float(node.value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._at(node, "this number is too large")
+        return _Value(node.lineno, node.col_offset, (), number=number)
+
+    def _name(self, node: ast.Name) -> _Value:
+        if node.id not in self._known:
+            if node.id in FUNCTIONS:
+                raise self._at(node, f"{node.id!r} is a function; write {node.id}(…)")
+            raise self._at(node, f"unknown name {node.id!r}; known are {', '.join(sorted(self._known))}")
+        self._reads.add(node.id)
+        return _Value(node.lineno, node.col_offset, (), name=node.id)
+
+    def _binary(self, node: ast.BinOp, depth: int) -> _Value:
+        left, right = self._operand(node.left, depth), self._operand(node.right, depth)
+        if isinstance(node.op, ast.Div) and right.number == 0:
+            raise self._at(node.right, "division by zero")
+        if isinstance(node.op, ast.Pow) and (right.number is None or abs(right.number) > MAX_EXPONENT):
+            raise self._at(
+                node.right, f"want a number from -{MAX_EXPONENT:g} to {MAX_EXPONENT:g} as the exponent; exp() and log() do the rest"
+            )
+        return self._made(node, (left, right), _BINARY[type(node.op)])
+
+    def _comparison(self, node: ast.Compare, depth: int) -> _Value:
+        if len(node.ops) > 1:
+            raise self._at(node, "comparisons cannot be chained; nest where()")
+        if type(node.ops[0]) not in _COMPARISONS:
+            raise self._at(node, "this comparison is not part of the language")
+        left, right = self._operand(node.left, depth), self._operand(node.comparators[0], depth)
+        return _Value(node.lineno, node.col_offset, (left, right), _COMPARISONS[type(node.ops[0])], is_condition=True)
+
+    def _call(self, node: ast.Call, depth: int) -> _Value:
+        if not isinstance(node.func, ast.Name):
+            raise self._refused(node.func, "only functions of the language can be called")
+        function = FUNCTIONS.get(node.func.id)
+        if function is None:
+            raise self._at(node.func, f"unknown function {node.func.id!r}; known are {', '.join(FUNCTIONS)}")
+        if node.keywords:
+            raise self._at(node, f"{node.func.id}() takes no named arguments")
+        least, most = function.num_arguments
+        if not least <= len(node.args) <= most:
+            wanted = str(least) if least == most else f"{least} to {most}"
+            raise self._at(node, f"{node.func.id}() takes {wanted} arguments, got {len(node.args)}")
+        first = self._value(node.args[0], depth + 1) if function.takes_condition else self._operand(node.args[0], depth)
+        if function.takes_condition and not first.is_condition:
+            raise self._at(node.args[0], f"want a comparison as the first argument of {node.func.id}()")
+        operands = (first, *(self._operand(argument, depth) for argument in node.args[1:]))
+        return self._made(node, operands, function.compute, gives_one_number=function.gives_one_number)
+
+    def _made(self, node: ast.expr, operands: tuple[_Value, ...], compute: Callable[..., Any], *, gives_one_number: bool = False) -> _Value:
+        """A value of these operands; one of numbers alone is computed at once, and refused if it is none."""
+        number = None
+        if all(operand.number is not None for operand in operands):
+            with np.errstate(all="ignore"):
+                number = float(compute(*(np.float64(operand.number or 0.0) for operand in operands)))
+            if not math.isfinite(number):
+                raise self._at(node, "this is no finite number")
+        return _Value(node.lineno, node.col_offset, operands, compute, number=number, gives_one_number=gives_one_number)
+
+    def _refused(self, node: ast.AST, otherwise: str) -> InvalidSpec:
+        inner = node.value if isinstance(node, ast.Expr) else node
+        return self._at(inner, _REFUSED.get(type(inner), otherwise))
+
+    def _at(self, node: ast.AST, reason: str) -> InvalidSpec:
+        return _error(self._text, getattr(node, "lineno", 1), getattr(node, "col_offset", 0), reason)
+
+
+def _computed(value: _Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
+    if value.name:
+        return known[value.name]
+    if value.number is not None:
+        return dtype.type(value.number)
+    assert value.compute is not None
+    result = value.compute(*(_computed(operand, known, dtype) for operand in value.operands))
+    return dtype.type(result) if value.gives_one_number else result
+
+
+def _error(text: str, line: int, column: int, reason: str) -> InvalidSpec:
+    lines: Sequence[str] = [one.strip() for one in text.strip().splitlines()] or [""]
+    there = lines[min(line, len(lines)) - 1]
+    return InvalidSpec(f"formula, line {line}, column {column + 1}: {reason}: {_short(there[max(column - 10, 0) :])}")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
