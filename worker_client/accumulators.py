@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
@@ -48,8 +48,6 @@ log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
 
-Target = Session | Observer | str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
@@ -65,6 +63,10 @@ class Access:
     close: Callable[[], None]
 
 
+# An access that is open already stays open when an accumulator on it is closed.
+Target = Session | Observer | str | Access
+
+
 def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access:
     """Returns access to the parameter server that accumulator `name` lies on; returns once it has answered.
 
@@ -73,6 +75,8 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     """
     if timeout_s is not None and not timeout_s > 0:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
+    if isinstance(target, Access):
+        return replace(target, timeout_s=timeout_s or target.timeout_s, close=lambda: None)
     if isinstance(target, str):
         return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, access=access_of(None, os.environ, role=CallerRole.WORKER))
     target.membership.check_open()
@@ -284,10 +288,11 @@ class _RemoteAccumulator:
 class ConditionalAccumulator(_RemoteAccumulator):
     """Collects dense gradients on a parameter server and gives their mean or sum once enough are in.
 
-    `target`: a Session or an Observer, whose cluster is then used (of several parameter servers the one that a hash of the name picks), or
-    the address of a parameter server. `shape` None: any, fixed anew by the first gradient of each round; None or -1 in it: any extent.
-    `shared_name` names the accumulator on its parameter server: the same name is the same accumulator for all programs, and it lives as
-    long as that process, or until `delete()`. `reduction_type`: "MEAN" (of as many as are in, not only of those required) or "SUM".
+    `target`: a Session or an Observer, whose cluster is then used (of several parameter servers the one that a hash of the name picks),
+    the address of a parameter server, or the Access that `open_access()` gives. `shape` None: any, fixed anew by the first gradient of each
+    round; None or -1 in it: any extent. `shared_name` names the accumulator on its parameter server: the same name is the same accumulator
+    for all programs, and it lives as long as that process, or until `delete()`. `reduction_type`: "MEAN" (of as many as are in, not only
+    of those required) or "SUM".
 
     Thread-safe; a context manager that closes the connection. `timeout_s` is how long a server that does not answer is waited for (None:
     as the target does, else 60 s). Every method raises AccumulatorNotFound once the accumulator is gone, and Unavailable. Raises

@@ -27,7 +27,7 @@ from tests.conformance.checking import Mismatch
 from tests.conformance.clusters import Start, cluster_of_processes
 from tests.conformance.replay_accumulators import replay_dense, replay_sparse
 from tests.conformance.replay_arrangement import replay_partitioner, replay_placement
-from tests.conformance.replay_strategy import replay_strategy
+from tests.conformance.replay_strategy import open_strategies
 from tests.conformance.replay_sync import chief_flags, replay_sync_replicas
 from tests.conformance.replay_training import ONE_WORKER, replay_moving_average, replay_optimizer
 
@@ -41,7 +41,7 @@ NUM_PARALLEL_CLUSTERS = 3
 class Kind:
     """How cases of a kind are replayed: `open` starts what they share, and `num_parallel` of them run at the same time."""
 
-    open: Callable[[ExitStack, Start], Replay]
+    open: Callable[[ExitStack, Start, Sequence[Case]], Replay]
     num_parallel: int = 1
 
 
@@ -56,7 +56,7 @@ class Failure:
 def _in_one_cluster(replay: Callable[..., None]) -> Kind:
     """All cases in one cluster of two parameter servers, each with a name of its own."""
 
-    def opened(stack: ExitStack, start: Start) -> Replay:
+    def opened(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Replay:
         cluster = stack.enter_context(start(2, ()))
         observer = stack.enter_context(worker_client.observe(cluster.chief))
         numbers = itertools.count()
@@ -68,7 +68,7 @@ def _in_one_cluster(replay: Callable[..., None]) -> Kind:
 def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], flags: Callable[[Case], Sequence[str]]) -> Kind:
     """A new cluster for each case, since a cluster trains one model. Most of the time is Python's start, so several at a time."""
 
-    def opened(stack: ExitStack, start: Start) -> Replay:
+    def opened(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Replay:
         def one(case: Case) -> None:
             with start(num_ps(case), flags(case)) as cluster:
                 replay(case, cluster=cluster)
@@ -78,11 +78,6 @@ def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], 
     return Kind(opened, num_parallel=NUM_PARALLEL_CLUSTERS)
 
 
-def _without_cluster(replay: Replay) -> Kind:
-    """In this process alone."""
-    return Kind(lambda stack, start: replay)
-
-
 KINDS: dict[str, Kind] = {
     "dense_accumulator": _in_one_cluster(replay_dense),
     "sparse_accumulator": _in_one_cluster(replay_sparse),
@@ -90,7 +85,7 @@ KINDS: dict[str, Kind] = {
     "moving_average": _in_clusters(replay_moving_average, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
     "placement": _in_clusters(replay_placement, num_ps=lambda case: case["ps_tasks"], flags=lambda case: ONE_WORKER),
     "partitioner": _in_clusters(replay_partitioner, num_ps=lambda case: 2, flags=lambda case: ONE_WORKER),
-    "strategy": _without_cluster(replay_strategy),
+    "strategy": Kind(open_strategies),
     "sync_replicas": _in_clusters(replay_sync_replicas, num_ps=lambda case: case["ps_tasks"], flags=chief_flags),
 }
 
@@ -101,7 +96,7 @@ def replay_file(path: Path, *, start: Start = cluster_of_processes) -> tuple[str
     if kind not in KINDS:
         return kind, len(cases), [Failure(index, f"no such kind; known are {', '.join(KINDS)}") for index in range(len(cases))]
     with ExitStack() as stack:
-        replay = KINDS[kind].open(stack, start)
+        replay = KINDS[kind].open(stack, start, cases)
         with ThreadPoolExecutor(KINDS[kind].num_parallel) as pool:
             results = list(pool.map(lambda numbered: _attempt(replay, *numbered), enumerate(cases)))
     return kind, len(cases), [failure for failure in results if failure is not None]

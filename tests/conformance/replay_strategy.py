@@ -1,12 +1,19 @@
 """Replays recorded operations of tf.distribute.StrategyExtended on a strategy. Knows the format of their cases; starts no process."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from typing import Any, Self
 
 import numpy as np
 
+import worker_client
 from ps_protocol.errors import PsError
 from tests.conformance.checking import Mismatch, check_close, check_equal
+from tests.conformance.clusters import Cluster, Start
 from worker_client.strategy import (
     ParameterServerStrategy,
     PerReplica,
@@ -20,30 +27,133 @@ from worker_client.strategy import (
 
 Case = dict[str, Any]
 
+# How many workers share so many replicas in a cluster.
+WORKERS = {1: 1, 2: 2, 3: 3, 4: 2}
+CASE_TIMEOUT_S = 100.0
+
 # Errors of the kinds that were recorded.
 _RECORDED = (ValueError, TypeError, RuntimeError, PsError)
 
 
-def replay_strategy(case: Case) -> None:
-    """Replays one case of strategy in this process, with a copy of each variable for each replica, as it was recorded. Raises Mismatch."""
-    play = _Play(case, ParameterServerStrategy(case["num_replicas"], mirrored=True))
-    for place, op in enumerate(case["operations"]):
-        what = f"operations[{place}] {op['op']}"
-        _check(what, play.act(op), op["expect"])
+def open_strategies(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Callable[[Case], None]:
+    """Returns what replays one of these cases: in this process, and then with its replicas in several workers of a cluster.
+
+    Alone, each replica has a copy of each variable, as when it was recorded. In a cluster, variables have one copy on a parameter server,
+    unless the case gives copies different values. Cases with as many replicas share a cluster. The replay raises Mismatch.
+    """
+    by_replicas: dict[int, dict[int, Case]] = {}
+    for number, case in enumerate(cases):
+        if isinstance(case, dict) and case.get("num_replicas") in WORKERS:
+            by_replicas.setdefault(case["num_replicas"], {})[number] = case
+    clusters = {count: stack.enter_context(_Workers(count, start, own)) for count, own in by_replicas.items()}
+
+    def replay(case: Case) -> None:
+        num_replicas = case["num_replicas"]
+        _Play(case, ParameterServerStrategy(num_replicas, mirrored=True)).play()
+        clusters[num_replicas].play(next(number for number, known in by_replicas[num_replicas].items() if known is case))
+
+    return replay
+
+
+class _Workers:
+    """A cluster and its workers, each a thread with a session of its own, that play cases together."""
+
+    def __init__(self, num_replicas: int, start: Start, cases: dict[int, Case]) -> None:
+        self._num_workers, self._per_worker = WORKERS[num_replicas], num_replicas // WORKERS[num_replicas]
+        self._start, self._cases = start, cases
+        self._stack = ExitStack()
+        self._jobs: list[queue.SimpleQueue[tuple[int, Future[None]] | None]] = [queue.SimpleQueue() for _ in range(self._num_workers)]
+
+    def __enter__(self) -> Self:
+        flags = ("--replicas-to-aggregate", str(self._num_workers), "--workers", str(self._num_workers), "--policy", "sync")
+        cluster = self._stack.enter_context(self._start(2, flags))
+        threads = [
+            threading.Thread(target=self._work, args=(index, cluster), name=f"worker-{index}", daemon=True)
+            for index in range(self._num_workers)
+        ]
+        for thread in threads:
+            thread.start()
+            self._stack.callback(thread.join, CASE_TIMEOUT_S)
+        for jobs in self._jobs:
+            self._stack.callback(jobs.put, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def play(self, number: int) -> None:
+        """Has all workers play a case. Raises Mismatch, and whatever else fails in one."""
+        played: list[Future[None]] = [Future() for _ in self._jobs]
+        for jobs, done in zip(self._jobs, played, strict=True):
+            jobs.put((number, done))
+        wait(played, CASE_TIMEOUT_S)
+        for done in played:
+            done.result(0)
+
+    def _work(self, index: int, cluster: Cluster) -> None:
+        jobs = self._jobs[index]
+        try:
+            with ExitStack() as stack:
+                session = stack.enter_context(worker_client.connect(cluster.chief, worker_index=index))
+                plays = self._prepared(stack, session)
+                while (job := jobs.get()) is not None:
+                    _settle(job[1], plays[job[0]].play)
+        except BaseException as error:
+            failure = error  # every case fails of it
+            while (job := jobs.get()) is not None:
+                job[1].set_exception(failure)
+
+    def _prepared(self, stack: ExitStack, session: worker_client.Session) -> dict[int, "_Play"]:
+        """The cases by number, with all their variables: a cluster has one model."""
+        shared = stack.enter_context(ParameterServerStrategy(self._per_worker, session=session))
+        plays = {}
+        for number, case in self._cases.items():
+            strategy = shared
+            if any(op["op"] == "update" and op["reduce"] is None and "per_replica" in op["value"] for op in case["operations"]):
+                strategy = stack.enter_context(
+                    ParameterServerStrategy(self._per_worker, session=session, mirrored=True, name=f"case {number}")
+                )
+            plays[number] = _Play(case, strategy, prefix=f"case {number} ")
+        return plays
+
+
+def _settle(done: "Future[None]", act: Callable[[], None]) -> None:
+    try:
+        act()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 class _Play:
     """One strategy with its variables, and the operations of a case."""
 
-    def __init__(self, case: Case, strategy: ParameterServerStrategy) -> None:
+    def __init__(self, case: Case, strategy: ParameterServerStrategy, *, prefix: str = "") -> None:
+        self._operations, self._prefix = case["operations"], prefix
         self.strategy, self.extended, self.num_replicas = strategy, strategy.extended, case["num_replicas"]
+        own = strategy.experimental_distribute_values_from_function(lambda context: context.replica_id_in_sync_group)
+        self.own = sorted(own.values)
         self.variables: dict[str, Variable] = {}
         self.outside = Variable(0.0, name="outside")
         for spec in case["variables"]:
-            made = _attempt(lambda spec=spec: self._create(spec))
+            made = _attempt(functools.partial(self._create, spec))
             if isinstance(made, Variable):
                 self.variables[spec["name"]] = made
             check_equal(f"variable {spec['name']}", None if isinstance(made, Variable) else made, spec.get("expect"))
+
+    def play(self) -> None:
+        """Does all operations. Raises the first Mismatch at the end: other workers wait for this one's part until then."""
+        mismatches: list[Mismatch] = []
+        for place, op in enumerate(self._operations):
+            seen = self.act(op)
+            try:
+                what = f"operations[{place}] {op['op']}, replicas {self.own[0]} to {self.own[-1]}"
+                _check(what, seen, self._expected(op["expect"]))
+            except Mismatch as mismatch:
+                mismatches.append(mismatch)
+        if mismatches:
+            raise mismatches[0]
 
     def act(self, op: Case) -> Any:
         """Does one operation and returns what is seen, in the form of the recording."""
@@ -155,11 +265,23 @@ class _Play:
             "num_local_results": len(self.strategy.experimental_local_results(result)),
         }
 
+    def _expected(self, expect: Any, key: str = "") -> Any:
+        """What this worker sees of what was recorded: of what is there for each replica, the part of its own replicas."""
+        if key in ("per_replica", "in_replicas", "in run [cross, id, of]") and isinstance(expect, list):
+            return [expect[replica] for replica in self.own]
+        if key == "num_local_results":
+            return len(self.own)
+        if isinstance(expect, dict):
+            return {name: self._expected(value, name) for name, value in expect.items()}
+        if isinstance(expect, list) and any(isinstance(value, dict) for value in expect):
+            return [self._expected(value) for value in expect]
+        return expect
+
     def _create(self, spec: Case) -> Variable:
         with self.strategy.scope():
             return Variable(
                 _array(spec["initial"]),
-                name=spec["name"],
+                name=self._prefix + spec["name"],
                 aggregation=VariableAggregation[spec["aggregation"]],
                 synchronization=VariableSynchronization[spec["synchronization"]],
             )
@@ -180,7 +302,7 @@ class _Play:
 
         local = self.strategy.experimental_local_results(self.strategy.run(variable.read_value))
         # Replicas that see one array return the same object.
-        return {"across": _attempt(across), "in_replicas": list(local) * (self.num_replicas if len(local) == 1 else 1)}
+        return {"across": _attempt(across), "in_replicas": list(local) * (len(self.own) if len(local) == 1 else 1)}
 
     def _seen(self, value: Any) -> Any:
         """What came back: one value for all or one for each replica, nested."""

@@ -75,6 +75,8 @@ PURE = (
     "worker_client.neural_network",
     "worker_client.strategy.values",
     "worker_client.strategy.reduction",
+    "worker_client.strategy.group",
+    "worker_client.strategy.messages",
     "lockstep.planning",
     "lockstep.cli.text",
 )

@@ -6,6 +6,7 @@ turn. `variables`: aggregation and synchronisation. `strategy`: the strategy, it
 
 from worker_client.strategy.reduction import ReduceOp
 from worker_client.strategy.strategy import (
+    CollectiveHints,
     ParameterServerStrategy,
     ReplicaContext,
     StrategyExtended,
@@ -19,6 +20,7 @@ from worker_client.strategy.values import Mirrored, PerReplica
 from worker_client.strategy.variables import Variable, VariableAggregation, VariableCopy, VariableSynchronization
 
 __all__ = [
+    "CollectiveHints",
     "Mirrored",
     "ParameterServerStrategy",
     "PerReplica",

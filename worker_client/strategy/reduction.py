@@ -67,11 +67,6 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     return frozen(np.asarray(total, dtype) if dtype.kind == "f" else total)
 
 
-def reduce_first(contributions: Mapping[int, Any]) -> Any:
-    """Returns the value of the replica with the lowest id."""
-    return contributions[min(contributions)]
-
-
 def frozen(array: Array) -> Array:
     """Returns the array, which nobody else holds, after making it one that cannot be written: all who get it see the same."""
     array.flags.writeable = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker_client.strategy import contexts
-from worker_client.strategy.values import regroup, select
+from worker_client.strategy.values import select
 
 
 class _Abandoned(BaseException):
@@ -88,13 +88,13 @@ def run_replicas(
     kwargs: Mapping[str, Any],
     *,
     replicas: Iterable[int],
-    container_of: Callable[[Any], Any],
+    merged: Callable[[Mapping[int, Any]], Any],
 ) -> dict[int, Any]:
     """Returns what `fn` returned in each replica, by id. Call it across replicas.
 
     The replicas run one after the other, each until its merge_call; then the function of the merge runs here, with the arguments of all
-    replicas as one, and each goes on with its part of the result. Raises what a replica or a merge raised, once all replicas have ended,
-    and RuntimeError if some replicas merge where others have ended.
+    replicas as `merged` makes them one, and each goes on with its part of the result. Raises what a replica or a merge raised, once all
+    replicas have ended, and RuntimeError if some replicas merge where others have ended.
     """
 
     def call_in(replica: int) -> Callable[[], Any]:
@@ -118,12 +118,12 @@ def run_replicas(
             if len(merges) < len(threads):
                 ended = ", ".join(str(thread.replica) for thread in threads if thread.replica not in merges)
                 raise RuntimeError(f"replica {min(merges)} calls merge_call, replica {ended} has returned; all must merge equally often")
-            merged = merges[min(merges)].function(
+            answer = merges[min(merges)].function(
                 strategy,
-                *regroup({replica: tuple(merge.args) for replica, merge in merges.items()}, container_of),
-                **regroup({replica: dict(merge.kwargs) for replica, merge in merges.items()}, container_of),
+                *merged({replica: tuple(merge.args) for replica, merge in merges.items()}),
+                **merged({replica: dict(merge.kwargs) for replica, merge in merges.items()}),
             )
-            answers = {replica: select(replica, merged) for replica in merges}
+            answers = {replica: select(replica, answer) for replica in merges}
     finally:
         for thread in threads:
             thread.end()

@@ -4,18 +4,22 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.variables import Array
+from ps_protocol.model.expressions import parse_formula
+from ps_protocol.model.variables import Array, check_name
 from worker_client.model.declarations import IndexedSlices
+from worker_client.session.session import Session
 from worker_client.strategy import contexts
-from worker_client.strategy.reduction import ReduceOp, reduce_all, reduce_first, reduce_one, reduce_op_of
+from worker_client.strategy.group import Cell, Combination, Group, LocalGroup, MemoryCell
+from worker_client.strategy.reduction import ReduceOp, reduce_one, reduce_op_of
 from worker_client.strategy.replicas import run_replicas
 from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
-from worker_client.strategy.variables import Cell, Variable, VariableCopy, container_of
+from worker_client.strategy.variables import Variable, VariableCopy, container_of
+from worker_client.strategy.workers import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,17 @@ class ValueContext:
 
     replica_id_in_sync_group: int
     num_replicas_in_sync: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveHints:
+    """How a reduction over processes is done: it is given up after `timeout_seconds` (None: 60)."""
+
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise InvalidSpec(f"timeout_seconds: got {self.timeout_seconds!r}, want seconds > 0, or None for 60")
 
 
 class ReplicaContext:
@@ -76,9 +91,10 @@ class ReplicaContext:
 class StrategyExtended:
     """What a strategy offers to programs that know of replicas: reductions, updates, places. `strategy.extended` returns it."""
 
-    def __init__(self, strategy: "ParameterServerStrategy", *, num_replicas: int, is_mirrored: bool) -> None:
-        self._strategy = strategy
-        self._num_replicas, self._is_mirrored = num_replicas, is_mirrored
+    def __init__(self, strategy: "ParameterServerStrategy", group: Group, *, is_mirrored: bool) -> None:
+        self._strategy, self._group, self._is_mirrored = strategy, group, is_mirrored
+        # Where the block that creates variables has them lie.
+        self._beside: list[Variable] = []
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -88,14 +104,14 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of all replicas, by id: where replica functions run."""
-        return tuple(f"worker:0/replica:{replica}" for replica in range(self._num_replicas))
+        return self._group.worker_devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of the places where variables lie: those of the replicas if each has a copy."""
-        return self.worker_devices if self._is_mirrored else ("ps:0",)
+        return self.worker_devices if self._is_mirrored else self._group.parameter_devices
 
-    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any) -> Any:
+    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any, experimental_hints: CollectiveHints | None = None) -> Any:
         """Returns the sum or mean of a per-replica value, at `destinations`: a variable, a value, or a device's name.
 
         `destinations` the value itself: a Mirrored, with the result for each replica. A value that is the same for all replicas is its own
@@ -106,13 +122,19 @@ class StrategyExtended:
         op = reduce_op_of(reduce_op)
         self._check_destination(destinations)
         if isinstance(value, PerReplica):
-            return self._sent_to(destinations, self._reduced(op, value))
+            (result,) = self._combined(f"reduce_to() of {op.name}", [(op, value)], experimental_hints)
+            return self._sent_to(destinations, result)
         if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
             return value
-        return self._sent_to(destinations, reduce_one(op, value, num_replicas=self._num_replicas))
+        return self._sent_to(destinations, reduce_one(op, value, num_replicas=self._group.num_replicas))
 
-    def batch_reduce_to(self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Returns the results of `reduce_to()` for all pairs of a value and its destinations.
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        experimental_hints: CollectiveHints | None = None,
+    ) -> list[Any]:
+        """Returns the results of `reduce_to()` for all pairs of a value and its destinations; over processes, in one exchange.
 
         As in the original, a value that is the same for all replicas counts as one contribution here, so its sum is itself.
         """
@@ -120,25 +142,33 @@ class StrategyExtended:
         op = reduce_op_of(reduce_op)
         for _, destinations in value_destination_pairs:
             self._check_destination(destinations)
+        per_replica = [(op, value) for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
+        reduced = iter(self._combined(f"batch_reduce_to() of {op.name}", per_replica, experimental_hints) if per_replica else ())
         return [
-            self._sent_to(destinations, self._reduced(op, value) if isinstance(value, PerReplica) else value)
+            self._sent_to(destinations, next(reduced) if isinstance(value, PerReplica) else value)
             for value, destinations in value_destination_pairs
         ]
 
     def update(
         self,
         var: Variable,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
         """Calls `fn(copy, *args, **kwargs)` for each copy of the variable and returns the merged result, or with `group` False lists.
 
-        `copy` has the variable's methods; Mirrored arguments and variables are unwrapped for it. A variable with one copy takes no
-        per-replica arguments. If `fn` fails, the variable is what it was. In a replica, waits for the others and updates once. Raises
-        ValueError for a variable of another strategy and for per-replica arguments, RuntimeError in another strategy's context.
+        `copy` has the variable's methods; Mirrored arguments and variables are unwrapped for it. `fn` may be a formula as text, such as
+        "v - lr * g", in which the variable is `v` and `kwargs` are the other names; it may assign to variables among them, and its result
+        is the variable's new value. A variable with one copy takes no per-replica arguments. If `fn` fails, the variable and those among
+        the arguments are what they were. In a replica, waits for the others and updates once.
+
+        Raises ValueError for a variable of another strategy and for per-replica arguments, InvalidSpec for a formula, RuntimeError in
+        another strategy's context.
         """
+        given = (tuple(args), dict(kwargs or {}))
+        called = _formula_of(fn, given) if isinstance(fn, str) else fn
         mode = contexts.current()
         if mode is not None and mode.replica is not None:
             contexts.check_same(mode, self._strategy)
@@ -146,20 +176,23 @@ class StrategyExtended:
             def merged(_: Any, *merged_args: Any, **merged_kwargs: Any) -> Any:
                 return self.update(var, fn, merged_args, merged_kwargs, group)
 
-            return mode.replica.merge(merged, tuple(args), dict(kwargs or {}))
+            return mode.replica.merge(merged, *given)
         with self._strategy.scope():
             variable = self._own_variable(var, "update()")
-            given = (tuple(args), dict(kwargs or {}))
-            if len(variable.copies) == 1 and self._num_replicas > 1:
+            if not self._is_mirrored and not variable.is_on_read and self._group.num_replicas > 1:
                 _check_not_per_replica(given, f'update() of variable "{variable.name}"')
-            before = {index: copy.read_value() for index, copy in variable.copies.items()}
+            touched = dict.fromkeys((variable, *(leaf for leaf in leaves(given) if isinstance(leaf, Variable))))
+            copies = [copy for one in touched for copy in one.copies.values()]
+            for copy in copies:
+                copy.stage()
             try:
-                results = {index: self._call_at(index, copy, fn, given) for index, copy in variable.copies.items()}
+                results = {index: self._call_at(index, copy, called, given) for index, copy in variable.copies.items()}
             except BaseException:
-                for index, copy in variable.copies.items():
-                    if copy.read_value() is not before[index]:
-                        copy.assign(before[index])
+                for copy in copies:
+                    copy.drop()
                 raise
+            for copy in copies:
+                copy.commit()
         merged_results = regroup(results, container_of)
         return merged_results if group else map_nested(lambda leaf: list(self._strategy.experimental_local_results(leaf)), merged_results)
 
@@ -203,8 +236,11 @@ class StrategyExtended:
         if mode is None:
             raise RuntimeError("colocate_vars_with() works only inside of strategy.scope()")
         contexts.check_cross_replica(self._strategy, "colocate_vars_with()")
-        self._own_variable(colocate_with_variable, "colocate_vars_with()")
-        yield
+        self._beside.append(self._own_variable(colocate_with_variable, "colocate_vars_with()"))
+        try:
+            yield
+        finally:
+            self._beside.pop()
 
     def value_container(self, value: Any) -> Any:
         """Returns the variable that a copy belongs to; any other value itself."""
@@ -221,21 +257,36 @@ class StrategyExtended:
     def place(self, name: str, value: Array, *, is_on_read: bool) -> dict[int, Cell]:
         """Returns the cells of a new variable, by the index of its copies."""
         if self._is_mirrored or is_on_read:
-            return {replica: MemoryCell(self.worker_devices[replica], value) for replica in range(self._num_replicas)}
-        return {0: MemoryCell(self.parameter_devices[0], value)}
+            return {replica: MemoryCell(self.worker_devices[replica], value) for replica in self._group.replicas}
+        beside = self._beside[-1] if self._beside and not self._beside[-1].is_on_read else None
+        return {self._group.replicas[0]: self._group.place(name, value, beside=None if beside is None else beside.device)}
 
     def reduce_copies(self, op: ReduceOp, variable: Variable) -> Any:
-        """Returns the sum or mean of a variable's copies."""
-        return reduce_all(op, {index: copy.read_value() for index, copy in variable.copies.items()})
+        """Returns the sum or mean of the copies of all replicas."""
+        copies = PerReplica({index: copy.read_value() for index, copy in variable.copies.items()})
+        (value,) = self._combined(f'reading variable "{variable.name}"', [(op, copies)], None)
+        return value
+
+    def first_copy(self, variable: Variable) -> Any:
+        """Returns the value of the one copy, or of replica 0's."""
+        if self._is_mirrored or variable.is_on_read:
+            return self.first_of(PerReplica({index: copy.read_value() for index, copy in variable.copies.items()}))
+        return next(iter(variable.copies.values())).read_value()
 
     def first_of(self, value: Any) -> Any:
         """Returns what replica 0 has of a value."""
-        return reduce_first(value.values) if isinstance(value, PerReplica | Mirrored) else value
+        if not isinstance(value, PerReplica):
+            return value
+        (first,) = self._combined("the value of replica 0", [(None, value)], None)
+        return first
 
-    def _reduced(self, op: ReduceOp, value: PerReplica) -> Any:
-        if len(value.values) != self._num_replicas:
-            raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {self._num_replicas} replicas")
-        return reduce_all(op, value.values)
+    def _combined(self, what: str, values: Sequence[tuple[ReduceOp | None, PerReplica]], hints: CollectiveHints | None) -> list[Any]:
+        own = self._group.replicas
+        for _, value in values:
+            if set(value.values) != set(own):
+                raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {len(own)} replicas")
+        combinations = [Combination(op=op, contributions=value.values) for op, value in values]
+        return self._group.combine(what, combinations, timeout_s=None if hints is None else hints.timeout_seconds)
 
     def _sent_to(self, destinations: Any, result: Any) -> Any:
         if isinstance(destinations, Variable):
@@ -249,9 +300,10 @@ class StrategyExtended:
     def _check_destination(self, destinations: Any) -> None:
         if isinstance(destinations, tuple | list):
             raise ValueError(f"destinations: got a {type(destinations).__name__}; want one variable, value or device")
-        if isinstance(destinations, str) and destinations not in (*self.parameter_devices, *self.worker_devices):
-            known = ", ".join(dict.fromkeys((*self.parameter_devices, *self.worker_devices)))
-            raise ValueError(f"destinations: there is no device {destinations!r} to reduce to; there are {known}")
+        # Not to another worker: it makes the same call and has the result itself.
+        known = dict.fromkeys((*self._group.parameter_devices, *(self.worker_devices[replica] for replica in self._group.replicas)))
+        if isinstance(destinations, str) and destinations not in known:
+            raise ValueError(f"destinations: there is no device {destinations!r} to reduce to from here; there are {', '.join(known)}")
 
     def _own_variable(self, var: Any, what: str) -> Variable:
         variable = self.value_container(var)
@@ -273,17 +325,37 @@ class StrategyExtended:
 
 
 class ParameterServerStrategy:
-    """Runs a function in `num_replicas` replicas, and keeps the variables that they share.
+    """Runs a function in replicas, and keeps the variables that they share. A context manager that lets go of what `session` needed.
 
-    A variable has one copy, as on a parameter server, or with `mirrored` one for each replica, kept the same. The replicas are threads of
-    this process that run in turn, each until it merges with the others. For one thread of the program at a time.
+    A worker has `replicas_per_worker` replicas: threads of its process that run in turn, each until it merges with the others. Without
+    `session` there is this process alone. With it, the strategy spans all workers of the session's cluster: each makes the same calls in
+    the same order, with as many replicas. Strategies that use one cluster at a time have names of their own, and only one of them has
+    variables with one copy: they are the session's model.
+
+    A variable has one copy, which with `session` lies on a parameter server; or with `mirrored` one for each replica, kept the same, in the
+    replica's process. For the thread that the session belongs to.
     """
 
-    def __init__(self, num_replicas: int = 1, *, mirrored: bool = False) -> None:
-        if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
-            raise InvalidSpec(f"num_replicas: got {num_replicas!r}, want an int from 1")
-        self._num_replicas = num_replicas
-        self._extended = StrategyExtended(self, num_replicas=num_replicas, is_mirrored=mirrored)
+    def __init__(
+        self, replicas_per_worker: int = 1, *, session: Session | None = None, mirrored: bool = False, name: str = "strategy"
+    ) -> None:
+        if isinstance(replicas_per_worker, bool) or not isinstance(replicas_per_worker, int) or replicas_per_worker < 1:
+            raise InvalidSpec(f"replicas_per_worker: got {replicas_per_worker!r}, want an int from 1")
+        check_name(name)
+        self._workers = None if session is None else WorkerGroup(session, replicas_per_worker, name=name)
+        self._group: Group = self._workers or LocalGroup(replicas_per_worker)
+        self._extended = StrategyExtended(self, self._group, is_mirrored=mirrored)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of connections; the session stays. Idempotent."""
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def extended(self) -> StrategyExtended:
@@ -292,8 +364,8 @@ class ParameterServerStrategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
-        return self._num_replicas
+        """The number of replicas of all workers."""
+        return self._group.num_replicas
 
     @contextmanager
     def scope(self) -> Iterator["ParameterServerStrategy"]:
@@ -316,8 +388,9 @@ class ParameterServerStrategy:
         """
         contexts.check_cross_replica(self, "run()")
         with self.scope():
-            results = run_replicas(self, fn, args, kwargs or {}, replicas=range(self._num_replicas), container_of=container_of)
-        return regroup(results, container_of)
+            self._group.begin()
+            results = run_replicas(self, fn, args, kwargs or {}, replicas=self._group.replicas, merged=self._merged)
+        return self._merged(results)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
         """Returns the sum or mean of a per-replica value, also in tuples, lists and dicts; first along `axis` of each array, if given.
@@ -338,9 +411,13 @@ class ParameterServerStrategy:
         return (value,)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> PerReplica:
-        """Returns a PerReplica of what `value_fn` returns for each replica."""
+        """Returns a PerReplica of what `value_fn` returns for each replica of this process."""
         contexts.check_cross_replica(self, "experimental_distribute_values_from_function()")
-        return PerReplica({replica: value_fn(ValueContext(replica, self._num_replicas)) for replica in range(self._num_replicas)})
+        return PerReplica({replica: value_fn(ValueContext(replica, self._group.num_replicas)) for replica in self._group.replicas})
+
+    def _merged(self, results: Mapping[int, Any]) -> Any:
+        # What the only replica of this worker has, others may have otherwise.
+        return regroup(results, container_of, wraps_single=len(self._group.replicas) < self._group.num_replicas)
 
     def _reduce_one(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
         if axis is None:
@@ -395,31 +472,31 @@ def get_replica_context() -> ReplicaContext | None:
     return ReplicaContext(mode.strategy, mode.copy, mode.replica)
 
 
-class MemoryCell:
-    """A copy of a variable in this process's memory."""
-
-    def __init__(self, device: str, value: Array) -> None:
-        self._device, self._value = device, value
-
-    @property
-    def device(self) -> str:
-        """The name of the place."""
-        return self._device
-
-    def read(self) -> Array:
-        """Returns the value; the array cannot be written."""
-        return self._value
-
-    def write(self, value: Array) -> None:
-        """Replaces the value."""
-        self._value = value
-
-
 def _own(value: Any) -> Any:
     """Returns an object of this replica's own with the same value, so that it counts once for each replica that gives it."""
     if isinstance(value, IndexedSlices):
         return IndexedSlices(value.indices, value.values, value.dense_shape)
     return np.asarray(value).view()
+
+
+def _formula_of(text: str, given: tuple[Any, Mapping[str, Any]]) -> Callable[..., Any]:
+    """Returns what computes this formula and assigns to the copies that it writes."""
+    args, kwargs = given
+    if args:
+        raise InvalidSpec("update() with a formula takes its values by name: kwargs={'g': …}; the variable is 'v'")
+    if "v" in kwargs:
+        raise InvalidSpec("update() with a formula: 'v' is the variable itself; give the argument another name")
+    writable = [name for name, value in kwargs.items() if isinstance(value, Variable)]
+    formula = parse_formula(text, variable="v", others=kwargs, writable=writable)
+
+    def compute(copy: VariableCopy, **values: Any) -> Array:
+        copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
+        arrays = {name: np.asarray(value, None if hasattr(value, "dtype") else copy.dtype) for name, value in values.items()}
+        for name, result in formula.compute({**arrays, "v": copy.read_value()}).items():
+            copies[name].assign(result)
+        return copy.read_value()
+
+    return compute
 
 
 def _check_not_per_replica(given: Any, what: str) -> None:

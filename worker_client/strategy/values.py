@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from worker_client.model.declarations import IndexedSlices
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerReplica:
@@ -76,25 +78,32 @@ def select(replica: int, nested: Any) -> Any:
     return map_nested(own, nested)
 
 
-def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None) -> Any:
+def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_single: bool = False) -> Any:
     """Returns what the replicas returned as one: where all have the same object, that object, else a PerReplica; nested likewise.
 
-    `container_of(value)` is the variable that a replica's part belongs to, or None; the parts of one variable become that variable. Of a
-    single replica everything stays as it is. Raises ValueError if the replicas' results are nested differently.
+    `container_of(value)` is the variable that a value is or is a part of, or None; the parts of one variable become that variable. Of a
+    single replica everything stays as it is, but with `wraps_single`, for one of several processes, its arrays and numbers become
+    PerReplica. Raises ValueError if the replicas' results are nested differently.
     """
     first = results[min(results)]
+
+    def again(parts: Mapping[int, Any]) -> Any:
+        return regroup(parts, container_of, wraps_single=wraps_single)
+
     if isinstance(first, dict):
         _check_alike(results, lambda value: sorted(map(repr, value)), "keys")
-        return {key: regroup({replica: result[key] for replica, result in results.items()}, container_of) for key in first}
+        return {key: again({replica: result[key] for replica, result in results.items()}) for key in first}
     if isinstance(first, tuple | list):
         _check_alike(results, len, "length")
-        return _like(first, [regroup({r: result[place] for r, result in results.items()}, container_of) for place in range(len(first))])
+        return _like(first, [again({replica: result[place] for replica, result in results.items()}) for place in range(len(first))])
     for replica, result in results.items():
         if isinstance(result, dict | tuple | list):
             raise _differ(replica, f"a {type(result).__name__}", f"a {type(first).__name__}")
     container = container_of(first)
     if container is not None and all(container_of(result) is container for result in results.values()):
         return container
+    if len(results) == 1 and wraps_single and _differs_by_replica(first):
+        return PerReplica(dict(results))
     if all(result is first for result in results.values()):
         return first
     return PerReplica(dict(results))
@@ -111,6 +120,12 @@ def _check_alike(results: Mapping[int, Any], part: Callable[[Any], Any], word: s
 
 def _differ(replica: int, got: str, want: str) -> ValueError:
     return ValueError(f"replica {replica} returned {got} where another returned {want}; all replicas must return the same structure")
+
+
+def _differs_by_replica(value: Any) -> bool:
+    if isinstance(value, bool | Mirrored | PerReplica):
+        return False
+    return isinstance(value, int | float | IndexedSlices) or hasattr(value, "__array__")
 
 
 def _like(sample: Any, values: list[Any]) -> Any:

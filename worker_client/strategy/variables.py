@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
 from ps_protocol.model.variables import Array, check_name
 from worker_client.strategy import contexts
+from worker_client.strategy.group import Cell
 from worker_client.strategy.reduction import ReduceOp, frozen
 from worker_client.strategy.values import map_replicas
 
@@ -55,25 +56,13 @@ class Owner(Protocol):
         """The context across replicas."""
 
 
-class Cell(Protocol):
-    """Where one copy of a variable lies."""
-
-    @property
-    def device(self) -> str:
-        """The name of the place."""
-
-    def read(self) -> Array:
-        """Returns the value; the array cannot be written."""
-
-    def write(self, value: Array) -> None:
-        """Replaces the value."""
-
-
 class VariableCopy:
     """One copy of a variable: what `update()` gives to its function. Reads and writes only itself."""
 
     def __init__(self, variable: "Variable", index: int, cell: Cell) -> None:
         self._variable, self._index, self._cell = variable, index, cell
+        self._is_staging = False
+        self._staged: Array | None = None
 
     @property
     def name(self) -> str:
@@ -102,7 +91,7 @@ class VariableCopy:
 
     def read_value(self) -> Array:
         """Returns the copy's value, which cannot be written."""
-        return self._cell.read()
+        return self._cell.read() if self._staged is None else self._staged
 
     def assign(self, value: npt.ArrayLike) -> Array:
         """Sets the copy and returns its value. Raises ShapeMismatch, DtypeMismatch."""
@@ -118,9 +107,26 @@ class VariableCopy:
 
     def change(self, how: str, value: Any) -> Array:
         """Does the method of this name."""
-        new = frozen(np.asarray(_CHANGES[how](self._cell.read(), self._checked(value, how)), self.dtype))
-        self._cell.write(new)
+        new = frozen(np.asarray(_CHANGES[how](self.read_value(), self._checked(value, how)), self.dtype))
+        if self._is_staging:
+            self._staged = new
+        else:
+            self._cell.write(new)
         return new
+
+    def stage(self) -> None:
+        """Has changes wait, and only the copy itself see them, until `commit` or `drop`."""
+        self._is_staging = True
+
+    def commit(self) -> None:
+        """Makes what changes have waited for."""
+        new, self._staged, self._is_staging = self._staged, None, False
+        if new is not None:
+            self._cell.write(new)
+
+    def drop(self) -> None:
+        """Forgets the changes that wait."""
+        self._staged, self._is_staging = None, False
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         value = self.read_value()
@@ -201,7 +207,8 @@ class Variable:
             return copy.read_value()
         with self._owner.scope():
             if not self.is_on_read or self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-                return self._copies[min(self._copies)].read_value()
+                first: Array = self._owner.extended.first_copy(self)
+                return first
             if self.aggregation is VariableAggregation.NONE:
                 raise ValueError(
                     f'variable "{self.name}" is synchronised on read and has no aggregation: it has no value across replicas; '
@@ -285,8 +292,10 @@ class Variable:
 
 
 def container_of(value: Any) -> Variable | None:
-    """Returns the variable that a value is a copy of, None for other values."""
-    return value.container if isinstance(value, VariableCopy) else None
+    """Returns the variable that a value is or is a copy of, None for other values."""
+    if isinstance(value, VariableCopy):
+        return value.container
+    return value if isinstance(value, Variable) else None
 
 
 def _owner_here(name: str) -> Owner:

@@ -55,7 +55,7 @@ def test_rows_are_concatenated_and_their_mean_is_divided_by_the_replicas() -> No
 
 
 def test_a_sum_of_halves_goes_on_growing() -> None:
-    contributions = {0: np.float16([2048]), **{replica: np.float16([1]) for replica in range(1, 9)}}
+    contributions = {0: np.full(1, 2048, np.float16), **{replica: np.ones(1, np.float16) for replica in range(1, 9)}}
     total = reduce_all(ReduceOp.SUM, contributions)
     assert (total.dtype, total.tolist()) == (np.float16, [2056])
 

@@ -51,8 +51,8 @@ def _in_replicas(strategy: ParameterServerStrategy, variable: Variable) -> list[
 
 
 def _written(copies: list[float], how: str, values: list[float]) -> list[float]:
-    change = {"assign": lambda old, new: new, "assign_add": lambda old, new: old + new, "assign_sub": lambda old, new: old - new}[how]
-    return [change(old, new) for old, new in zip(copies, values, strict=True)]
+    sign = {"assign": 0.0, "assign_add": 1.0, "assign_sub": -1.0}[how]
+    return [old + sign * new if sign else new for old, new in zip(copies, values, strict=True)]
 
 
 def _expected(copies: list[float], write: Any, aggregation: VariableAggregation, *, is_on_read: bool) -> tuple[list[float], bool]:
@@ -374,5 +374,43 @@ def test_a_variable_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidSpec):
         Variable(1.0, name="")
     for wrong in (0, True, 1.5):
-        with pytest.raises(InvalidSpec, match="num_replicas"):
+        with pytest.raises(InvalidSpec, match="replicas_per_worker"):
             ParameterServerStrategy(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_a_formula_updates_the_variable_and_its_slots_like_the_same_function(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(2, mirrored=is_mirrored)
+    by_text, by_function = _variable(strategy, np.ones(3)), _variable(strategy, np.ones(3), name="other")
+    slots = [_variable(strategy, np.full(3, 0.1), name=name) for name in ("slot", "other slot")]
+
+    def adagrad(copy: Any, slot: Any, gradient: Any) -> None:
+        total = slot.assign_add(gradient * gradient)
+        copy.assign_sub(0.5 * gradient / np.sqrt(total))
+
+    for step in range(3):
+        gradient = strategy.extended.reduce_to("SUM", _per_replica([1, 2, step], [0, 1, 1]), by_text)
+        text = "s = s + g * g; v = v - 0.5 * g / sqrt(s)"
+        value = strategy.extended.update(by_text, text, kwargs={"s": slots[0], "g": gradient}, group=False)[0]
+        strategy.extended.update(by_function, adagrad, args=(slots[1], gradient))
+        assert value.tolist() == _across(strategy, by_text) == _across(strategy, by_function)
+        assert _across(strategy, slots[0]) == _across(strategy, slots[1])
+
+
+def test_a_formula_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    strategy = ParameterServerStrategy(2)
+    v, slot = _variable(strategy, np.ones(2)), _variable(strategy, np.ones(2), name="slot")
+    update = strategy.extended.update
+    with pytest.raises(InvalidSpec, match="column 5: unknown name 'g'"):
+        update(v, "v - g")
+    with pytest.raises(InvalidSpec, match="'g' is an argument"):
+        update(v, "g = v", kwargs={"g": 1.0})
+    with pytest.raises(InvalidSpec, match="by name"):
+        update(v, "v - g", args=(1.0,))
+    with pytest.raises(InvalidSpec, match="'v' is the variable itself"):
+        update(v, "v", kwargs={"v": 1.0})
+    with pytest.raises(InvalidSpec, match="do not fit"):
+        update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": np.ones(3)})
+    with pytest.raises(DtypeMismatch):
+        update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": np.ones(2, np.float32)})
+    assert (_across(strategy, v), _across(strategy, slot)) == ([1, 1], [1, 1])

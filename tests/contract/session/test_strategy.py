@@ -1,0 +1,162 @@
+"""A strategy over the workers of a cluster: values meet, variables lie on parameter servers, and who is missing is named."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import DeadlineExceeded, ShapeMismatch
+from tests.support.clusters import Shape, Start
+from worker_client import IndexedSlices
+from worker_client.strategy import (
+    CollectiveHints,
+    ParameterServerStrategy,
+    PerReplica,
+    ReplicaContext,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    get_replica_context,
+)
+
+NUM_WORKERS, PER_WORKER = 3, 2
+Part = Callable[[ParameterServerStrategy], Any]
+
+
+@pytest.fixture
+def together(start: Start) -> Callable[..., list[Any]]:
+    """Has each worker call a function with a strategy of its own, and returns the results, errors too."""
+
+    def each(part: Part, *, per_worker: int = PER_WORKER) -> list[Any]:
+        cluster = start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
+        meet = threading.Barrier(NUM_WORKERS)
+
+        def work(index: int) -> Any:
+            with cluster.session(index) as session, ParameterServerStrategy(per_worker, session=session) as strategy:
+                meet.wait(30)
+                try:
+                    return part(strategy)
+                except Exception as error:
+                    return error
+                finally:
+                    meet.wait(30)
+
+        with ThreadPoolExecutor(NUM_WORKERS) as pool:
+            return list(pool.map(work, range(NUM_WORKERS)))
+
+    return each
+
+
+def _context() -> ReplicaContext:
+    context = get_replica_context()
+    assert context is not None
+    return context
+
+
+def _numbered(strategy: ParameterServerStrategy, scale: float = 1.0) -> PerReplica:
+    return strategy.experimental_distribute_values_from_function(lambda c: np.full(2, scale * c.replica_id_in_sync_group))
+
+
+def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        ids, count = strategy.run(lambda: (_context().replica_id_in_sync_group, _context().num_replicas_in_sync))
+        return list(ids.values.values()), count, strategy.extended.worker_devices, len(strategy.extended.parameter_devices)
+
+    devices = tuple(f"worker:{replica // 2}/replica:{replica}" for replica in range(6))
+    assert together(part) == [([0, 1], 6, devices, 2), ([2, 3], 6, devices, 2), ([4, 5], 6, devices, 2)]
+
+
+@pytest.mark.parametrize("per_worker", [1, 2])
+def test_reductions_are_over_the_replicas_of_all_workers_and_all_get_them(together: Any, per_worker: int) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        value = _numbered(strategy)
+        rows = strategy.experimental_distribute_values_from_function(
+            lambda c: IndexedSlices(np.array([c.replica_id_in_sync_group]), np.ones((1, 2), np.float32))
+        )
+        total, rows_total = strategy.extended.batch_reduce_to("SUM", [(value, value), (rows, strategy.extended.parameter_devices[0])])
+        mean = strategy.extended.reduce_to("MEAN", value, value)
+        everyone = strategy.run(lambda x: _context().all_reduce("SUM", x), args=(value,))
+        parts = [np.asarray(one).tolist() for result in (total, mean, everyone) for one in strategy.experimental_local_results(result)]
+        return parts, rows_total.indices.tolist(), str(rows_total.values.dtype)
+
+    count = NUM_WORKERS * per_worker
+    total = float(sum(range(count)))
+    for parts, indices, dtype in together(part, per_worker=per_worker):
+        assert all(one in ([total, total], [total / count, total / count]) for one in parts)
+        assert (indices, dtype) == (list(range(count)), "float32")
+
+
+def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        with strategy.scope():
+            v = Variable(np.zeros(2), name="v", aggregation=VariableAggregation.SUM)
+            w = Variable(np.ones(3, np.float32), name="w")
+            with strategy.extended.colocate_vars_with(v):
+                slot = Variable(np.zeros(2), name="slot")
+        strategy.run(v.assign_add, args=(_numbered(strategy),))
+        strategy.extended.update(w, lambda copy, factor: copy.assign(copy.read_value() * np.float32(factor)), args=(3,))
+        with pytest.raises(KeyError):
+            strategy.extended.update(w, lambda copy: {}[copy.assign(np.zeros(3, np.float32)).sum()])
+        slot.assign(np.full(2, 0.1))
+        with strategy.scope(), pytest.raises(RuntimeError, match="before the first is used"):
+            Variable(0.0, name="late")
+        return v.read_value().tolist(), w.read_value().tolist(), slot.read_value().tolist(), (v.device == slot.device, v.device == w.device)
+
+    for seen in together(part):
+        assert seen == ([15, 15], [3, 3, 3], [0.1, 0.1], (True, False))
+
+
+def test_a_metric_is_counted_in_each_replica_and_summed_when_it_is_read(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        with strategy.scope():
+            seen = Variable(0.0, name="seen", aggregation=VariableAggregation.SUM, synchronization=VariableSynchronization.ON_READ)
+        for _ in range(3):
+            strategy.run(lambda x: seen.assign_add(x[0]), args=(_numbered(strategy),))
+        return float(seen.read_value())
+
+    assert together(part) == [45, 45, 45]
+
+
+def test_a_missing_replica_is_named_at_the_deadline_by_all_workers(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        if 2 in _numbered(strategy).values:
+            return "elsewhere"
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded) as raised:
+            strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(0.5))
+        assert time.monotonic() - began < 5
+        return str(raised.value)
+
+    first, elsewhere, third = together(part)
+    assert elsewhere == "elsewhere"
+    assert first == third
+    assert "reduce_to() of SUM (exchange 1): missing after 0.5 s: replicas 2 to 3 of worker 1" in first
+
+
+def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        device = strategy.extended.parameter_devices[0]
+        mine = strategy.experimental_distribute_values_from_function(lambda c: np.zeros(1 + c.replica_id_in_sync_group // 5))
+        with pytest.raises(ShapeMismatch, match=r"replica 5 contributes shape \(2,\)"):
+            strategy.extended.reduce_to("SUM", mine, device)
+        op = "MEAN" if 4 in mine.values else "SUM"
+        with pytest.raises(ValueError, match="worker 2 reduces MEAN where worker 0 reduces SUM; all workers must make the same calls"):
+            strategy.extended.reduce_to(op, _numbered(strategy), device)
+        return strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
+
+    assert together(part) == [[15, 15]] * 3
+
+
+def test_rule_80_a_worker_cannot_reduce_to_another_worker(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy) -> Any:
+        own = min(_numbered(strategy).values)
+        other = strategy.extended.worker_devices[(own + PER_WORKER) % (NUM_WORKERS * PER_WORKER)]
+        with pytest.raises(ValueError, match=r"no device .* to reduce to from here"):
+            strategy.extended.reduce_to("SUM", _numbered(strategy), other)
+        return strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.worker_devices[own]).tolist()
+
+    assert together(part) == [[15, 15]] * 3

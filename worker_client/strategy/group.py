@@ -1,0 +1,125 @@
+"""Which replicas there are, where variables lie, and how values of all replicas meet: the seam, and the group of one process alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ps_protocol.model.variables import Array
+from worker_client.strategy.reduction import ReduceOp, reduce_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """One value to be made of those that the replicas contribute: their sum or mean, or with `op` None that of the first replica.
+
+    `contributions` are those of this process's replicas, by id.
+    """
+
+    op: ReduceOp | None
+    contributions: Mapping[int, Any]
+
+
+def combine(op: ReduceOp | None, contributions: Mapping[int, Any]) -> Any:
+    """Returns what the contributions of all replicas are made into. Raises ShapeMismatch, DtypeMismatch, ValueError."""
+    return contributions[min(contributions)] if op is None else reduce_all(op, contributions)
+
+
+class Cell(Protocol):
+    """Where one copy of a variable lies."""
+
+    @property
+    def device(self) -> str:
+        """The name of the place."""
+
+    def read(self) -> Array:
+        """Returns the value; the array cannot be written."""
+
+    def write(self, value: Array) -> None:
+        """Replaces the value."""
+
+
+class Group(Protocol):
+    """All replicas of a strategy, seen from one process. Its calls belong to the thread that is across the replicas."""
+
+    @property
+    def replicas(self) -> range:
+        """The ids of this process's replicas."""
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas of all processes."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of all replicas, by id."""
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the places of variables with one copy."""
+
+    def begin(self) -> None:
+        """Takes note that no more variables with one copy come."""
+
+    def place(self, name: str, value: Array, *, beside: str | None) -> Cell:
+        """Returns the cell of a new variable with one copy, on the device `beside` if given."""
+
+    def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
+        """Returns what all replicas' contributions are made into, the same in all processes. All call it in the same order."""
+
+
+class MemoryCell:
+    """A copy of a variable in this process's memory."""
+
+    def __init__(self, device: str, value: Array) -> None:
+        self._device, self._value = device, value
+
+    @property
+    def device(self) -> str:
+        """The name of the place."""
+        return self._device
+
+    def read(self) -> Array:
+        """Returns the value; the array cannot be written."""
+        return self._value
+
+    def write(self, value: Array) -> None:
+        """Replaces the value."""
+        self._value = value
+
+
+class LocalGroup:
+    """The replicas of one process that is alone."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._replicas = range(num_replicas)
+
+    @property
+    def replicas(self) -> range:
+        """All ids."""
+        return self._replicas
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return len(self._replicas)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the replicas, by id."""
+        return tuple(f"worker:0/replica:{replica}" for replica in self._replicas)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The one place of variables: this process."""
+        return ("ps:0",)
+
+    def begin(self) -> None:
+        """Variables may come at any time."""
+
+    def place(self, name: str, value: Array, *, beside: str | None) -> Cell:
+        """Returns a cell in memory."""
+        return MemoryCell(beside or self.parameter_devices[0], value)
+
+    def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
+        """Combines at once."""
+        return [combine(one.op, one.contributions) for one in combinations]
