@@ -270,7 +270,7 @@ class _Play:
         if key in ("per_replica", "in_replicas", "in run [cross, id, of]") and isinstance(expect, list):
             return [expect[replica] for replica in self.own]
         if key == "num_local_results":
-            return len(self.own)
+            return expect - (self.num_replicas - len(self.own))
         if isinstance(expect, dict):
             return {name: self._expected(value, name) for name, value in expect.items()}
         if isinstance(expect, list) and any(isinstance(value, dict) for value in expect):
