@@ -117,6 +117,19 @@ class DataLeases:
             self.starved.add(worker)
         return tuple(spec.range(identity) for identity in granted)
 
+    def waits_no_more(self, worker: int, incarnation: int, *, request_id: int) -> None:
+        """A request has been answered without ranges: a copy of it that comes late gets none, since its worker would not learn of them."""
+        last_incarnation, last_request, _ = self._latest.get(worker, (0, -1, ()))
+        if last_incarnation != incarnation or request_id > last_request:
+            self._latest[worker] = incarnation, request_id, ()
+
+    def is_answered(self, worker: int, incarnation: int, *, request_id: int) -> bool:
+        """Whether a request is a late copy of one that was answered, and that has no ranges any more."""
+        last_incarnation, last_request, last = self._latest.get(worker, (0, -1, ()))
+        if last_incarnation != incarnation or request_id > last_request:
+            return False
+        return request_id < last_request or not any(self._leased.get(identity) == (worker, incarnation) for identity in last)
+
     def give_back(self, worker: int, incarnation: int, ranges: Iterable[int]) -> bool:
         """These are free again, if the worker holds them; True if any is."""
         back = [identity for identity in ranges if self._leased.get(identity) == (worker, incarnation)]

@@ -413,6 +413,7 @@ class Membership:
         if member is None and _chief_of(former) == self.chief_incarnation:
             return None  # this chief has not given it
         if member is None:
+            self._check_was_last(former)
             member = self._recognised(request, former, now=now)
         elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
             raise superseded_error(former.incarnation, by=member)
@@ -438,6 +439,20 @@ class Membership:
             least = max(least, request.former.incarnation)  # or it would seem to be the same one
         member = self._made(request, index, incarnation=max(former.incarnation if former else 0, least) + 1, former=former, now=now)
         return member, former
+
+    def _check_was_last(self, former: Participant) -> None:
+        """Raises Superseded if a later process of the worker's index has contributed, under an earlier chief.
+
+        Of this one's contributions nothing is remembered then, and what became of them could not be told.
+        """
+        if former.kind is not ParticipantKind.WORKER:
+            return
+        applied, index = self._pushes.get(former.index), former.index
+        chosen = (one.incarnation for one in self._chosen if one.worker == index)
+        latest = max(applied.incarnation if applied is not None else 0, *chosen, 0)
+        if latest > former.incarnation:
+            words = f"worker {index} (incarnation {former.incarnation}) was replaced by incarnation {latest} under an earlier chief"
+            raise Superseded(f"{words}. End this process", facts={"worker": str(index)})
 
     def _is_plausible(self, former: Participant) -> bool:
         return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self.chief_incarnation

@@ -634,11 +634,13 @@ class Training:
             return
         has_returned = self._data.give_back(member.index, member.incarnation, request.returned)
         before = len(self._out)
-        for blocked in self._ranges:
+        is_late = self._data.is_answered(member.index, member.incarnation, request_id=request.request_id)
+        for blocked in self._ranges if not is_late else ():
             # A worker waits in one call at a time: an earlier one was lost on its way, or is given up.
             if (blocked.ask.participant.index, blocked.ask.participant.incarnation) == (member.index, member.incarnation):
-                self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for="another call of the same worker"))
-        reply = self._try_to_lease(request)
+                is_late = is_late or blocked.ask.request_id >= request.request_id
+                self._answer_without_ranges(blocked, "another call of the same worker")
+        reply = self._try_to_lease(request) if not is_late else LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges())
         if has_returned:
             self._answer_about_ranges(now)
         since = len(self._out)
@@ -650,8 +652,14 @@ class Training:
         if slice_s(request.max_wait_s):
             self._ranges.block(call, request, until=now + slice_s(request.max_wait_s))
         else:
+            self._data.waits_no_more(member.index, member.incarnation, request_id=request.request_id)
             self._out.reply(call, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
             self._out.move_up(since=since, to=before)
+
+    def _answer_without_ranges(self, blocked: Blocked[LeaseRangesRequest], waiting_for: str) -> None:
+        asked, worker = blocked.ask, blocked.ask.participant
+        self._data.waits_no_more(worker.index, worker.incarnation, request_id=asked.request_id)
+        self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=waiting_for))
 
     def _answer_about_ranges(self, now: float) -> None:
         """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
@@ -669,7 +677,7 @@ class Training:
 
     def _ranges_expired(self, blocked: Blocked[LeaseRangesRequest], now: float) -> None:
         """A call has blocked as long as it may: its caller learns what it waits for."""
-        self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=self._explain_ranges()))
+        self._answer_without_ranges(blocked, self._explain_ranges())
 
     def _explain_ranges(self) -> str:
         if not self._awaited:

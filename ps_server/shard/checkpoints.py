@@ -519,7 +519,7 @@ class Checkpoints:
         An attempt that is over is begun anew if this asks for it without a wait, as long as the step stands, and the file does not.
         """
         storage = self._required_storage()
-        key = request.fence.epoch, request.step, request.tag
+        key = request.fence.era, request.step, request.tag
         save = self._save
         if save is not None and save.key != key:
             save = None
@@ -553,7 +553,8 @@ class Checkpoints:
         storage = self._required_storage()
         if request.spec.shard != self._index:
             raise WrongRole(f"this is {self._name}, not ps {request.spec.shard}; check the addresses and their order")
-        key = request.spec.epoch, request.tag, request.manifest_sha256
+        # What a chief of another life has begun ends with that life, though epoch and checkpoint may be the same.
+        key = request.fence.era, request.tag, request.manifest_sha256
         with self._changed:
             known = self._restore
             is_new = known is None or known.key != key or (known.failure is not None and not max_wait_s)

@@ -24,6 +24,7 @@ from ps_protocol.roles.chief import (
     LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
+    ParticipantKind,
     RegisterModelRequest,
     Registration,
     Request,
@@ -32,8 +33,9 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import Adoption
 from tests.simulation.chief_links import SimulatedLink, SimulatedPace
-from tests.simulation.epochs import era_of
-from tests.simulation.oracle import Oracle
+from tests.simulation.epochs import Era, era_of
+from tests.simulation.oracle import BrokenPromise, Oracle
+from tests.simulation.rules import Leads
 from tests.simulation.tasks import Answer, Life, Running, Task
 from tests.simulation.world import World
 
@@ -67,6 +69,7 @@ class ChiefNode:
         self.is_ended = False
         self._authority = Authority(chief_address=life.name)
         pace = SimulatedPace(world, life, on_killed=self._killed)
+        self._leads: dict[Era, Leads] = {}
         self._shards = ShardCalls([SimulatedLink(name, index=index) for index, name in enumerate(shards)], report=self.report, pace=pace)
         self._work = ShardWork(self._shards, authority=self._authority, store=store, on_superseded=self._superseded)
         world.spawn(life, _task(lambda: self._begin(takes_over)))
@@ -80,6 +83,9 @@ class ChiefNode:
             return
         number = next(self._calls)
         self._blocked[number] = method, arguments, answer, self._world.now
+        if method in ("commit", "token") and (commit := arguments[_COMMIT_AT[method]]) is not None:
+            self._look_who_lives(era_of(arguments[0]))
+            self._leads_of(era_of(arguments[0])).gave(commit.push_id)
         try:
             self.report(messages.Asked(call=number, request=_REQUESTS[method](*arguments)))
         except PsError as error:
@@ -110,13 +116,40 @@ class ChiefNode:
             self._oracle.told_step(era, value.global_step, to=who)
             if value.commit is not None:
                 self._oracle.told_commit(era, arguments[3].push_id, value.commit)
+                self._leads_of(era).told(arguments[3].push_id, value.commit)
+            if value.result is TokenResult.TOKEN:
+                self._oracle.told_token(era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step)
+                self._check_lead(era, arguments[0].index, arguments[0].incarnation, value.step)
         elif isinstance(value, CommitResult):
             self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value)
+            self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
             self._oracle.told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
             self._oracle.told_exhausted(era_of(arguments[0]), arguments[1], to=who)
         elif isinstance(value, Registration) and is_training:
             self._oracle.told_step(era_of(value.participant), value.global_step, to=who)
+            self._look_who_lives(era_of(value.participant))
+
+    # -- how far workers are ahead of each other
+
+    def _leads_of(self, era: Era) -> Leads:
+        return self._leads.setdefault(era, Leads())
+
+    def _look_who_lives(self, era: Era) -> None:
+        if self._oracle.rules.max_lead is not None:
+            found = self.coordinator.status(self._world.now).participants
+            live = [one for one in found if one.state == "live" and one.kind is ParticipantKind.WORKER]
+            self._leads_of(era).live([(one.index, one.incarnation) for one in live])
+
+    def _check_lead(self, era: Era, worker: int, incarnation: int, step: int) -> None:
+        rules = self._oracle.rules
+        if rules.max_lead is None:
+            return
+        self._look_who_lives(era)
+        lead = self._leads_of(era).least_lead((worker, incarnation), step=step)
+        self._world.seen[f"worker {min(lead, 3)} ahead of the slowest"] += lead > 0
+        if lead > rules.max_lead:
+            raise BrokenPromise(f"P: under {rules.spec.text} worker {worker} goes on with step {step}, {lead} ahead of the slowest")
 
     # -- the coordinator
 
@@ -236,6 +269,8 @@ def _task(begin: Callable[[], Coroutine[Any, Any, None]]) -> Task:
     return (yield from begin().__await__())
 
 
+# Where the commit is among a call's arguments.
+_COMMIT_AT = {"commit": 1, "token": 3}
 _REQUESTS: dict[str, Callable[..., Request[Any]]] = {
     "register": lambda request: request,
     "heartbeat": lambda participant: HeartbeatRequest(participant=participant),

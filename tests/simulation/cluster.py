@@ -9,14 +9,16 @@ from chief.options import CheckpointConfig, CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.manifest import decode_json
 from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.policy import TokenMode
 from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle
+from tests.simulation.rules import PolicyRules
 from tests.simulation.scenario import FAULTS_S, Scenario
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.tasks import Life
@@ -29,6 +31,8 @@ _PROGRESS_S = 90.0
 # No call may block for longer: its own limit, and the longest that a process stands still.
 _BLOCKED_S = 5.0 + 5.5
 _LOOK_S = 0.25
+# How long people look on before they do what a chief advises.
+_PATIENCE_S = 2.0
 
 
 class SimulatedCluster:
@@ -37,7 +41,15 @@ class SimulatedCluster:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.world = World(f"network {scenario.seed}", scenario.network)
-        self.oracle = Oracle(num_shards=scenario.num_shards, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP)
+        rules = PolicyRules(
+            spec=scenario.policy,
+            num_required=scenario.num_required,
+            # Where workers wait for data that others have, a step goes on without theirs.
+            min_required=1 if scenario.policy == DEFAULT_POLICY and (scenario.min_replicas or scenario.data) else scenario.num_required,
+        )
+        self.oracle = Oracle(
+            num_shards=scenario.num_shards, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules
+        )
         self.storage = SimulatedStorage(on_commit=self._committed)
         self.shards = tuple(f"ps-{index}" for index in range(scenario.num_shards))
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
@@ -49,6 +61,7 @@ class SimulatedCluster:
         self._workers = dict(enumerate(self.workers))
         self._failure = ""
         self._may_fail = False
+        self._advised_for_s = 0.0
         self._is_over = False
         self._wanted_step: int | None = None
         for index in range(scenario.num_shards):
@@ -98,7 +111,19 @@ class SimulatedCluster:
         for chief in self._living_chiefs():
             if overdue := chief.overdue(_BLOCKED_S):
                 raise BrokenPromise(f"6: calls are not answered: {overdue}")
+        self._do_as_advised()
         self.world.at(_LOOK_S, self._look)
+
+    def _do_as_advised(self) -> None:
+        """With the original's queue the tokens of workers that were lost are lost too; people start one more when nobody has one left."""
+        chief = self._chiefs[self.chief]
+        may_lose = self.scenario.policy.tokens is TokenMode.FIFO and bool(self.scenario.faults)
+        is_advised = may_lose and "start one more worker" in chief.coordinator.explain(self.world.now)
+        self._advised_for_s = self._advised_for_s + _LOOK_S if is_advised else 0.0
+        if self._advised_for_s >= _PATIENCE_S:
+            self._advised_for_s = 0.0
+            self.world.seen["a worker was started since all waited for tokens of the queue"] += 1
+            self.start_another_worker(self.workers[0])
 
     def _committed(self, manifest: bytes) -> None:
         fields = decode_json(manifest, where="simulated")
@@ -138,6 +163,7 @@ class SimulatedCluster:
             replicas_to_aggregate=scenario.num_required,
             lease_s=scenario.lease_s,
             min_replicas=scenario.min_replicas,
+            policy=scenario.policy,
             checkpoints=checkpoints,
         )
 
@@ -266,7 +292,8 @@ def run(scenario: Scenario) -> SimulatedCluster:
 
 def shrunk(scenario: Scenario, *, breaks: Callable[[Scenario], bool]) -> Scenario:
     """Returns the scenario without the faults and options that it does not take to break the promise."""
-    for simpler in ({"network": NetworkSpec()}, {"data": None}, {"has_norms": False}, {"min_replicas": None}):
+    simplest = ({"network": NetworkSpec()}, {"data": None}, {"has_norms": False}, {"min_replicas": None}, {"policy": DEFAULT_POLICY})
+    for simpler in simplest:
         smaller = replace(scenario, **simpler)
         if breaks(smaller):
             scenario = smaller

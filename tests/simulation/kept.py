@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import DEFAULT_POLICY
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.world import NetworkSpec
 
@@ -17,6 +19,8 @@ FILE = Path(__file__).with_name("kept.jsonl")
 def keep(scenario: Scenario, what: str) -> None:
     """Adds one."""
     fields = {**asdict(scenario), "durability": scenario.durability.value if scenario.durability else None}
+    fields["policy"] |= {"name": scenario.policy.name.name, "tokens": scenario.policy.tokens.name}
+    fields["policy"] |= {"too_stale": scenario.policy.too_stale.name}
     with FILE.open("a") as file:
         file.write(json.dumps({"what": what, **fields}) + "\n")
 
@@ -34,4 +38,10 @@ def _scenario(fields: Mapping[str, Any]) -> Scenario:
     given["network"] = NetworkSpec(**given["network"])
     given["faults"] = tuple(Fault(**{**fault, "target": tuple(fault["target"])}) for fault in given["faults"])
     given["data"] = DataSpec(**given["data"]) if given["data"] else None
+    given["policy"] = _policy(given["policy"]) if "policy" in given else DEFAULT_POLICY
     return Scenario(**given)
+
+
+def _policy(fields: Mapping[str, Any]) -> PolicySpec:
+    kinds = {"name": PolicyName[fields["name"]], "tokens": TokenMode[fields["tokens"]], "too_stale": TooStale[fields["too_stale"]]}
+    return PolicySpec(**{**fields, **kinds})

@@ -11,9 +11,13 @@ from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
 from chief.core.members import Membership, PushOutcomes
 from chief.core.training import Training
+from chief.policies.fifo import FifoPolicy
+from chief.policies.queue import QueuePolicy
+from chief.policies.sync import SyncPolicy
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
-from ps_protocol.roles.chief import Participant
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushId
 from ps_server.model.shard_model import ShardModel
@@ -138,6 +142,101 @@ def _takes_other_lives_for_its_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_is_of_this_life", lambda self, participant: True)
 
 
+def _takes_two_of_a_worker(patch: pytest.MonkeyPatch) -> None:
+    real = SyncPolicy.commit
+
+    def commit(self: SyncPolicy, push_id: PushId, *, step: int) -> Any:
+        self._contributed.discard(push_id.worker)
+        return real(self, push_id, step=step)
+
+    patch.setattr(SyncPolicy, "commit", commit)
+    patch.setattr(SyncPolicy, "ask", lambda self, worker, *, local_step, request_id: self.step)
+
+
+def _applies_with_one_too_few(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SyncPolicy, "is_complete", property(lambda self: self.num_contributions >= max(1, self.num_required - 1)))
+
+
+def _queues_no_tokens(patch: pytest.MonkeyPatch) -> None:
+    real = FifoPolicy.advance
+
+    def advance(self: FifoPolicy) -> Any:
+        self._tokens_per_step = 0
+        return real(self)
+
+    patch.setattr(FifoPolicy, "advance", advance)
+
+
+def _calls_stale_ones_accepted(patch: pytest.MonkeyPatch) -> None:
+    """The servers drop what is computed from a step gone by, and the chief says that it counts."""
+    real = Training._judge
+
+    def judge(self: Training, commit: Any) -> Any:
+        verdict = real(self, commit)
+        is_late = verdict.outcome in (PushOutcome.STALE, PushOutcome.LATE)
+        return replace(verdict, outcome=PushOutcome.ACCEPTED, applied_step=self.step) if is_late else verdict
+
+    patch.setattr(Training, "_judge", judge)
+
+
+def _goes_on_before_it_is_applied(patch: pytest.MonkeyPatch) -> None:
+    def ask(self: QueuePolicy, worker: int, *, local_step: int, request_id: int) -> int:
+        self._wishes.pop(worker, None)
+        return self.step
+
+    patch.setattr(QueuePolicy, "ask", ask)
+
+
+def _lets_everybody_run_ahead(patch: pytest.MonkeyPatch) -> None:
+    real = QueuePolicy.__init__
+
+    def init(self: QueuePolicy, **options: Any) -> None:
+        real(self, **options)
+        self._limit = None
+
+    patch.setattr(QueuePolicy, "__init__", init)
+
+
+def _forgets_the_limit_of_staleness(patch: pytest.MonkeyPatch) -> None:
+    real = QueuePolicy.commit
+
+    def commit(self: QueuePolicy, push_id: PushId, *, step: int) -> Any:
+        return real(self, push_id, step=max(step, self.step))
+
+    patch.setattr(QueuePolicy, "commit", commit)
+
+
+def _applies_one_twice(patch: pytest.MonkeyPatch) -> None:
+    """The contribution whose turn it was comes to the end of the queue once more."""
+    real = QueuePolicy.advance
+
+    def advance(self: QueuePolicy) -> Any:
+        first = self._queue[0]
+        granted = real(self)
+        if self.step % 5 == 0:
+            self._queue.append(first)
+        return granted
+
+    patch.setattr(QueuePolicy, "advance", advance)
+
+
+def under(policy: PolicySpec) -> Suit:
+    """Returns scenarios under another policy."""
+    return lambda scenario: replace(scenario, policy=policy, num_workers=max(2, scenario.num_workers), min_replicas=None)
+
+
+def _undisturbed(policy: PolicySpec) -> Suit:
+    """Returns scenarios in which no token is lost with a worker, so that nobody needs one more to be started."""
+    return lambda scenario: replace(scenario, policy=policy, num_required=scenario.num_workers, network=NetworkSpec(), faults=())
+
+
+_FIFO = PolicySpec(tokens=TokenMode.FIFO)
+_SSP = PolicySpec(name=PolicyName.SSP, staleness=0)
+_ASYNC = PolicySpec(name=PolicyName.ASYNC)
+_ASYNC_DROP = PolicySpec(name=PolicyName.ASYNC, max_staleness=0)
+_SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_stale=TooStale.SCALE)
+
+
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
@@ -195,5 +294,14 @@ MUTATIONS: dict[str, Mutation] = {
     "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
     "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions),
     "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data),
+    "strict: a worker gives a step two contributions": Mutation("P", _takes_two_of_a_worker, under(DEFAULT_POLICY)),
+    "strict: a step is applied with one contribution too few": Mutation("P3", _applies_with_one_too_few, under(DEFAULT_POLICY)),
+    "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO)),
+    "fifo: stale contributions are called accepted": Mutation("3", _calls_stale_ones_accepted, under(_FIFO)),
+    "async: a worker goes on before what it gave is applied": Mutation("P", _goes_on_before_it_is_applied, under(_ASYNC)),
+    "async: a contribution is applied twice": Mutation("136", _applies_one_twice, under(_ASYNC)),
+    "async: what is too stale is applied": Mutation("P", _forgets_the_limit_of_staleness, under(_ASYNC_DROP)),
+    "ssp: workers run ahead of the slowest": Mutation("P", _lets_everybody_run_ahead, under(_SSP)),
+    "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -13,12 +13,13 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.shard import ApplyRequest, PushId, RestoreRequest, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
+from tests.simulation.rules import PolicyRules
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
 
 
 class BrokenPromise(AssertionError):
-    """A promise does not hold; the text begins with its number."""
+    """A promise does not hold; the text begins with its number, or "P": it is the policy's."""
 
 
 def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
@@ -30,7 +31,8 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
 class Oracle:
     """Raises BrokenPromise at the event that breaks one. An era is one epoch of one life of the cluster: what is said in it holds in it."""
 
-    def __init__(self, *, num_shards: int, size: int, is_durable_at_once: bool) -> None:
+    def __init__(self, *, num_shards: int, size: int, is_durable_at_once: bool, rules: PolicyRules) -> None:
+        self.rules = rules
         self._num_shards = num_shards
         self._size = size
         self._is_durable_at_once = is_durable_at_once
@@ -39,9 +41,15 @@ class Oracle:
         self._told_step: dict[Era, int] = {}
         self._accepted: dict[tuple[Era, PushId], int] = {}
         self._refused: set[tuple[Era, PushId]] = set()
+        # The last of them that each worker was told is accepted, by era and incarnation.
+        self._latest: dict[tuple[Era, int, int], PushId] = {}
         # What workers were told is in a step to come, by era and step; and what training data a contribution was made from, by life.
         self._promised: dict[tuple[Era, int], set[PushId]] = {}
         self._made_from: dict[tuple[int, PushId], tuple[int, ...]] = {}
+        # The step whose variables a contribution was computed from, by life.
+        self._made_at: dict[int, dict[PushId, int]] = {}
+        # Those that have no gradient, by life.
+        self._empty: set[tuple[int, PushId]] = set()
         # What is whole: era and step, by name.
         self.committed: dict[str, tuple[Era, int]] = {}
         # The life whose first values were made last, and what was whole before.
@@ -80,10 +88,12 @@ class Oracle:
         if known is None:
             self._check_once(epoch, step, contributors)
             self._check_said(epoch, step, contributors)
+            if words := self.rules.broken_by_step(step, contributors, request.weights, self._made_at.get(life, {})):
+                raise BrokenPromise(f"P: step {step} of epoch {epoch.number} under {self.rules.spec.text}: {words}")
             self._count(epoch, step, contributors)
         elif known != contributors:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: ps {shard} applied {contributors}, another {known}")
-        state = self._next_state(epoch.states[shard, step], shard, request)
+        state = self._next_state(epoch.states[shard, step], life, shard, request)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
                 f"5: ps {shard} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
@@ -138,6 +148,7 @@ class Oracle:
             if applied is not None and push_id not in applied:
                 raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {number}, made of {applied}")
             self._promised.setdefault((era, step), set()).add(push_id)
+            self._latest[era, push_id.worker, push_id.incarnation] = push_id
         elif outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self._refused.add((era, push_id))
             if known is not None and push_id in known.made:
@@ -145,11 +156,25 @@ class Oracle:
             if (era, push_id) in self._accepted:
                 raise BrokenPromise(f"3: {push_id} was accepted, and then refused in the same epoch {number}")
 
+    def told_token(self, era: Era, worker: int, incarnation: int, *, local_step: int, step: int) -> None:
+        """A worker that has asked at `local_step` may go on with the variables of a step."""
+        push_id = self._latest.get((era, worker, incarnation))
+        if push_id is None or not self.rules.has_own_steps or self._made_at[era[0]].get(push_id, step) > local_step:
+            return  # asked before it gave that: the request has come twice, or late
+        if (promised := self._accepted[era, push_id]) >= step:
+            words = f"worker {worker} goes on with step {step} of epoch {era[1]}, and what it gave is to be in step {promised}"
+            raise BrokenPromise(f"P: under {self.rules.spec.text} {words}")
+
     # -- training data
 
-    def contributed(self, life: int, push_id: PushId, ranges: tuple[int, ...]) -> None:
-        """A worker has made a contribution from these ranges of the training data."""
+    def contributed(self, life: int, push_id: PushId, step: int, ranges: tuple[int, ...]) -> None:
+        """A worker has made a contribution from the variables of a step, and from these ranges of the training data."""
+        self._made_at.setdefault(life, {})[push_id] = step
         self._made_from[life, push_id] = ranges
+
+    def contributed_nothing(self, life: int, push_id: PushId) -> None:
+        """A worker makes a contribution that has no gradient."""
+        self._empty.add((life, push_id))
 
     def told_exhausted(self, era: Era, data: DataSpec, *, to: str) -> None:
         """A worker was told that all of the training data is done."""
@@ -259,11 +284,15 @@ class Oracle:
             for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
 
-    def _next_state(self, state: State, shard: int, request: ApplyRequest) -> State:
+    def _next_state(self, state: State, life: int, shard: int, request: ApplyRequest) -> State:
         total = np.zeros_like(state.value)
-        for push_id in sorted(request.contributors):
-            total = total + gradient_of(push_id, shard=shard, size=self._size)
-        mean = total / np.float32(len(request.contributors))
+        weights = request.weights or (1.0,) * len(request.contributors)
+        given = [one for one in sorted(zip(request.contributors, weights, strict=True)) if (life, one[0]) not in self._empty]
+        if not given:
+            return state
+        for push_id, weight in given:
+            total = total + gradient_of(push_id, shard=shard, size=self._size) * np.float32(weight)
+        mean = total / np.float32(len(given))
         momentum = state.momentum * np.float32(MOMENTUM) + mean
         return State(state.value - momentum * np.float32(LEARNING_RATE), momentum)
 

@@ -4,7 +4,9 @@ import random
 from dataclasses import dataclass
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import DEFAULT_POLICY
 from tests.simulation.world import NetworkSpec
 
 FAULTS_S = 5.0
@@ -38,6 +40,7 @@ class Scenario:
     network: NetworkSpec
     faults: tuple[Fault, ...]
     data: DataSpec | None = None
+    policy: PolicySpec = DEFAULT_POLICY
 
     @property
     def words(self) -> str:
@@ -46,7 +49,7 @@ class Scenario:
         return (
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
             f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
-            f" network={self.network} data={self.data}"
+            f" policy={self.policy.text} network={self.network} data={self.data}"
         )
 
 
@@ -80,6 +83,24 @@ def scenario_of(seed: int) -> Scenario:
             *_total_losses(random.Random(f"total losses {seed}")),
         ),
         data=_data(random.Random(f"data {seed}")),
+        policy=_policy(random.Random(f"policy {seed}")),
+    )
+
+
+def _policy(chance: random.Random) -> PolicySpec:
+    """Every policy under which servers apply what the chief tells them to."""
+    kind = chance.choice(("strict", "strict", "strict", "fifo", "ssp", "async"))
+    if kind == "strict":
+        return DEFAULT_POLICY
+    if kind == "fifo":
+        return PolicySpec(tokens=TokenMode.FIFO)
+    name = PolicyName.SSP if kind == "ssp" else PolicyName.ASYNC
+    max_staleness, too_stale = chance.choice((None, 0, 1, 2)), chance.choice((*TooStale,))
+    return PolicySpec(
+        name=name,
+        staleness=chance.choice((0, 1, 2, 3)) if name is PolicyName.SSP else 0,
+        max_staleness=max_staleness,
+        too_stale=too_stale if max_staleness is not None else TooStale.DROP,
     )
 
 

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ps_protocol.errors import (
     NotInitializer,
     PsError,
@@ -42,6 +44,7 @@ from worker_client.core.place import Place
 from worker_client.core.worker import Worker
 
 _NO_LIMIT_S = 1e9
+_NOTHING = np.empty(0, np.uint8)
 _LOOK_AGAIN_S = 0.01
 # How long a call to the chief may block.
 _SLICE_S = 1.0
@@ -93,8 +96,10 @@ class WorkerNode:
             ask.AwaitRenewal: lambda _: self._await_renewal(),
             ask.Create: self._create,
             ask.Open: self._open,
+            ask.Stage: self._stage,
             ask.Push: self._push,
             ask.Fetch: self._fetch,
+            ask.FetchNewest: self._fetch_newest,
             ask.Pause: lambda request: _sleep(request.seconds),
         }
         world.spawn(life, self._run(), self._ended)
@@ -256,7 +261,7 @@ class WorkerNode:
     def _commits(self, commit: PushCommit) -> None:
         self._commit = commit
         assert self._worker is not None
-        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.ranges)
+        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.step, commit.ranges)
 
     def _lease(self, request: ask.Lease) -> Task:
         reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)
@@ -290,8 +295,15 @@ class WorkerNode:
         self._held_step = None
         yield from ()
 
+    def _stage(self, request: ask.Stage) -> Task:
+        yield from ()
+        return request.content
+
     def _push(self, request: ask.Push) -> Task:
-        me = self._participant
+        me, has_gradient = self._participant, request.staged is not None
+        if not has_gradient:
+            self._world.seen["contribution without a gradient"] += 1
+            self._oracle.contributed_nothing(me.era.life, request.push_id)
         calls = []
         for index, layout in enumerate(self._layouts):
             header = PushHeader(
@@ -299,9 +311,10 @@ class WorkerNode:
                 push_id=request.push_id,
                 step=request.step,
                 layout_hash=layout.hash,
+                absent=() if has_gradient else tuple(range(len(layout.slices))),
                 refused=request.refused,
             )
-            calls.append((header, self._gradient(request.push_id, index)))
+            calls.append((header, self._gradient(request.push_id, index) if has_gradient else _NOTHING))
         replies: list[PushReply] = yield from self._at_all("push", calls)
         results: list[PushResult] = [reply.result for reply in replies]
         return results
@@ -317,6 +330,22 @@ class WorkerNode:
             raise
         self._oracle.read(era_of(me), request.step, {index: arena for index, (_, arena) in enumerate(read)}, by=self._life.name)
         self._held_step = request.step
+
+    def _fetch_newest(self, request: ask.FetchNewest) -> Task:
+        """Reads the newest variables; those of shards that have gone ahead once more, at the step of the others, if they keep that."""
+        me = self._participant
+        read = yield from self._at_all("read", [(me.era.epoch, None, one.hash, one.nbytes) for one in self._layouts])
+        least = min(step for step, _ in read)
+        if request.is_aligned and any(step > least for step, _ in read):
+            self._world.seen["shards were read at two steps"] += 1
+            try:
+                read = yield from self._at_all("read", [(me.era.epoch, least, one.hash, one.nbytes) for one in self._layouts])
+            except StepGone:
+                self._world.seen["the newest were not of one step"] += 1
+        for index, (step, arena) in enumerate(read):
+            self._oracle.read(era_of(me), step, {index: arena}, by=self._life.name)
+        self._held_step = None
+        return min(step for step, _ in read)
 
     def _at_all(self, method: str, arguments: list[tuple[Any, ...]]) -> Task:
         worker, me = self._worker, self._participant

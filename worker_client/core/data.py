@@ -5,7 +5,8 @@ again if that contribution is dropped, or if its worker is lost or rolled back.
 
 In strict sync the chief does not have a step wait for a worker that is out of ranges; that one only follows, so that it is at the open
 step when it gets some again. Under ssp and with fifo tokens it would hold up those who still have some, and they the end of the data. So
-while it waits, and another waits for it, it gives contributions that have no gradient for any variable and count in no mean.
+while it waits, and another waits for it, or a step for its last contributions, it gives some that have no gradient for any variable and
+count in no mean.
 """
 
 from collections import deque
@@ -92,9 +93,12 @@ class WorkerData:
         if not worker.state.reads_latest:
             if status.global_step > worker.state.local_step:
                 yield from worker.wait(timeout_s=wait.left_s())
-        elif any(
-            other.is_waiting and other.index != self._participant.index
-            for other in status.participants
-            if other.kind is ParticipantKind.WORKER
-        ):
+        elif self._is_waited_for(status):
             yield from worker.contribute(None, is_waited_for=True, timeout_s=wait.left_s())
+
+    def _is_waited_for(self, status: ClusterStatus) -> bool:
+        if status.policy.has_common_steps and status.num_contributions:
+            # With an old token of the queue even those who gave them wait for ranges: of the step that would be applied with one more.
+            return True
+        workers = [other for other in status.participants if other.kind is ParticipantKind.WORKER]
+        return any(other.is_waiting and other.index != self._participant.index for other in workers)

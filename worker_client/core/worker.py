@@ -336,10 +336,14 @@ class Worker:
                 self._ranges = ()  # what becomes of this contribution becomes of them
             yield from self._come_back(error, timeout_s=timeout_s)
             outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, is_accepted=is_accepted)
-        if not is_waited_for:
-            return outcome
-        yield from self._redo(self._look, timeout_s)
-        return replace(outcome, is_finished=self.state.is_finished)
+        while is_waited_for:
+            told = self.state.participant
+            yield from self._redo(self._look, timeout_s)
+            if self.state.participant.shares_era(told):
+                return replace(outcome, is_finished=self.state.is_finished)
+            # The cluster has gone back once more, and perhaps to before what was accepted.
+            outcome = yield from self._outcome_at_move(commit, step=step, giver=told, is_accepted=False)
+        return outcome
 
     def wait(self, *, timeout_s: float | None) -> Asking[bool]:
         """Waits for a token, or the end; after a rollback there is one for the step that stands. Returns whether training goes on."""

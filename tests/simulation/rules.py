@@ -1,0 +1,104 @@
+"""What each policy promises of its steps and tokens, checked by a count of its own. Knows numbers; no chief, and no other promise."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.chief import CommitResult, PushOutcome
+from ps_protocol.roles.shard import PushId
+
+# A live worker: its index, and which of the processes of that index.
+Who = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRules:
+    """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short."""
+
+    spec: PolicySpec
+    num_required: int
+    min_required: int
+
+    def broken_by_step(self, step: int, contributors: tuple[PushId, ...], weights: tuple[float, ...], made_at: Mapping[PushId, int]) -> str:
+        """Returns which rule a step breaks, in words; empty: none. `made_at`: the step whose variables each was computed from."""
+        if self.spec.has_common_steps:
+            return self._broken_by_common_step(step, contributors, made_at)
+        if len(contributors) != 1:
+            return f"it is made of {len(contributors)} contributions, and each is a step by itself"
+        return self._broken_by_staleness(max(0, step - made_at[contributors[0]]), weights[0] if weights else 1.0)
+
+    def _broken_by_common_step(self, step: int, contributors: tuple[PushId, ...], made_at: Mapping[PushId, int]) -> str:
+        stale = [push_id for push_id in contributors if made_at[push_id] != step]
+        if stale:
+            return f"{stale} were computed from steps {[made_at[push_id] for push_id in stale]}"
+        if not self.min_required <= len(contributors) <= self.num_required:
+            return f"it is made of {len(contributors)} contributions, and R is {self.num_required}, at least {self.min_required}"
+        if self.spec.tokens is TokenMode.STRICT and len({push_id.worker for push_id in contributors}) < len(contributors):
+            return f"a worker has given two of {contributors}, and there are no extra tokens"
+        return ""
+
+    def _broken_by_staleness(self, staleness: int, weight: float) -> str:
+        limit = self.spec.max_staleness
+        excess = 0 if limit is None else max(0, staleness - limit)
+        if excess and self.spec.too_stale is TooStale.DROP:
+            return f"what it is made of is {staleness} steps old, and the limit is {limit}"
+        if weight != (1 / (1 + excess) if excess else 1.0):
+            return f"what it is made of is {staleness} steps old and has the weight {weight}; the limit is {limit}"
+        return ""
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether a token means that all is applied that its worker has given. One of the original's queue may be old."""
+        return self.spec.tokens is TokenMode.STRICT
+
+    @property
+    def max_lead(self) -> int | None:
+        """By how many contributions a worker may be ahead of the slowest when it goes on; None: any number."""
+        return self.spec.staleness if self.spec.name is PolicyName.SSP else None
+
+
+@dataclass(slots=True)
+class _Count:
+    """One worker under one chief, in one era: what was counted, by its step, and the most that it may have given."""
+
+    applied_at: list[int] = field(default_factory=list)
+    given: set[PushId] = field(default_factory=set)
+    base: int = 0
+
+    @property
+    def most(self) -> int:
+        return self.base + len(self.given)
+
+    def least(self, step: int) -> int:
+        return sum(at < step for at in self.applied_at)
+
+
+class Leads:
+    """How far workers are ahead of each other, as far as one can be sure who sees what one chief is asked and answers, in one era."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Who, _Count] = {}
+
+    def live(self, who: Collection[Who]) -> None:
+        """These live, and no others."""
+        for gone in [one for one in self._counts if one not in who]:
+            del self._counts[gone]
+        base = min((count.most for count in self._counts.values()), default=0)
+        for one in who:
+            self._counts.setdefault(one, _Count(base=base))
+
+    def gave(self, push_id: PushId) -> None:
+        """A worker wants a contribution counted."""
+        if (count := self._counts.get((push_id.worker, push_id.incarnation))) is not None:
+            count.given.add(push_id)
+
+    def told(self, push_id: PushId, result: CommitResult) -> None:
+        """A worker is told that its contribution counts, for the first time."""
+        count = self._counts.get((push_id.worker, push_id.incarnation))
+        if count is not None and result.outcome is PushOutcome.ACCEPTED and result.applied_step is not None:
+            count.applied_at.append(result.applied_step)
+
+    def least_lead(self, who: Who, *, step: int) -> int:
+        """Returns by how much a worker is ahead of the slowest at the least, once `step` steps are applied."""
+        count = self._counts.get(who)
+        return 0 if count is None else count.least(step) - min(one.most for one in self._counts.values())
