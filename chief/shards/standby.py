@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -116,13 +115,14 @@ def distrusted(finding: Finding) -> Finding:
 
 async def why_lost(replica: Replica, fence: Fence) -> str:
     """Returns why a replica that failed is lost: it does not answer for a while, or is another process; empty: it is there."""
-    until = time.monotonic() + GRACE_S
+    clock = asyncio.get_running_loop().time
+    until = clock() + GRACE_S
     while True:
-        left_s = max(_PAUSE_S, until - time.monotonic())
+        left_s = max(_PAUSE_S, until - clock())
         try:
             status = await replica.link.status(timeout_s=left_s, fence=fence)
         except TRANSIENT as error:
-            if time.monotonic() + _PAUSE_S >= until:
+            if clock() + _PAUSE_S >= until:
                 return error.message
             await asyncio.sleep(_PAUSE_S)
         except PsError as error:

@@ -25,6 +25,8 @@ SOMETIMES = (
     *("contribution STALE", "contribution LATE", "contribution DUPLICATE", "worker found the chief at another address"),
     *("chief killed while it made a checkpoint whole", "parameter server killed while it wrote", "rolled back"),
     *("failed, with words, since nothing was saved", "first values came too late", "training data gone through"),
+    *("contribution without a gradient", "worker 1 ahead of the slowest", "shards were read at two steps"),
+    *("worker went over to another server", "a standby was brought back between two steps"),
     *("worker waited for training data", "a chief found what another had trained", "a chief found an interrupted step"),
 )
 

@@ -1,6 +1,7 @@
 """A simulated chief's links to shards, and its pace: what the chief's own coroutines need to run in a simulated world. Decides nothing."""
 
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ps_protocol.roles.fence import NOBODY, Fence
@@ -18,10 +19,12 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 from tests.simulation.disk import Crash
-from tests.simulation.tasks import All, Call, Life, Sleep, Task
+from tests.simulation.loops import SimulatedLoop
+from tests.simulation.tasks import Call, Life
 from tests.simulation.world import World
 
 _LOOK_AGAIN_S = 0.03
+_LIMIT_S = 4.0
 # Without a wait, a restore that has failed would be begun anew.
 _A_MOMENT_S = 1e-9
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
@@ -29,22 +32,16 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 Result = TypeVar("Result")
 
 
-class _Wish:
-    """Has the world do something for the coroutine that awaits it."""
-
-    def __init__(self, wish: Sleep | Call | All) -> None:
-        self._wish = wish
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self._wish)
-
-
 class SimulatedPace:
-    """Implements Pace by the world's clock. `on_killed` is called when a write to storage is the end of this process."""
+    """Implements Pace by the world's clock, in the event loop of one chief, which is `loop`.
+
+    `on_killed` is called when a write to storage is the end of this process.
+    """
 
     def __init__(self, world: World, life: Life, *, on_killed: Callable[[], None]) -> None:
-        self._world, self._life, self._on_killed = world, life, on_killed
+        self._world, self._on_killed = world, on_killed
         self._storage_free_at = 0.0
+        self.loop = SimulatedLoop(world, life, at_storage=self.at_storage)
 
     def now(self) -> float:
         """Returns the time in the world."""
@@ -59,12 +56,16 @@ class SimulatedPace:
 
     async def sleep(self, seconds: float) -> None:
         """Lets time pass."""
-        await _Wish(Sleep(seconds))
+        await asyncio.sleep(seconds)
 
     async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Does all at once."""
-        results: list[Result] = await _Wish(All(calls, ends_with_error=True))
-        return results
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def at_storage(self, work: Callable[[], Result]) -> Result:
         """Does it after a while, one thing after the other; it may be the end of this process."""
@@ -80,20 +81,15 @@ class SimulatedPace:
         await self.sleep(self._world.between(0.001, 0.02))
         return result
 
-    def beside(self, begin: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Does something that nobody waits for."""
-
-        def task() -> Task:
-            yield from begin().__await__()
-
-        self._world.spawn(self._life, task())
-
 
 class SimulatedLink:
-    """Implements ShardLink by calls through the world. What is asked with each step goes over a stream, which ends with its process."""
+    """Implements ShardLink and ReplicaLink by calls through the world.
 
-    def __init__(self, name: str, *, index: int) -> None:
-        self._name, self._index = name, index
+    What is asked with each step goes over a stream, which ends with its process.
+    """
+
+    def __init__(self, name: str, *, index: int, loop: SimulatedLoop, is_replica: bool = False) -> None:
+        self._name, self._index, self._loop, self._is_replica = name, index, loop, is_replica
         self._last_seen = self._process = 0
 
     @property
@@ -108,14 +104,17 @@ class SimulatedLink:
 
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns what the shard says of itself."""
-        status: ShardStatus = await self._call("status", fence)
+        limit_s = timeout_s if self._is_replica else _LIMIT_S
+        status: ShardStatus = await self._loop.call(Call(self._name, "status", (fence,), timeout_s=limit_s))
         self._last_seen = status.process_incarnation
         return status
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(
+        self, fence: Fence, *, chief_address: str = "", timeout_s: float, is_alone: bool = False, forgets: bool = False
+    ) -> Adoption:
         """Puts the shard under the chief."""
         process = self._last_seen  # of one that is started since, it is then seen that it is another one
-        adoption: Adoption = await self._call("adopt", fence, chief_address)
+        adoption: Adoption = await self._call("adopt", fence, chief_address, is_alone, forgets)
         self._process = process
         return adoption
 
@@ -127,7 +126,7 @@ class SimulatedLink:
         """Saves a step."""
         progress: SaveProgress = await self._call("save", request)
         while max_wait_s > 0 and progress.state is SaveState.WRITING:
-            await _Wish(Sleep(_LOOK_AGAIN_S))
+            await asyncio.sleep(_LOOK_AGAIN_S)
             max_wait_s -= _LOOK_AGAIN_S
             progress = await self._call("save", request)
         return progress
@@ -136,7 +135,7 @@ class SimulatedLink:
         """Brings the shard back to a checkpoint."""
         progress: RestoreProgress = await self._call("restore", request, _A_MOMENT_S)
         while max_wait_s > 0 and not progress.is_done:
-            await _Wish(Sleep(_LOOK_AGAIN_S))
+            await asyncio.sleep(_LOOK_AGAIN_S)
             max_wait_s -= _LOOK_AGAIN_S
             progress = await self._call("restore", request, _A_MOMENT_S)
         return progress
@@ -162,7 +161,7 @@ class SimulatedLink:
         """Does nothing."""
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        return await _Wish(Call(self._name, method, arguments))
+        return await self._loop.call(Call(self._name, method, arguments))
 
     async def _command(self, method: str, *arguments: Any) -> Any:
         return await self._call("of process", self._process, method, *arguments)

@@ -1,5 +1,6 @@
 """A chief of a simulated cluster: the real coordinator, and the real coroutines that carry out its instructions, at simulated shards."""
 
+import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -10,7 +11,9 @@ from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
+from chief.shards.link import ShardLink
 from chief.shards.requests import Authority
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated, trusted
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
 from ps_protocol.roles.chief import (
@@ -36,7 +39,7 @@ from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import Era, era_of
 from tests.simulation.oracle import BrokenPromise, Oracle
 from tests.simulation.rules import Leads
-from tests.simulation.tasks import Answer, Life, Running, Task
+from tests.simulation.tasks import Answer, Life
 from tests.simulation.world import World
 
 
@@ -50,6 +53,7 @@ class ChiefNode:
         *,
         config: CoordinationConfig,
         shards: tuple[str, ...],
+        standbys: tuple[str, ...],
         store: CheckpointStore | None,
         oracle: Oracle,
         takes_over: bool,
@@ -61,18 +65,33 @@ class ChiefNode:
         self.coordinator = Coordinator(config=config, shard_addresses=shards, now=world.now, new_life=world.new_life)
         self._calls = itertools.count(1)
         self._blocked: dict[int, tuple[str, tuple[Any, ...], Answer, float]] = {}
-        self._of_epoch: list[Running] = []
-        self._keeping: Running | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Those that another epoch ends.
+        self._of_epoch: set[asyncio.Task[Any]] = set()
+        self._keeping: asyncio.Task[Any] | None = None
         self._adoptions: list[Adoption | None] = []
         self._is_watching = False
         self._timer = 0
         self.is_ended = False
+        self._told_whole = ""
         self._authority = Authority(chief_address=life.name)
         pace = SimulatedPace(world, life, on_killed=self._killed)
+        self._loop = pace.loop
         self._leads: dict[Era, Leads] = {}
-        self._shards = ShardCalls([SimulatedLink(name, index=index) for index, name in enumerate(shards)], report=self.report, pace=pace)
+        links: list[ShardLink] = [SimulatedLink(name, index=index, loop=pace.loop) for index, name in enumerate(shards)]
+        if standbys:
+            links = [
+                ReplicatedLink([SimulatedLink(name, index=index, loop=pace.loop, is_replica=True) for name in pair], index=index)
+                for index, pair in enumerate(zip(shards, standbys, strict=True))
+            ]
+        self._shards = ShardCalls(links, report=self.report, pace=pace)
         self._work = ShardWork(self._shards, authority=self._authority, store=store, on_superseded=self._superseded)
-        world.spawn(life, _task(lambda: self._begin(takes_over)))
+        self._replicas = ReplicaReturn(replicated(links), report=self.report, manifest_of=self._work.manifest_of, clock=pace.now)
+        # The servers that it counts on, by shard.
+        self._members: dict[int, tuple[str, ...]] = {index: (name,) for index, name in enumerate(shards)}
+        for link in self._replicas.links.values():
+            link.attach(self.report)
+        self._spawn(self._begin(takes_over))
 
     # -- callers
 
@@ -112,8 +131,8 @@ class ChiefNode:
         if isinstance(value, TokenReply):
             era = era_of(arguments[0])
             if value.result is TokenResult.TOKEN:
-                self._oracle.told_step(era, value.step, to=who)
-            self._oracle.told_step(era, value.global_step, to=who)
+                self._told_step(era, value.step, to=who)
+            self._told_step(era, value.global_step, to=who)
             if value.commit is not None:
                 self._oracle.told_commit(era, arguments[3].push_id, value.commit)
                 self._leads_of(era).told(arguments[3].push_id, value.commit)
@@ -123,12 +142,15 @@ class ChiefNode:
         elif isinstance(value, CommitResult):
             self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value)
             self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
-            self._oracle.told_step(era_of(arguments[0]), value.global_step, to=who)
+            self._told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
             self._oracle.told_exhausted(era_of(arguments[0]), arguments[1], to=who)
         elif isinstance(value, Registration) and is_training:
-            self._oracle.told_step(era_of(value.participant), value.global_step, to=who)
+            self._told_step(era_of(value.participant), value.global_step, to=who)
             self._look_who_lives(era_of(value.participant))
+
+    def _told_step(self, era: Era, step: int, *, to: str) -> None:
+        self._oracle.told_step(era, step, to=to, servers=[name for names in self._members.values() for name in names])
 
     # -- how far workers are ahead of each other
 
@@ -186,26 +208,28 @@ class ChiefNode:
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
                 self._work.obey(instruction.fence)
-                for task in self._of_epoch:
+                for task in [*self._of_epoch]:
                     task.cancel()
-                self._of_epoch.clear()
-                self._spawn(lambda: self._take(instruction))
+                self._spawn_in_epoch(self._take(instruction))
             case messages.FindCheckpoint():
                 if instruction.fence is not None:
                     self._work.obey(instruction.fence)
-                self._world.spawn(self._life, _task(lambda: self._work.carry_out(instruction)), self._over)
+                self._spawn(self._work.carry_out(instruction))
             case messages.CommitCheckpoint():
-                self._world.spawn(self._life, _task(lambda: self._commit(instruction)), self._over)
+                self._spawn(self._commit(instruction))
             case messages.KeepRecord():
                 if self._keeping is not None:
                     self._keeping.cancel()
-                self._keeping = self._spawn(lambda: self._work.carry_out(instruction))
+                self._keeping = self._spawn_in_epoch(self._work.carry_out(instruction))
+            case messages.BringReplicasBack():
+                self._world.seen["a standby was brought back between two steps"] += 1
+                self._spawn_in_epoch(self._replicas.bring_back(instruction))
             case _:
-                self._spawn(lambda: self._work.carry_out(instruction))
+                self._spawn_in_epoch(self._work.carry_out(instruction))
 
     async def _begin(self, takes_over: bool) -> None:
         try:
-            await self._work.look_at_all(is_takeover=takes_over)
+            await self._work.look_at_all(is_takeover=takes_over, trusted=partial(trusted, self._shards.links))
         except PsError as error:
             self.end(error.message)
 
@@ -214,26 +238,37 @@ class ChiefNode:
         if not self._is_watching:
             self._is_watching = True
             for index in range(len(self._shards)):
-                self._world.spawn(self._life, _task(partial(self._watch, index)), self._over)
-
-    async def _watch(self, index: int) -> None:
-        await self._work.watch(index, is_paused=lambda: self._work.is_restoring)
+                self._spawn(self._work.watch(index, is_paused=lambda: self._work.is_restoring))
+            if self._replicas.links:
+                self._spawn(self._replicas.watch(is_paused=lambda: self._work.is_restoring))
 
     async def _commit(self, work: messages.CommitCheckpoint) -> None:
         self._told_whole = ""
         await self._work.carry_out(work)
         self._world.seen["a checkpoint became whole too late to be told"] += work.is_awaited and self._told_whole != work.checkpoint.tag
 
-    def _spawn(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> Running:
-        """Begins what another epoch ends."""
-        self._of_epoch = [one for one in self._of_epoch if not one.is_over]
-        self._of_epoch.append(self._world.spawn(self._life, _task(begin), self._over))
-        return self._of_epoch[-1]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[Any]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
 
-    def _over(self, value: object) -> None:
+    def _spawn_in_epoch(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[Any]":
+        """Begins what another epoch ends."""
+        task = self._spawn(work)
+        self._of_epoch.add(task)
+        task.add_done_callback(self._of_epoch.discard)
+        return task
+
+    def _over(self, task: "asyncio.Task[Any]") -> None:
         """A task has ended; in an error only if there is a defect."""
-        if isinstance(value, PsError) and not self.is_ended:
-            self.end(f"a task broke off: {value}")
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, PsError):
+            raise error
+        if not self.is_ended:
+            self.end(f"a task broke off: {error}")
 
     def _superseded(self, why: str) -> None:
         if not self.is_ended:
@@ -244,6 +279,9 @@ class ChiefNode:
         """Counts what runs are to reach."""
         if isinstance(event, messages.CheckpointCommitted | messages.SaveFailed):
             self._told_whole = event.tag
+        elif isinstance(event, messages.ReplicasChanged):
+            self._members[event.shard] = (event.address, event.standby) if event.standby else (event.address,)
+            self._world.note(f"{self._life.name}: ps {event.shard} is held by {event.address}, {event.standby or event.missing}")
         elif isinstance(event, messages.ShardAdopted):
             self._adoptions = [*self._adoptions[: event.shard], event.adoption]
             steps = {one.step for one in self._adoptions if one is not None}
@@ -262,11 +300,6 @@ class ChiefNode:
         self._world.seen["chief killed while it made a checkpoint whole"] += 1
         self._world.kill(self._life.name)
         self._on_end("killed")
-
-
-def _task(begin: Callable[[], Coroutine[Any, Any, None]]) -> Task:
-    """Returns a task that begins a coroutine when it is first run: a process may be gone before."""
-    return (yield from begin().__await__())
 
 
 # Where the commit is among a call's arguments.

@@ -17,7 +17,7 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle
+from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle, index_of
 from tests.simulation.rules import PolicyRules
 from tests.simulation.scenario import FAULTS_S, Scenario
 from tests.simulation.shard_node import ShardNode
@@ -40,6 +40,9 @@ class SimulatedCluster:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
+        self.shards = tuple(f"ps-{index}" for index in range(scenario.num_shards))
+        self.standbys = tuple(f"{name}-standby" for name in self.shards) if scenario.has_standbys else ()
+        self.servers = (*self.shards, *self.standbys)
         self.world = World(f"network {scenario.seed}", scenario.network)
         rules = PolicyRules(
             spec=scenario.policy,
@@ -47,11 +50,8 @@ class SimulatedCluster:
             # Where workers wait for data that others have, a step goes on without theirs.
             min_required=1 if scenario.policy == DEFAULT_POLICY and (scenario.min_replicas or scenario.data) else scenario.num_required,
         )
-        self.oracle = Oracle(
-            num_shards=scenario.num_shards, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules
-        )
+        self.oracle = Oracle(servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules)
         self.storage = SimulatedStorage(on_commit=self._committed)
-        self.shards = tuple(f"ps-{index}" for index in range(scenario.num_shards))
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
         self._nemesis = Nemesis(self, scenario.network)
         self._chiefs: dict[str, ChiefNode] = {}
@@ -64,8 +64,8 @@ class SimulatedCluster:
         self._advised_for_s = 0.0
         self._is_over = False
         self._wanted_step: int | None = None
-        for index in range(scenario.num_shards):
-            self._start_shard(index)
+        for name in self.servers:
+            self._start_shard(name)
         self._start_chief("chief", takes_over=False)
         for index in range(scenario.num_workers):
             self._start_worker(index, takes_over=False)
@@ -88,6 +88,8 @@ class SimulatedCluster:
         elif not self._is_over:
             words = self._chiefs[self.chief].coordinator.explain(world.now)
             raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {words}")
+        if self.scenario.is_for_a_standby and (self.oracle.num_rollbacks or self._failure):
+            raise BrokenPromise(f"S: a server was lost, and the other one did not take its place: {self._failure or 'it was rolled back'}")
 
     @property
     def _step(self) -> int:
@@ -134,8 +136,8 @@ class SimulatedCluster:
 
     # -- processes
 
-    def _start_shard(self, index: int) -> None:
-        name, scenario = self.shards[index], self.scenario
+    def _start_shard(self, name: str) -> None:
+        scenario = self.scenario
         if self.world.life(name) is not None:
             return
 
@@ -143,7 +145,7 @@ class SimulatedCluster:
             return ShardNode(
                 self.world,
                 life,
-                index=index,
+                index=index_of(name),
                 storage=self.storage if scenario.durability else None,
                 oracle=self.oracle,
                 on_crash=lambda: self.kill(name, 0.3),
@@ -173,6 +175,7 @@ class SimulatedCluster:
                 life,
                 config=config,
                 shards=self.shards,
+                standbys=self.standbys,
                 store=CheckpointStore(self.storage, cluster=config.cluster) if checkpoints else None,
                 oracle=self.oracle,
                 takes_over=takes_over,
@@ -199,7 +202,8 @@ class SimulatedCluster:
                 index=index,
                 pid=pid,
                 model=_model(scenario),
-                shards=self.shards,
+                servers=self.servers,
+                num_shards=len(self.shards),
                 chief=self.chief,
                 lease_s=scenario.lease_s,
                 oracle=self.oracle,
@@ -261,7 +265,7 @@ class SimulatedCluster:
     def _start_again(self, name: str) -> None:
         role, number, *_ = *name.split("-"), ""
         if role == "ps":
-            self._start_shard(int(number))
+            self._start_shard(name)
         elif role == "worker":
             self._start_worker(int(number), takes_over=True)
         elif name == self.chief:
@@ -271,8 +275,8 @@ class SimulatedCluster:
         world = self.world
         world.note("healed")
         self._nemesis.heal()
-        for index in range(self.scenario.num_shards):
-            self._start_shard(index)
+        for name in self.servers:
+            self._start_shard(name)
         if world.life(self.chief) is None and not self._failure:
             self._start_chief(self.chief, takes_over=True)
         for index in range(self.scenario.num_workers):
@@ -287,12 +291,15 @@ def run(scenario: Scenario) -> SimulatedCluster:
     except BrokenPromise as broken:
         broken.add_note("\n".join([scenario.words, *cluster.world.log[-60:]]))
         raise
+    finally:
+        cluster.world.end()
     return cluster
 
 
 def shrunk(scenario: Scenario, *, breaks: Callable[[Scenario], bool]) -> Scenario:
     """Returns the scenario without the faults and options that it does not take to break the promise."""
     simplest = ({"network": NetworkSpec()}, {"data": None}, {"has_norms": False}, {"min_replicas": None}, {"policy": DEFAULT_POLICY})
+    # Standbys stay: what befalls them would befall nobody.
     for simpler in simplest:
         smaller = replace(scenario, **simpler)
         if breaks(smaller):

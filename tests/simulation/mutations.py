@@ -1,5 +1,6 @@
 """Deliberately broken copies, one for each promise at least, that the simulation must catch. Knows where to break the cores."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,12 @@ from chief.core.training import Training
 from chief.policies.fifo import FifoPolicy
 from chief.policies.queue import QueuePolicy
 from chief.policies.sync import SyncPolicy
+from chief.shards import standby
+from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushId
@@ -54,7 +58,7 @@ def _counts_a_step_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
             return await whole(self, what, epoch, call, is_again=is_again)
         assert isinstance(pace, SimulatedPace)
         answer = await self._at(0, what, epoch, call, is_again=is_again)
-        pace.beside(lambda: self._at(1, what, epoch, call, is_again=is_again))
+        pace.loop.create_task(self._at(1, what, epoch, call, is_again=is_again))
         return None if answer is None else [answer[0]]
 
     patch.setattr(ShardWork, "_at_all", at_all)
@@ -220,6 +224,102 @@ def _applies_one_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QueuePolicy, "advance", advance)
 
 
+def _takes_any_replica_along(patch: pytest.MonkeyPatch) -> None:
+    """A new chief counts on servers that lack a step."""
+
+    async def goes_along(one: Any, found: Any, best: Any, fence: Any) -> bool:
+        return found.step is not None
+
+    patch.setattr(standby, "goes_along", goes_along)
+
+
+def _believes_who_was_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """A new chief goes on with whichever server answers."""
+    real = standby.judge
+    patch.setattr(standby, "judge", lambda statuses, failures: real(statuses, [] if statuses else failures))
+
+
+def _applies_at_the_first_alone(patch: pytest.MonkeyPatch) -> None:
+    async def apply_step(self: ReplicatedLink, request: Any, *, timeout_s: float) -> Any:
+        return await self.members[0].link.apply_step(request, timeout_s=timeout_s)
+
+    patch.setattr(ReplicatedLink, "apply_step", apply_step)
+
+
+def _counts_on_who_was_not_brought_back(patch: pytest.MonkeyPatch) -> None:
+    async def restore(self: ReplicaReturn, link: ReplicatedLink, one: Any, request: Any) -> None:
+        status = await one.link.status(timeout_s=1.0)
+        await link.join(one)
+        one.process = status.process_incarnation
+        link.count_on_too(one)
+
+    patch.setattr(ReplicaReturn, "_restore", restore)
+
+
+def _loses_the_standby_with_its_server(patch: pytest.MonkeyPatch) -> None:
+    """A shard whose first server is gone is taken for lost."""
+    patch.setattr(ReplicatedLink, "_drop", _drops_nobody)
+    patch.setattr(standby, "why_lost", _is_there)
+
+
+async def _drops_nobody(self: ReplicatedLink, one: Any, why: str) -> None:
+    self.members = self.replicas[:1]
+
+
+async def _is_there(replica: Any, fence: Any) -> str:
+    return "gone"
+
+
+def _tells_a_step_that_the_standby_lacks(patch: pytest.MonkeyPatch) -> None:
+    """The first server's answer is the shard's; the standby's is not waited for."""
+    real = ReplicatedLink._at_members
+
+    async def at_members(self: ReplicatedLink, call: Any) -> Any:
+        if len(self.members) < 2:
+            return await real(self, call)
+        asyncio.ensure_future(call(self.members[1].link)).add_done_callback(lambda task: task.cancelled() or task.exception())
+        return [await call(self.members[0].link)]
+
+    patch.setattr(ReplicatedLink, "_at_members", at_members)
+
+
+def _with_standbys(scenario: Scenario) -> Scenario:
+    return replace(scenario, has_standbys=True, policy=DEFAULT_POLICY, min_replicas=None)
+
+
+def _loses_a_server(scenario: Scenario) -> Scenario:
+    """And nothing else befalls it."""
+    fault = Fault(at=1.5 + scenario.seed % 97 * 0.01, kind="kill", target=("ps-0",), seconds=0.5)
+    return replace(_with_standbys(scenario), network=NetworkSpec(), faults=(fault,))
+
+
+def _loses_both_by_turns(scenario: Scenario) -> Scenario:
+    """The first server comes back, and then the standby is lost."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    first = Fault(at=at, kind="kill", target=("ps-0",), seconds=0.3)
+    other = Fault(at=at + 2.5, kind="kill", target=("ps-0-standby",), seconds=0.5)
+    return replace(_with_standbys(scenario), network=NetworkSpec(), durability=Durability.INTERVAL, data=None, faults=(first, other))
+
+
+def _dies_before_the_standby_applies(scenario: Scenario) -> Scenario:
+    """The standby does not hear of a step that the first server applies, and then the chief is killed."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    cut = Fault(at=at, kind="cut", target=("chief", "ps-0-standby"), seconds=0.4, number=2)
+    killed = Fault(at=at + 0.3, kind="kill", target=("chief",), seconds=0.05)
+    return replace(
+        _with_standbys(scenario), network=NetworkSpec(), num_shards=1, compute_s=0.1, durability=None, data=None, faults=(cut, killed)
+    )
+
+
+def _wakes_beside_a_new_chief(scenario: Scenario) -> Scenario:
+    """The standby stands still while training goes on without it; then chief and first server are lost, and it wakes."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    stopped = Fault(at=at, kind="stop", target=("ps-0-standby",), seconds=2.0)
+    lost = Fault(at=at + 1.9, kind="kill", target=("ps-0",), seconds=3.0)
+    chief = Fault(at=at + 1.9, kind="kill", target=("chief",), seconds=0.05)
+    return replace(_with_standbys(scenario), network=NetworkSpec(), num_shards=1, faults=(stopped, lost, chief))
+
+
 def under(policy: PolicySpec) -> Suit:
     """Returns scenarios under another policy."""
     return lambda scenario: replace(scenario, policy=policy, num_workers=max(2, scenario.num_workers), min_replicas=None)
@@ -303,5 +403,11 @@ MUTATIONS: dict[str, Mutation] = {
     "async: what is too stale is applied": Mutation("P", _forgets_the_limit_of_staleness, under(_ASYNC_DROP)),
     "ssp: workers run ahead of the slowest": Mutation("P", _lets_everybody_run_ahead, under(_SSP)),
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
+    "standby: a new chief counts on servers that lack a step": Mutation("25", _takes_any_replica_along, _dies_before_the_standby_applies),
+    "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief),
+    "standby: only the first server applies steps": Mutation("2", _applies_at_the_first_alone, _with_standbys),
+    "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
+    "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),
+    "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -15,7 +15,7 @@ class Victim(Protocol):
 
     world: World
     storage: SimulatedStorage
-    shards: tuple[str, ...]
+    servers: tuple[str, ...]
     workers: tuple[str, ...]
 
     @property
@@ -66,13 +66,13 @@ class Nemesis:
 
     def _all_killed(self, fault: Fault) -> None:
         cluster = self._cluster
-        for name in (*cluster.shards, cluster.chief, *cluster.workers):
+        for name in (*cluster.servers, cluster.chief, *cluster.workers):
             cluster.kill(name, fault.seconds * self._world.between(0.2, 1.0))
 
     def _all_lost(self, fault: Fault) -> None:
         """What the cluster knows is gone, and its workers are left."""
         cluster = self._cluster
-        for name in (*cluster.shards, cluster.chief):
+        for name in (*cluster.servers, cluster.chief):
             cluster.kill(name, fault.seconds * self._world.between(0.2, 1.0))
 
     def _stopped(self, fault: Fault) -> None:
@@ -128,7 +128,7 @@ class Nemesis:
             # Then a promise cannot be kept that needs it.
             self._cluster.allow_loss()
             self._cluster.allow_failure()
-            if fault.target[0] in self._cluster.shards:  # what harmed the disk may take a server with it, and then the newest is wanted
+            if fault.target[0] in self._cluster.servers:  # what harmed the disk may take a server with it, and then the newest is wanted
                 self._cluster.kill(fault.target[0], min(fault.seconds, 0.5))
 
 

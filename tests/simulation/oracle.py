@@ -4,7 +4,7 @@ It keeps its own model: of each epoch of each life where it began, of each step 
 it computes anew with NumPy.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
@@ -28,12 +28,19 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
     return ((np.arange(size) * 5 + number) % 13 - 6).astype(np.float32)
 
 
+def index_of(server: str) -> int:
+    """Returns which shard a server of this name holds."""
+    return int(server.split("-")[1])
+
+
 class Oracle:
     """Raises BrokenPromise at the event that breaks one. An era is one epoch of one life of the cluster: what is said in it holds in it."""
 
-    def __init__(self, *, num_shards: int, size: int, is_durable_at_once: bool, rules: PolicyRules) -> None:
+    def __init__(self, *, servers: Sequence[str], size: int, is_durable_at_once: bool, rules: PolicyRules) -> None:
         self.rules = rules
-        self._num_shards = num_shards
+        self._servers = servers
+        # Those whose process has no variables yet, or none any more.
+        self._without: set[str] = set()
         self._size = size
         self._is_durable_at_once = is_durable_at_once
         self._epochs: dict[Era, Epoch] = {}
@@ -60,7 +67,11 @@ class Oracle:
 
     # -- what shards do
 
-    def created(self, shard: int, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
+    def emptied(self, server: str) -> None:
+        """A server has no variables: it has just been started, or has dropped them."""
+        self._without.add(server)
+
+    def created(self, server: str, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
         """A shard's variables have their first values; or have had them (then this changes nothing), perhaps since an earlier epoch."""
         era = life, spec.epoch
         if life != self._last_life and all(known[0] != life for known in self._epochs):
@@ -69,21 +80,23 @@ class Oracle:
         if era not in self._epochs and was_trained and not self.is_rotten:
             raise BrokenPromise(f"4: the cluster begins anew although checkpoints are whole: {self.committed}")
         epoch = self._epochs.setdefault(era, Epoch(era=era, first_step=spec.initial_step, parent=None))
-        if not is_new and shard in epoch.at:
+        if not is_new and server in epoch.at:
             return
-        if epoch.at.get(shard, spec.initial_step) != spec.initial_step:
+        if epoch.at.get(server, spec.initial_step) != spec.initial_step:
             return  # by one who comes late, at a server that was restarted: were it taken for what was there, its steps would show it
-        epoch.at[shard] = spec.initial_step
+        self._without.discard(server)
+        epoch.at[server] = spec.initial_step
         value = self._values(arena)
-        epoch.states[shard, spec.initial_step] = State(value, np.zeros_like(value))
+        epoch.states[server, spec.initial_step] = State(value, np.zeros_like(value))
 
-    def applied(self, shard: int, life: int, request: ApplyRequest, arena: Array) -> None:
+    def applied(self, server: str, life: int, request: ApplyRequest, arena: Array) -> None:
         """A shard has applied a step."""
-        epoch, step, contributors = self._epoch((life, request.fence.epoch), shard), request.step, request.contributors
+        shard = index_of(server)
+        epoch, step, contributors = self._epoch((life, request.fence.epoch), server), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
-        if epoch.at.get(shard) != step:
-            raise BrokenPromise(f"2: ps {shard} applied step {step} of epoch {epoch.number} and was at {epoch.at.get(shard)}")
+        if epoch.at.get(server) != step:
+            raise BrokenPromise(f"2: {server} applied step {step} of epoch {epoch.number} and was at {epoch.at.get(server)}")
         known = epoch.steps.get(step)
         if known is None:
             self._check_once(epoch, step, contributors)
@@ -92,41 +105,43 @@ class Oracle:
                 raise BrokenPromise(f"P: step {step} of epoch {epoch.number} under {self.rules.spec.text}: {words}")
             self._count(epoch, step, contributors)
         elif known != contributors:
-            raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: ps {shard} applied {contributors}, another {known}")
-        state = self._next_state(epoch.states[shard, step], life, shard, request)
+            raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} applied {contributors}, another {known}")
+        state = self._next_state(epoch.states[server, step], life, shard, request)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
-                f"5: ps {shard} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
+                f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
             )
-        epoch.states[shard, step + 1] = state
-        epoch.at[shard] = step + 1
+        epoch.states[server, step + 1] = state
+        epoch.at[server] = step + 1
         self.num_applied += 1
 
-    def restored(self, shard: int, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
+    def restored(self, server: str, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
         """A shard was brought back to a checkpoint."""
         spec, era = request.spec, (life, request.spec.epoch)
         if step != spec.initial_step:
             return  # the answer to a repetition; it has gone on since
         epoch = self._epochs.get(era) or self._begin_epoch(era, spec, request.tag)
-        if epoch.first_step != spec.initial_step:
-            raise BrokenPromise(f"2: epoch {epoch.number} begins at step {epoch.first_step} and, on ps {shard}, at {spec.initial_step}")
-        if epoch.at.get(shard, step) != step:
-            raise BrokenPromise(f"2: ps {shard} was restored to step {step} of epoch {epoch.number} after it had gone on")
-        state = self._state_at(epoch, shard, step)
+        is_back = self.committed.get(request.tag) == (era, step) and server in self._without and len(self._servers_of(server)) > 1
+        if epoch.first_step != spec.initial_step and not is_back:
+            raise BrokenPromise(f"2: epoch {epoch.number} begins at step {epoch.first_step} and, on {server}, at {spec.initial_step}")
+        if epoch.at.get(server, step) != step and not is_back:
+            raise BrokenPromise(f"2: {server} was restored to step {step} of epoch {epoch.number} after it had gone on")
+        state = self._state_at(epoch, server, step, is_back=is_back)
         if state.value.tobytes() != self._values(arena).tobytes():
-            raise BrokenPromise(f"5: ps {shard} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
-        epoch.at[shard] = step
-        epoch.states[shard, step] = State(state.value.copy(), state.momentum.copy())
+            raise BrokenPromise(f"5: {server} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
+        self._without.discard(server)
+        epoch.at[server] = step
+        epoch.states[server, step] = State(state.value.copy(), state.momentum.copy())
 
     # -- what the chief says, and what a worker concludes from it
 
-    def told_step(self, era: Era, step: int, *, to: str) -> None:
-        """Somebody was told that so many steps are applied."""
+    def told_step(self, era: Era, step: int, *, to: str, servers: Sequence[str]) -> None:
+        """Somebody was told that so many steps are applied. `servers`: those that the chief counts on."""
         known = self._epochs.get(era)
         if known is not None:
-            behind = [index for index in range(self._num_shards) if known.at.get(index, known.first_step) < step]
+            behind = [server for server in servers if known.at.get(server, known.first_step) < step]
             if behind:
-                raise BrokenPromise(f"2: {to} was told of step {step} of epoch {era[1]}, which ps {behind} have not applied")
+                raise BrokenPromise(f"2: {to} was told of step {step} of epoch {era[1]}, which {behind} have not applied")
         if step > self._told_step.get(era, 0):
             self._told_step[era] = step
             first = 0 if known is None or known.parent is None else known.first_step
@@ -206,30 +221,36 @@ class Oracle:
         Who reads names no life: who stems from a lost one may read what the next has in an epoch of this number. It contributes to none.
         """
         for shard, arena in arenas.items():
-            self._go_on(era, step, shard)
+            servers = [server for server in self._servers if index_of(server) == shard]
+            for server in servers:
+                self._go_on(era, step, server)
             eras = [one for one in self._epochs if one[1] == era[1]]
-            states = [state for one in eras if (state := self._epochs[one].states.get((shard, step))) is not None]
+            found = (self._epochs[one].states.get((server, step)) for one in eras for server in servers)
+            states = [state for state in found if state is not None]
             if all(state.value.tobytes() != self._values(arena).tobytes() for state in states):
                 raise BrokenPromise(f"2: {by} read step {step} of epoch {era[1]} from ps {shard}: {self._values(arena)}, want {states}")
 
     # -- what follows
 
-    def _epoch(self, era: Era, shard: int) -> Epoch:
+    def _epoch(self, era: Era, server: str) -> Epoch:
         epoch = self._epochs.get(era)
-        if epoch is None or shard not in epoch.at:
-            raise BrokenPromise(f"2: ps {shard} applied a step of epoch {era[1]}, in which it has no variables")
+        if epoch is None or server not in epoch.at:
+            raise BrokenPromise(f"2: {server} applied a step of epoch {era[1]}, in which it has no variables")
         return epoch
 
-    def _go_on(self, era: Era, step: int, shard: int) -> None:
+    def _servers_of(self, server: str) -> list[str]:
+        return [one for one in self._servers if index_of(one) == index_of(server)]
+
+    def _go_on(self, era: Era, step: int, server: str) -> None:
         """An epoch may begin with what a server has had in an earlier one: a chief has found all at one step, and nothing to go back to."""
         epoch = self._epochs.get(era)
-        if epoch is not None and (shard in epoch.at or epoch.first_step != step):
+        if epoch is not None and (server in epoch.at or epoch.first_step != step):
             return
-        earlier = [one for one in self._epochs.values() if one.number <= era[1] and one.era != era and one.at.get(shard) == step]
+        earlier = [one for one in self._epochs.values() if one.number <= era[1] and one.era != era and one.at.get(server) == step]
         if earlier:
             latest = max(earlier, key=lambda one: one.number)
             epoch = self._epochs.setdefault(era, latest.child(era, first_step=step))
-            epoch.at[shard], epoch.states[shard, step] = step, latest.states[shard, step]
+            epoch.at[server], epoch.states[server, step] = step, latest.states[server, step]
 
     def _begin_epoch(self, era: Era, spec: ShardSpec, tag: str) -> Epoch:
         parent, step = self.committed.get(tag, (era, -1))
@@ -250,13 +271,15 @@ class Oracle:
             at = self._epochs[at].parent if at in self._epochs else None
         return False
 
-    def _state_at(self, epoch: Epoch, shard: int, step: int) -> State:
-        at = self._epochs.get(epoch.parent) if epoch.parent is not None else None
+    def _state_at(self, epoch: Epoch, server: str, step: int, *, is_back: bool) -> State:
+        """Returns what a server, or one that holds the same, had in an earlier epoch; or (`is_back`) the other one in this epoch."""
+        at = epoch if is_back else self._epochs.get(epoch.parent) if epoch.parent is not None else None
         while at is not None:
-            if (state := at.states.get((shard, step))) is not None:
-                return state
+            for one in self._servers_of(server):
+                if (state := at.states.get((one, step))) is not None:
+                    return state
             at = self._epochs.get(at.parent) if at.parent is not None else None
-        raise BrokenPromise(f"4: epoch {epoch.number} begins at step {step}, which ps {shard} never had")
+        raise BrokenPromise(f"4: epoch {epoch.number} begins at step {step}, which {server} never had")
 
     def _check_once(self, epoch: Epoch, step: int, contributors: Contributors) -> None:
         for push_id in contributors:

@@ -1,7 +1,7 @@
 """What is simulated: a cluster's options and its faults, both from a seed alone. Knows numbers and words; runs nothing."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
@@ -10,6 +10,8 @@ from ps_protocol.roles.chief import DEFAULT_POLICY
 from tests.simulation.world import NetworkSpec
 
 FAULTS_S = 5.0
+# By then every cluster has its first values.
+_BEGUN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,16 @@ class Scenario:
     faults: tuple[Fault, ...]
     data: DataSpec | None = None
     policy: PolicySpec = DEFAULT_POLICY
+    has_standbys: bool = False
+
+    @property
+    def is_for_a_standby(self) -> bool:
+        """Whether nothing befalls it but the loss of one server, whose values another one has: nothing is rolled back then."""
+        is_calm = not (self.network.drop or self.network.late or self.network.duplicate)
+        if not self.has_standbys or not is_calm or len(self.faults) != 1:
+            return False
+        fault = self.faults[0]
+        return fault.kind == "kill" and fault.target[0].startswith("ps-") and fault.at > _BEGUN_S
 
     @property
     def words(self) -> str:
@@ -49,7 +61,7 @@ class Scenario:
         return (
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
             f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
-            f" policy={self.policy.text} network={self.network} data={self.data}"
+            f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data}"
         )
 
 
@@ -64,7 +76,7 @@ def scenario_of(seed: int) -> Scenario:
         duplicate=chance.choice((0.0, 0.02, 0.1)) if is_rough else 0.0,
         late=chance.choice((0.0, 0.01, 0.04)) if is_rough else 0.0,
     )
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         num_shards=num_shards,
         num_workers=num_workers,
@@ -85,6 +97,19 @@ def scenario_of(seed: int) -> Scenario:
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
     )
+    return _with_standbys(scenario, random.Random(f"standbys {seed}"))
+
+
+def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:
+    """Sometimes each server has a standby, and half of what befalls a server befalls that instead."""
+    if chance.random() < 0.75:
+        return scenario
+
+    def other(name: str) -> str:
+        return f"{name}-standby" if name.startswith("ps-") and chance.random() < 0.5 else name
+
+    faults = (replace(fault, target=tuple(map(other, fault.target))) for fault in scenario.faults)
+    return replace(scenario, has_standbys=True, faults=tuple(faults))
 
 
 def _policy(chance: random.Random) -> PolicySpec:

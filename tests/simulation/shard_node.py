@@ -36,8 +36,9 @@ class ShardNode:
     ) -> None:
         self._world = world
         self._life = life
-        self._index = index
+        self._place = life.name
         self._oracle = oracle
+        oracle.emptied(life.name)
         self._asked_to_restore: RestoreRequest | None = None
         self._on_crash = on_crash
         self._layout_hash, self._arena_bytes = "", 0
@@ -99,8 +100,11 @@ class ShardNode:
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
 
-    def _adopt(self, fence: Fence, chief_address: str) -> object:
-        return self.shard.adopt(fence, chief_address=chief_address)
+    def _adopt(self, fence: Fence, chief_address: str, is_alone: bool, forgets: bool) -> object:
+        adoption = self.shard.adopt(fence, chief_address=chief_address, is_alone=is_alone, forgets=forgets)
+        if forgets:
+            self._oracle.emptied(self._place)
+        return adoption
 
     def _keep_record(self, fence: Fence, version: int, record: bytes) -> None:
         self.shard.keep_record(fence, version=version, record=record)
@@ -114,7 +118,7 @@ class ShardNode:
     def _apply(self, request: ApplyRequest) -> object:
         reply = self.shard.apply_step(request)
         if not reply.repeated_request:
-            self._oracle.applied(self._index, self.shard.status().fence.life, request, self._arena(request.fence.epoch))
+            self._oracle.applied(self._place, self.shard.status().fence.life, request, self._arena(request.fence.epoch))
         return reply
 
     def _save(self, request: SaveRequest) -> object:
@@ -132,7 +136,7 @@ class ShardNode:
     def _create(self, spec: ShardSpec, content: Array) -> object:
         is_new = self.shard.create_variables(spec, Segments([content]))
         self._note_layout(spec)
-        self._oracle.created(self._index, self.shard.status().fence.life, spec, self._arena(spec.epoch), is_new=is_new)
+        self._oracle.created(self._place, self.shard.status().fence.life, spec, self._arena(spec.epoch), is_new=is_new)
         return is_new
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
@@ -149,7 +153,7 @@ class ShardNode:
         status = self.shard.status()
         if status.fence.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
-            self._oracle.restored(self._index, self.shard.status().fence.life, request, status.step, self._arena(status.fence.epoch))
+            self._oracle.restored(self._place, self.shard.status().fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
         self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes

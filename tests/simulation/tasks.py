@@ -60,6 +60,15 @@ class Life:
     is_stopped: bool = False
     held: list[Callable[[], None]] = field(default_factory=list)
     served: dict["Attempt", None] = field(default_factory=dict)
+    # What is to be done when it is over.
+    endings: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Nothing of it goes on."""
+        self.is_alive = False
+        self.held.clear()
+        for ending in self.endings:
+            ending()
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,7 @@
 """The promises hold on simulated clusters under faults, seed by seed; and each deliberately broken copy of them is caught."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -36,5 +37,7 @@ def test_broken_copy_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert any(words[:1] in mutation.promises for words in found if words), f"{_MAX_SCENARIOS} scenarios do not find that {name}"
 
 
-def test_same_seed_gives_the_same_run() -> None:
-    assert run(scenario_of(65)).world.log == run(scenario_of(65)).world.log
+@pytest.mark.parametrize("has_standbys", [False, True])
+def test_same_seed_gives_the_same_run(has_standbys: bool) -> None:
+    scenario = replace(scenario_of(65), has_standbys=has_standbys)
+    assert run(scenario).world.log == run(scenario).world.log

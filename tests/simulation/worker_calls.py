@@ -1,15 +1,21 @@
 """How a simulated worker calls chief and shards: again until they answer, wherever the chief is. Knows no step and no model."""
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
-from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
-from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.errors import Cancelled, EpochMismatch, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
+from ps_protocol.roles.chief import Registration
+from ps_protocol.roles.shard import PushReply, PushResult, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 
 # What another try is of use for.
 _TRANSIENT = (Unavailable, ShuttingDown)
+# What may only mean that the server is not counted on any more, where another holds the same.
+_DOUBTFUL = (*_TRANSIENT, NotInitialized, StepNotReady, EpochMismatch, Cancelled)
+_TO_ALL = ("create", "push")
+_WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
 _MOVED_S = 1.0
 _ASK_S = 8.0
 _BEAT_S = 4.0
@@ -18,9 +24,24 @@ _BEAT_S = 4.0
 class WorkerCalls:
     """The calls of one worker process."""
 
-    def __init__(self, world: World, *, shards: tuple[str, ...], chief: str) -> None:
-        self._world, self._shards, self._chief = world, shards, chief
+    def __init__(self, world: World, *, servers: tuple[str, ...], chief: str, ask_again: Callable[[], Task]) -> None:
+        self._world, self._servers, self._chief, self._ask_again = world, servers, chief, ask_again
         self._away_since: float | None = None
+        self._places: tuple[tuple[str, ...], ...] = ()
+        self.shards_version = 0
+
+    def found(self, registration: Registration) -> None:
+        """The chief has said which servers hold the shards."""
+        self.shards_version = registration.shards_version
+        pairs = zip_longest(registration.shard_addresses, registration.standby_addresses, fillvalue="")
+        self._places = tuple((first, *([other] if other else ())) for first, other in pairs)
+
+    def hear(self) -> Task:
+        """Asks the chief which servers hold the shards, where there are standbys; returns whether they are others."""
+        before = self.shards_version
+        if before:
+            yield from self._ask_again()
+        return self.shards_version != before
 
     def ask(self, method: str, *arguments: Any) -> Task:
         """Asks the chief until it answers, wherever it is."""
@@ -38,7 +59,7 @@ class WorkerCalls:
 
     def at_all(self, method: str, arguments: list[tuple[Any, ...]], *, is_over: Callable[[], bool]) -> Task:
         """Calls all shards until they answer, or it is over; the first error is the caller's, after all have answered."""
-        answers = yield All([self._at(index, method, arguments[index], is_over) for index in range(len(self._shards))])
+        answers = yield All([self._at(index, method, arguments[index], is_over) for index in range(len(self._places))])
         for answer in answers:
             if isinstance(answer, PsError):
                 raise answer
@@ -59,7 +80,7 @@ class WorkerCalls:
         return answer
 
     def _look_for_chief(self) -> Task:
-        found = yield All([_single(Call(shard, "status")) for shard in self._shards])
+        found = yield All([_single(Call(shard, "status")) for shard in self._servers])
         statuses: list[ShardStatus] = [one for one in found if not isinstance(one, PsError) and one.chief_address]
         if statuses:
             newest = max(statuses, key=lambda one: one.fence.chief_incarnation).chief_address
@@ -71,12 +92,46 @@ class WorkerCalls:
         pause_s = 0.02
         while True:
             try:
-                return (yield Call(self._shards[index], method, arguments))
+                return (yield from self._at_servers(index, method, arguments))
             except _TRANSIENT as error:
                 if is_over():
                     raise Cancelled(f"ps {index}: given up: {error.message}") from None
                 yield Sleep(pause_s * self._world.between(0.5, 1.0))
                 pause_s = min(0.5, pause_s * 2)
+
+    def _at_servers(self, index: int, method: str, arguments: tuple[Any, ...]) -> Task:
+        """As ReplicatedShard: writes go to all that hold a shard, reads to the first; if that fails, the chief is asked who they are."""
+        while True:
+            names = self._places[index]
+            try:
+                if method not in _TO_ALL or len(names) == 1:
+                    answer = yield Call(names[0], method, arguments)
+                    answers = [answer]
+                else:
+                    answers = yield All([_single(Call(name, method, arguments)) for name in names])
+                    for answer in answers:
+                        if isinstance(answer, PsError):
+                            raise answer
+            except _DOUBTFUL as error:
+                if not self.shards_version:
+                    raise
+                yield from self.hear()
+                if self._places[index][: len(names)] != names:
+                    self._world.seen["worker went over to another server"] += 1
+                    continue
+                if isinstance(error, NotInitialized | EpochMismatch):
+                    raise Unavailable(error.message) from None
+                raise
+            if method not in _TO_ALL or set(self._places[index]) <= set(names):
+                return _in_one(answers)
+
+
+def _in_one(answers: list[Any]) -> Any:
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(answers[0], PushReply):
+        return min(answers, key=lambda reply: _WORST_FIRST.index(reply.result))
+    return any(answers)
 
 
 def _single(call: Call) -> Task:

@@ -13,6 +13,7 @@ from ps_protocol.errors import (
     NotInitializer,
     PsError,
     StepGone,
+    Unavailable,
     WorkerIndexTaken,
 )
 from ps_protocol.model.data import DataSpec
@@ -61,7 +62,8 @@ class WorkerNode:
         index: int,
         pid: int,
         model: ModelSpec,
-        shards: tuple[str, ...],
+        servers: tuple[str, ...],
+        num_shards: int,
         chief: str,
         lease_s: float,
         oracle: Oracle,
@@ -71,8 +73,8 @@ class WorkerNode:
         on_end: Callable[[str], None],
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
-        self._index, self._pid, self._model, self._num_shards = index, pid, model, len(shards)
-        self._calls = WorkerCalls(world, shards=shards, chief=chief)
+        self._index, self._pid, self._model, self._num_shards = index, pid, model, num_shards
+        self._calls = WorkerCalls(world, servers=servers, chief=chief, ask_again=self._ask_again)
         self._lease_s, self._compute_s, self._takes_over, self._on_end = lease_s, compute_s, takes_over, on_end
         self._data = data
         self._requests = itertools.count(pid * 1_000_000 + 1)  # no other process has these
@@ -97,10 +99,17 @@ class WorkerNode:
             ask.Create: self._create,
             ask.Open: self._open,
             ask.Stage: self._stage,
+            ask.HearShards: self._hear_shards,
             ask.Push: self._push,
             ask.Fetch: self._fetch,
             ask.FetchNewest: self._fetch_newest,
             ask.Pause: lambda request: _sleep(request.seconds),
+        }
+        # What is asked in taking the place again does not wait for that.
+        self._acts_of_renewal: dict[type, Callable[[Any], Task]] = {
+            ask.Register: self._acts[ask.Register],
+            ask.Agree: lambda asked: self._calls.ask("model", asked.participant, asked.model, 0.0, False),
+            ask.Count: lambda asked: self._calls.ask("commit", asked.participant, asked.commit),
         }
         world.spawn(life, self._run(), self._ended)
 
@@ -198,6 +207,7 @@ class WorkerNode:
             held=held,
         )
         registration: Registration = yield from self._calls.ask("register", request)
+        self._calls.found(registration)
         if registration.participant == former:
             self._world.seen["worker came back as whom it was"] += 1
         elif former is not None and registration.participant.incarnation == former.incarnation:
@@ -216,17 +226,30 @@ class WorkerNode:
         if worker.place.generation != request.generation:
             return
         self._is_renewing = True
-        # What is asked in taking the place again does not wait for that.
-        acts = {
-            ask.Register: self._acts[ask.Register],
-            ask.Agree: lambda asked: self._calls.ask("model", asked.participant, asked.model, 0.0, False),
-            ask.Count: lambda asked: self._calls.ask("commit", asked.participant, asked.commit),
-        }
         try:
-            yield from _run(worker.place.take_again(request.cause), acts)
+            yield from _run(worker.place.take_again(request.cause), self._acts_of_renewal)
             worker.place.generation += 1
         finally:
             self._is_renewing = False
+
+    def _ask_again(self) -> Task:
+        """As a session's: hears which servers hold the shards by registering once more, unless that is under way."""
+        worker, version = self._worker, self._calls.shards_version
+        if worker is None:
+            return
+        yield from self._await_renewal()
+        if self._calls.shards_version != version:
+            return
+        self._is_renewing = True
+        try:
+            cause = Unavailable("a parameter server does not answer")
+            worker.place.generation += yield from _run(worker.place.take_again(cause, is_question=True), self._acts_of_renewal)
+        finally:
+            self._is_renewing = False
+
+    def _hear_shards(self, request: ask.HearShards) -> Task:
+        if self._calls.shards_version != request.version:
+            yield from self._calls.hear()
 
     def _agree(self, request: ask.Agree) -> Task:
         max_wait_s = 0.0 if request.wait is None else _SLICE_S
@@ -272,6 +295,7 @@ class WorkerNode:
         return reply
 
     def _create(self, request: ask.Create) -> Task:
+        yield from self._calls.hear()  # since the worker registered, servers may have been found
         reply, participant = request.reply, self._participant
         self._layouts = layouts(reply.placement, num_shards=self._num_shards)
         specs = [

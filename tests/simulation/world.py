@@ -101,11 +101,15 @@ class World:
         life = self.life(name)
         if life is None:
             return
-        life.is_alive = False
-        life.held.clear()
+        life.end()
         for attempt in tuple(life.served):
             if not self._is_cut(name, attempt.caller.name):
                 self._end(attempt, Unavailable(f"{name}: connection reset"), delay_s=self._delay())
+
+    def end(self) -> None:
+        """All is over."""
+        for life in self._lives.values():
+            life.end()
 
     def stop(self, name: str) -> None:
         """Makes a process stand still, as SIGSTOP does."""
