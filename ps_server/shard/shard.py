@@ -412,6 +412,7 @@ class Shard:
             # A waiter may find its push answered, or the settings changed.
             if contribution.outcome is None and model.applies_on_arrival:
                 work = model.begin_arrival(contribution)
+                started = time.perf_counter()
                 try:
                     with arrival.unlocked():
                         num_nonfinite = model.run_apply(work)
@@ -419,6 +420,7 @@ class Shard:
                     self._damage_locked(work.dense.step)
                     raise
                 model.finish_arrival(work, num_nonfinite=num_nonfinite)
+                self._last_apply_s = time.perf_counter() - started
                 self._history.arrived(model, contribution.push_id, epoch=self._gate.fences.epoch)
             return model.inbox.stage(contribution, current_step=model.step)
 

@@ -1,7 +1,8 @@
 """The API of tf.distribute.StrategyExtended: replicas, variables that they share, reductions over them, and updates.
 
 `values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: which context a thread is in. `replicas`: threads in
-turn. `variables`: aggregation and synchronisation. `strategy`: the strategy, its `extended`, and the replica's context.
+turn. `variables`: aggregation and synchronisation. `group`: which replicas there are; `workers`: those of several processes, and
+`messages` what they exchange. `strategy`: the strategy, its `extended`, and the replica's context.
 """
 
 from worker_client.strategy.reduction import ReduceOp

@@ -2,7 +2,8 @@
 
 Knows sessions as their users do; no server and no transport.
 `graph`: what is declared and run. `optimizers`: the ten, and what applies gradients. `replicas_optimizer`: SyncReplicasOptimizer.
-`session`: MonitoredTrainingSession. `hooks` and `saving`: the ready-made hooks. `averages`: ExponentialMovingAverage.
+`session`: MonitoredTrainingSession. `hooks` and `saving`: the ready-made hooks; `event_file` writes what TensorBoard reads. `averages`:
+ExponentialMovingAverage.
 """
 
 from worker_client.sync_replicas.averages import ExponentialMovingAverage, restored_values

@@ -152,6 +152,7 @@ def test_contribution_is_applied_on_arrival_once(small: Trainer) -> None:
     values = views(small.layout, memory)
     np.testing.assert_array_equal([values["w"][0], values["b"][0]], [-1.0, 0.0])
     np.testing.assert_array_equal(small.rows([1, 0])[1][:, 0], [-2.0, 0.0])
+    assert small.shard.status().report.last_apply_s > 0
 
 
 def test_old_steps_are_applied_on_arrival_too(small: Trainer) -> None:
