@@ -1,6 +1,7 @@
 """Which replicas there are, where variables lie, and how values of all replicas meet: the seam, and the group of one process alone."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,9 @@ class Group(Protocol):
     def place(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns the cell of a new variable with one copy, on the device `beside` if given."""
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Has variables with one copy that are written in the block reach their places together, at its end; not if it fails."""
+
     def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
         """Returns what all replicas' contributions are made into, the same in all processes. All call it in the same order."""
 
@@ -119,6 +123,10 @@ class LocalGroup:
     def place(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns a cell in memory."""
         return MemoryCell(beside or self.parameter_devices[0], value)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Everything is written at once."""
+        return nullcontext()
 
     def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
         """Combines at once."""

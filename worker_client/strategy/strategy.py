@@ -191,8 +191,9 @@ class StrategyExtended:
                 for copy in copies:
                     copy.drop()
                 raise
-            for copy in copies:
-                copy.commit()
+            with self._group.writing():
+                for copy in copies:
+                    copy.commit()
         merged_results = regroup(results, container_of)
         return merged_results if group else map_nested(lambda leaf: list(self._strategy.experimental_local_results(leaf)), merged_results)
 
@@ -336,9 +337,7 @@ class ParameterServerStrategy:
     replica's process. For the thread that the session belongs to.
     """
 
-    def __init__(
-        self, replicas_per_worker: int = 1, *, session: Session | None = None, mirrored: bool = False, name: str = "strategy"
-    ) -> None:
+    def __init__(self, replicas_per_worker: int = 1, *, session: Session | None = None, mirrored: bool = False, name: str = "main") -> None:
         if isinstance(replicas_per_worker, bool) or not isinstance(replicas_per_worker, int) or replicas_per_worker < 1:
             raise InvalidSpec(f"replicas_per_worker: got {replicas_per_worker!r}, want an int from 1")
         check_name(name)
@@ -387,7 +386,7 @@ class ParameterServerStrategy:
         RuntimeError in a replica.
         """
         contexts.check_cross_replica(self, "run()")
-        with self.scope():
+        with self.scope(), self._group.writing():
             self._group.begin()
             results = run_replicas(self, fn, args, kwargs or {}, replicas=self._group.replicas, merged=self._merged)
         return self._merged(results)

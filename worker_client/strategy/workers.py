@@ -1,6 +1,7 @@
 """A strategy's replicas in several worker processes: values meet in accumulators, variables lie on parameter servers. Knows the session."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class WorkerGroup:
     """The replicas of all workers of a cluster, `replicas_per_worker` in each, seen from one of them.
 
     Worker 0 gathers what all contribute, adds it in the order of the replicas, and sends everybody the result. Variables with one copy are
-    the session's model: each write of one is a step of the cluster. For the thread that the session belongs to.
+    the session's model: the writes of one `run()`, or outside of it of one `update()`, are one step of the cluster. For the thread that the
+    session belongs to.
     """
 
     def __init__(self, session: Session, replicas_per_worker: int, *, name: str) -> None:
@@ -71,6 +73,10 @@ class WorkerGroup:
     def place(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns the cell of a new variable on a parameter server. Raises RuntimeError after `begin`."""
         return self._variables.declare(name, value, beside=beside)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Makes one step of the cluster of all writes in the block. Blocks may be nested: the outermost counts."""
+        return self._variables.together()
 
     def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
         """Has all workers' contributions combined by worker 0. Raises DeadlineExceeded with the replicas that are missing."""
@@ -171,12 +177,17 @@ class WorkerGroup:
 
 
 class _SharedVariables:
-    """The variables with one copy: the session's model, of buffers. Every worker makes the same writes; one of them sends the value."""
+    """The variables with one copy: the session's model, of buffers. Every worker makes the same writes; one of them sends the values.
+
+    What has been written is read here at once, and reaches the parameter servers with everything else of its block.
+    """
 
     def __init__(self, session: Session, devices: tuple[str, ...], *, writes: bool) -> None:
         self._session, self._devices, self._writes = session, devices, writes
         self._declared: dict[str, tuple[Array, int]] = {}
         self._values: dict[str, Array] | None = None
+        self._pending: dict[str, Array] = {}
+        self._num_blocks = 0
 
     def declare(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns the cell of a new variable: on the device `beside`, else on the one with the fewest bytes so far."""
@@ -207,13 +218,37 @@ class _SharedVariables:
         return self._values[name]
 
     def write(self, name: str, value: Array) -> None:
-        """Has all workers together set a variable: in a step, as the update of the one that writes."""
-        self.begin()
-        push = self._session.step({}, updates={name: value} if self._writes else {}, timeout_s=TIMEOUT_S)
+        """Sets a variable, here at once, and on its parameter server when the block ends."""
+        with self.together():
+            self.begin()
+            assert self._values is not None
+            self._values[name] = self._pending[name] = value
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Sends what was written in the block when it ends; if it fails, nothing was written."""
+        self._num_blocks += 1
+        try:
+            yield
+        except BaseException:
+            if self._num_blocks == 1 and self._pending:
+                self._pending = {}
+                self._refresh()
+            raise
+        else:
+            if self._num_blocks == 1 and self._pending:
+                self._send()
+        finally:
+            self._num_blocks -= 1
+
+    def _send(self) -> None:
+        written, self._pending = self._pending, {}
+        push = self._session.step({}, updates=written if self._writes else {}, timeout_s=TIMEOUT_S)
         if push.outcome is not PushOutcome.ACCEPTED:
+            names = ", ".join(map(repr, written))
             raise Unavailable(
-                f'variable "{name}" was not written: the contribution is {push.outcome.name}; the cluster went back to an earlier step, '
-                "or training is finished"
+                f"not written: variables {names}: the contribution is {push.outcome.name}; the cluster went back to an earlier step, or "
+                "training is finished"
             )
         self._refresh()
 

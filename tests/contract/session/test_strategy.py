@@ -1,7 +1,6 @@
 """A strategy over the workers of a cluster: values meet, variables lie on parameter servers, and who is missing is named."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from ps_protocol.errors import DeadlineExceeded, ShapeMismatch
 from tests.support.clusters import Shape, Start
-from worker_client import IndexedSlices
+from worker_client import IndexedSlices, Session
 from worker_client.strategy import (
     CollectiveHints,
     ParameterServerStrategy,
@@ -24,7 +23,7 @@ from worker_client.strategy import (
 )
 
 NUM_WORKERS, PER_WORKER = 3, 2
-Part = Callable[[ParameterServerStrategy], Any]
+Part = Callable[[ParameterServerStrategy, Session], Any]
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def together(start: Start) -> Callable[..., list[Any]]:
             with cluster.session(index) as session, ParameterServerStrategy(per_worker, session=session) as strategy:
                 meet.wait(30)
                 try:
-                    return part(strategy)
+                    return part(strategy, session)
                 except Exception as error:
                     return error
                 finally:
@@ -62,7 +61,7 @@ def _numbered(strategy: ParameterServerStrategy, scale: float = 1.0) -> PerRepli
 
 
 def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         ids, count = strategy.run(lambda: (_context().replica_id_in_sync_group, _context().num_replicas_in_sync))
         return list(ids.values.values()), count, strategy.extended.worker_devices, len(strategy.extended.parameter_devices)
 
@@ -72,7 +71,7 @@ def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) ->
 
 @pytest.mark.parametrize("per_worker", [1, 2])
 def test_reductions_are_over_the_replicas_of_all_workers_and_all_get_them(together: Any, per_worker: int) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         value = _numbered(strategy)
         rows = strategy.experimental_distribute_values_from_function(
             lambda c: IndexedSlices(np.array([c.replica_id_in_sync_group]), np.ones((1, 2), np.float32))
@@ -91,7 +90,7 @@ def test_reductions_are_over_the_replicas_of_all_workers_and_all_get_them(togeth
 
 
 def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         with strategy.scope():
             v = Variable(np.zeros(2), name="v", aggregation=VariableAggregation.SUM)
             w = Variable(np.ones(3, np.float32), name="w")
@@ -110,8 +109,39 @@ def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(toge
         assert seen == ([15, 15], [3, 3, 3], [0.1, 0.1], (True, False))
 
 
+def test_the_writes_of_one_run_are_one_step_and_those_of_a_run_that_fails_are_none(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        with strategy.scope():
+            v, w = (Variable(0.0, name=name, aggregation=VariableAggregation.SUM) for name in "vw")
+
+        def step(*, fails: bool) -> float:
+            v.assign_add(1.0 * _context().num_replicas_in_sync / np.float64(6))
+            w.assign_add(v.read_value() + 0.0)
+            if fails:
+                raise KeyError(w.read_value())
+            return float(w.read_value())
+
+        strategy.run(step, kwargs={"fails": False})
+        with pytest.raises(KeyError):
+            strategy.run(step, kwargs={"fails": True})
+        return session.global_step, float(v.read_value()), float(w.read_value()), float(session.read()["w"])
+
+    assert together(part) == [(1, 6, 36, 36)] * 3
+
+
+def test_the_bits_of_a_reduction_are_those_of_as_many_replicas_in_one_process(together: Any) -> None:
+    numbers = np.random.default_rng(1).normal(size=(6, 50)).astype(np.float32)
+
+    def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
+        value = strategy.experimental_distribute_values_from_function(lambda c: numbers[c.replica_id_in_sync_group])
+        device = strategy.extended.parameter_devices[0]
+        return [strategy.extended.reduce_to(op, value, device).tobytes() for op in ("SUM", "MEAN")]
+
+    assert together(part) == [part(ParameterServerStrategy(6))] * 3
+
+
 def test_a_metric_is_counted_in_each_replica_and_summed_when_it_is_read(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         with strategy.scope():
             seen = Variable(0.0, name="seen", aggregation=VariableAggregation.SUM, synchronization=VariableSynchronization.ON_READ)
         for _ in range(3):
@@ -121,24 +151,24 @@ def test_a_metric_is_counted_in_each_replica_and_summed_when_it_is_read(together
     assert together(part) == [45, 45, 45]
 
 
-def test_a_missing_replica_is_named_at_the_deadline_by_all_workers(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+def test_a_missing_replica_is_named_within_2_s_and_at_the_deadline_by_all_workers(together: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         if 2 in _numbered(strategy).values:
             return "elsewhere"
-        began = time.monotonic()
         with pytest.raises(DeadlineExceeded) as raised:
-            strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(0.5))
-        assert time.monotonic() - began < 5
+            strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(2.5))
         return str(raised.value)
 
     first, elsewhere, third = together(part)
     assert elsewhere == "elsewhere"
     assert first == third
-    assert "reduce_to() of SUM (exchange 1): missing after 0.5 s: replicas 2 to 3 of worker 1" in first
+    assert "reduce_to() of SUM (exchange 1): missing after 2.5 s: replicas 2 to 3 of worker 1" in first
+    # Long before, the log says so.
+    assert "replicas 2 to 3 of worker 1 to worker 0/head': take 1 gradients: waiting for 2 s: 0 of 1 gradients are in" in caplog.text
 
 
 def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         device = strategy.extended.parameter_devices[0]
         mine = strategy.experimental_distribute_values_from_function(lambda c: np.zeros(1 + c.replica_id_in_sync_group // 5))
         with pytest.raises(ShapeMismatch, match=r"replica 5 contributes shape \(2,\)"):
@@ -152,7 +182,7 @@ def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_wor
 
 
 def test_rule_80_a_worker_cannot_reduce_to_another_worker(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy) -> Any:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         own = min(_numbered(strategy).values)
         other = strategy.extended.worker_devices[(own + PER_WORKER) % (NUM_WORKERS * PER_WORKER)]
         with pytest.raises(ValueError, match=r"no device .* to reduce to from here"):
