@@ -61,8 +61,6 @@ class ChiefConfig:
     def _check_standbys(self) -> None:
         if len(self.standbys) > len(self.ps):
             raise InvalidSpec(f"--standbys: {len(self.standbys)} for {len(self.ps)} parameter servers; want one for each at most, by index")
-        if any(self.standbys) and self.history is not None:
-            raise InvalidSpec("--history: `lockstep audit` knows one server a shard; leave out --history, or --standbys")
         given = [*self.ps, *filter(None, self.standbys)]
         for index, address in enumerate(self.standbys):
             if address:

@@ -22,6 +22,7 @@ from chief.shards.link import ShardLink
 from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
+from ps_protocol.process.history import History
 from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request
 from ps_protocol.rpc.status import defect
 
@@ -51,6 +52,7 @@ class Runner:
         on_state: Callable[[ClusterState], None],
         store: CheckpointStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        history: History | None = None,
     ) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -59,7 +61,13 @@ class Runner:
         addresses = [link.address for link in links]
         self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=new_life)
         self._shards = ShardSide(
-            links, store=store, report=self._report, on_defect=self._broken_off, on_superseded=self._superseded, clock=clock
+            links,
+            store=store,
+            report=self._report,
+            on_defect=self._broken_off,
+            on_superseded=self._superseded,
+            clock=clock,
+            history=history,
         )
         self._on_state = on_state
         self._state = self._coordinator.state

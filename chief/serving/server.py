@@ -19,6 +19,7 @@ from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce, check_address_is_free
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.identity import Address, Identity, Role, parse_address
@@ -94,7 +95,8 @@ class ChiefServer:
         if links is None:
             links = shard_links(config, access)
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
-        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store)
+        history = HistoryWriter(config.history, role="chief") if config.history else None
+        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store, history=history)
         guards = interceptors(config.security, cluster=cluster, address=config.address)
         self._service = ChiefService(
             self._runner, may_work=lambda context: all(guard.may_act_as(CallerRole.WORKER, context) for guard in guards)

@@ -23,6 +23,7 @@ from chief.shards.standby import ReplicaReturn, replicated, trusted
 from chief.shards.work import ShardWork
 from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.failpoints import failpoint
+from ps_protocol.process.history import History
 from ps_protocol.process.waiting import delays_s
 
 log = logging.getLogger("lockstep.chief")
@@ -85,12 +86,14 @@ class ShardSide:
         on_defect: Callable[[BaseException], None],
         on_superseded: Callable[[str], None],
         clock: Callable[[], float],
+        history: History | None = None,
     ) -> None:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._report, self._on_defect = report, on_defect
         self.authority = Authority()
         self._calls = ShardCalls(links, report=report, pace=LoopPace(clock))
-        self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded)
+        self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded, history=history)
+        self._has_history = history is not None
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
         self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
@@ -208,6 +211,8 @@ class ShardSide:
     def _applied(self, step: ev.ApplyStep) -> None:
         try:
             failpoint("chief.apply.after")
+            if self._has_history:
+                self._work.note_applied(step)
             self._report(ev.StepApplied(step=step.step, epoch=step.fence.epoch))
         except Exception as error:
             self.in_loop(self._on_defect, error)

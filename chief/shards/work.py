@@ -23,6 +23,7 @@ from chief.shards.requests import (
     save_failure,
 )
 from ps_protocol.errors import CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
@@ -47,17 +48,24 @@ Result = TypeVar("Result")
 
 
 class ShardWork:
-    """The shards of one chief, and its place for checkpoints (`store` None: there is none).
+    """The shards of one chief, and its place for checkpoints (`store` None: there is none). `history` is kept if it is given.
 
     `on_superseded` is called with the reason when another chief has taken the shards; then nothing is reported.
     """
 
     def __init__(
-        self, calls: ShardCalls, *, authority: Authority, store: CheckpointStore | None, on_superseded: Callable[[str], None]
+        self,
+        calls: ShardCalls,
+        *,
+        authority: Authority,
+        store: CheckpointStore | None,
+        on_superseded: Callable[[str], None],
+        history: History | None = None,
     ) -> None:
         self._calls = calls
         self._authority = authority
         self._store = store
+        self._history = history
         self._on_superseded = on_superseded
         # A launcher that ends all processes ends the parameter servers at the same time: no reason for a warning.
         self.is_ending = False
@@ -82,6 +90,7 @@ class ShardWork:
         match work:
             case ev.ApplyStep():
                 if await self.apply(work):
+                    self.note_applied(work)
                     self._calls.report(ev.StepApplied(step=work.step, epoch=work.fence.epoch))
             case ev.PrepareStep():
                 await self._prepare(work)
@@ -143,6 +152,12 @@ class ShardWork:
             is_again=is_again,
         )
         return replies is not None
+
+    def note_applied(self, step: ev.ApplyStep) -> None:
+        """Notes in the history, if there is one, that all shards have applied a step. Thread-safe."""
+        if self._history is not None:
+            fence = step.fence
+            note_step(self._history, epoch=fence.epoch, step=step.step, contributors=step.contributors, chief=fence.chief_incarnation)
 
     def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
@@ -293,6 +308,10 @@ class ShardWork:
             incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
         finally:
             self._num_restoring -= 1
+        if self._history is not None:
+            fence = work.fence
+            step = requests[0].spec.initial_step
+            note_rolled_back(self._history, epoch=fence.epoch, step=step, tag=work.tag, chief=fence.chief_incarnation)
         self._calls.report(ev.ShardsRestored(epoch=work.fence.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
 
     def manifest_of(self, tag: str) -> str:

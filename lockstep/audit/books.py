@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.audit.facts import Facts, Sent, words_of
+from lockstep.audit.facts import Facts, Sent, ShardLife, words_of
 from ps_protocol.roles.shard import MAX_STEP, PushId
 
 Contributors = tuple[PushId, ...]
@@ -35,7 +35,7 @@ class Books:
 def check_books(facts: Facts) -> Books:
     """Returns the books and everything that is wrong with them."""
     problems = list(facts.problems)
-    epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, _ in facts.lives})}
+    epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, _, _ in facts.lives})}
     for number in epochs:
         problems += _twice(epochs, number)
     problems += _counted(facts, epochs)
@@ -56,8 +56,10 @@ def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]
 
 
 def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
-    lives = [life for (epoch, _), life in sorted(facts.lives.items()) if epoch == number]
-    firsts, parents = {life.spec.initial_step for life in lives}, {life.from_epoch for life in lives}
+    lives = [life for (epoch, _, _), life in sorted(facts.lives.items(), key=_key) if epoch == number]
+    # Standbys that came back in the middle of the epoch began later.
+    first_lives = [life for life in lives if life.from_epoch != number]
+    firsts, parents = {life.spec.initial_step for life in first_lives}, {life.from_epoch for life in first_lives}
     if len(firsts) > 1 or len(parents) > 1:
         problems.append(f"epoch {number}: servers begin it at steps {sorted(firsts)}, from epochs {sorted(map(str, parents))}")
     steps: dict[int, Contributors] = {}
@@ -74,7 +76,12 @@ def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
                     f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(words_of, made))}, another server {other}"
                 )
             at = step + 1
-    return Epoch(first_step=min(firsts), parent=max((one for one in parents if one is not None), default=None), steps=steps)
+    return Epoch(first_step=min(firsts, default=0), parent=max((one for one in parents if one is not None), default=None), steps=steps)
+
+
+def _key(item: tuple[tuple[int, int, int], ShardLife]) -> tuple[int, int, int, int]:
+    (number, shard, process), life = item
+    return number, shard, life.spec.initial_step, process
 
 
 def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
@@ -96,9 +103,10 @@ def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
         made = epoch.steps.get(counted.step) if epoch is not None else None
         if made != counted.contributors:
             yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and the servers applied {made}"
-        for (number, shard), life in facts.lives.items():
-            if number == counted.epoch and not life.arrived and counted.step not in {request.step for request, _ in life.applied}:
-                yield f"{counted.where}: step {counted.step} of epoch {number} was counted, and ps {shard} has not applied it"
+        for shard in sorted({shard for number, shard, _ in facts.lives if number == counted.epoch}):
+            lives = [life for (number, its_shard, _), life in facts.lives.items() if (number, its_shard) == (counted.epoch, shard)]
+            if not any(life.arrived or counted.step in {request.step for request, _ in life.applied} for life in lives):
+                yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and ps {shard} has not applied it"
 
 
 def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:

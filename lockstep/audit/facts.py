@@ -1,7 +1,7 @@
 """A history's records, sorted by subject: contributions, what shards held, what the chief counted. Judges abandoned."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
@@ -44,16 +44,18 @@ class CountedStep:
 
 @dataclass(slots=True, kw_only=True)
 class ShardLife:
-    """What one shard held in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
+    """What one process held of a shard in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
 
-    `from_epoch` None: the values are new; otherwise they were saved at the first step of that epoch's.
+    `from_epoch` None: the values are new; otherwise they are those of the first step here in that epoch, which is this one where a standby
+    came back in the middle of it. `begun` None: nothing was read, the process went on with what it had.
     """
 
     shard: int
+    process: int
     spec: ShardSpec
     from_epoch: int | None
     where: str
-    begun: Record
+    begun: Record | None
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -73,13 +75,13 @@ class ShardLife:
 class Facts:
     """Everything that all processes have written.
 
-    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch and shard: the last one counts, earlier ones were
-    abandoned.
+    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch, shard and process, of which there are several where
+    the shard has a standby: of each the last one counts, earlier ones were abandoned.
     """
 
     parts: dict[Sent, dict[int, Part]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
-    lives: dict[tuple[int, int], ShardLife] = field(default_factory=dict)
+    lives: dict[tuple[int, int, int], ShardLife] = field(default_factory=dict)
     steps: list[CountedStep] = field(default_factory=list)
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
@@ -116,12 +118,13 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
             facts.outcomes.append(outcome)
         case events.CREATED | events.RESTORED:
             from_epoch = events.number_of(record, "from_epoch") if record.kind == events.RESTORED else None
-            spec = events.spec_of(record)
-            life = ShardLife(shard=spec.shard, spec=spec, from_epoch=from_epoch, where=where, begun=record)
-            lives[spec.shard] = facts.lives[spec.epoch, spec.shard] = life
+            spec, process = events.spec_of(record), events.number_of(record, "process")
+            life = ShardLife(shard=spec.shard, process=process, spec=spec, from_epoch=from_epoch, where=where, begun=record)
+            lives[spec.shard] = facts.lives[spec.epoch, spec.shard, process] = life
         case events.APPLIED | events.CONFIGURED | events.ARRIVED:
             shard = events.number_of(record, "shard")
             if shard in lives:
+                _go_on(facts, lives, record, shard, where=where)
                 lives[shard].records.append(record)
             else:
                 facts.problems.append(f"{where}: {record.kind} before ps {shard} had any variables")
@@ -136,6 +139,21 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
             facts.steps.append(step)
         case events.ROLLED_BACK:
             facts.rollbacks.append((events.number_of(record, "epoch"), events.number_of(record, "step")))
+
+
+def _go_on(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int, *, where: str) -> None:
+    """Where another epoch began with what the servers had, and nothing was read, the record is the first of that epoch."""
+    life, epoch, step = lives[shard], 0, 0
+    if record.kind == events.CONFIGURED:
+        settings = events.settings_of(record)
+        epoch, step = settings.fence.epoch, settings.step
+    elif record.kind == events.APPLIED:
+        request = events.request_of(record)
+        epoch, step = request.fence.epoch, request.step
+    if epoch > life.spec.epoch:
+        spec = replace(life.spec, epoch=epoch, initial_step=step)
+        later = ShardLife(shard=shard, process=life.process, spec=spec, from_epoch=life.spec.epoch, where=where, begun=None)
+        lives[shard] = facts.lives[epoch, shard, life.process] = later
 
 
 def _take_part(facts: Facts, record: Record, where: str) -> None:

@@ -13,7 +13,8 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
-from ps_protocol.roles.shard import ApplyRequest, PushId
+from ps_protocol.roles.fence import Era, Fence
+from ps_protocol.roles.shard import ApplyRequest, PushId, ShardSettings
 from ps_server.model.shard_model import ShardModel
 from ps_server.model.snapshot import HiddenState
 from ps_server.numbers.memory import MemoryBudget
@@ -50,7 +51,8 @@ def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: No
     result = Recomputed()
     wanted = {(life.from_epoch, life.spec.initial_step) for life in facts.lives.values() if life.from_epoch is not None}
     snapshots: dict[Wanted, _Snapshot] = {}
-    for (epoch, _), life in sorted(facts.lives.items()):
+    # What a standby came back with, its other server had reached before.
+    for (epoch, _, _), life in sorted(facts.lives.items(), key=lambda item: (item[0][0], item[1].spec.initial_step, item[0])):
         try:
             _Replica(facts, life, epoch, snapshots).replay(result, wanted)
         except PsError as error:
@@ -90,14 +92,14 @@ class _Replica:
                 self._keep(wanted)
 
     def _begin(self, result: Recomputed) -> bool:
-        life, model = self._life, self._model
-        if life.from_epoch is None:
+        life, model, begun = self._life, self._model, self._life.begun
+        if life.from_epoch is None and begun is not None:
             values, *tables = model.first_values
-            Segments([values, *tables]).copy_from(Segments([np.array(life.begun.content)]))
+            Segments([values, *tables]).copy_from(Segments([np.array(begun.content)]))
             model.fill_initial(values)
             model.publish_initial(life.spec)
             return True
-        snapshot = self._snapshots.get((life.from_epoch, life.spec.initial_step))
+        snapshot = self._snapshots.get((life.from_epoch or 0, life.spec.initial_step))
         if snapshot is None:
             step = life.spec.initial_step
             result.skipped.append(f"ps {life.shard} epoch {self._epoch}: step {step} of epoch {life.from_epoch} is not in this history")
@@ -106,8 +108,12 @@ class _Replica:
             whole = snapshot.arrays.get((tensor.piece.variable.name, tensor.part))
             if whole is not None:
                 np.copyto(tensor.memory, whole[_box(tensor.piece)])
-        model.publish_restored(snapshot.state_of(life.shard), events.settings_of(life.begun))
-        if self._digest() != events.text_of(life.begun, "sha256"):
+        if begun is None:
+            fence = Fence(era=Era(life=1, epoch=self._epoch), chief_incarnation=1)
+            model.publish_restored(snapshot.state_of(life.shard), ShardSettings(fence=fence, version=0, step=life.spec.initial_step))
+            return True
+        model.publish_restored(snapshot.state_of(life.shard), events.settings_of(begun))
+        if self._digest() != events.text_of(begun, "sha256"):
             result.problems.append(f"{life.where}: ps {life.shard} was restored to other values than it had")
             return False
         return True

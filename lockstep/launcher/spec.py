@@ -98,8 +98,6 @@ class ClusterSpec:
         if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
             want = f"1 to {self.replicas_to_aggregate}, which a step needs when nobody is gone" if self.is_sync else "the policy sync"
             raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
-        if self.has_standbys and self.recovery.history is not None:
-            raise LaunchFailed("--history: `lockstep audit` knows one server a shard; leave out --history, or --standbys", exit_code=2)
         if self.has_standbys and self.chief_in_ps:
             raise LaunchFailed("--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=2)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from google.protobuf import json_format
@@ -38,8 +38,15 @@ _MAX_LINE_BYTES = 64 << 20
 Words = Mapping[str, object]
 
 
+class History(Protocol):
+    """Takes records, in order."""
+
+    def write(self, kind: str, words: Words, pieces: Iterable[Array] = ()) -> None:
+        """Appends one record; `pieces` are one-dimensional uint8 arrays, kept as one run of bytes."""
+
+
 class HistoryWriter:
-    """Appends records to two new files in `directory`, which is made if it is missing. Thread-safe.
+    """Implements History: appends records to two new files in `directory`, which is made if it is missing. Thread-safe.
 
     `role`: for example "ps-0". Raises InvalidSpec if nothing can be written there; a later failure of the disk raises OSError.
     """
@@ -182,39 +189,39 @@ CREATED, CONFIGURED, APPLIED, ARRIVED, RESTORED, DROPPED = "created", "configure
 STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 
 
-def note_contribution(history: HistoryWriter, header: PushHeader, gradients: Segments, *, shard: int) -> None:
+def note_contribution(history: History, header: PushHeader, gradients: Segments, *, shard: int) -> None:
     """Notes what one shard is about to be sent; before it is sent, so that whatever was applied is known."""
     history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(header))}, gradients.pieces)
 
 
-def note_outcome(history: HistoryWriter, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:
+def note_outcome(history: History, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:
     """Notes the outcome that the worker received for its contribution: the name of a PushOutcome, or "UNKNOWN"."""
     words = {"push": list(_key(push_id)), "epoch": epoch, "outcome": outcome, "step": step, "applied_step": applied_step}
     history.write(OUTCOME, words)
 
 
-def note_created(history: HistoryWriter, spec: ShardSpec, content: Sequence[Array], *, process: int) -> None:
+def note_created(history: History, spec: ShardSpec, content: Sequence[Array], *, process: int) -> None:
     """Notes a shard's model with its first values: the arena, then those tables that have no initializer, as they were sent."""
     history.write(CREATED, {"shard": spec.shard, "process": process, "spec": _json(codec.encode(spec))}, content)
 
 
-def note_configured(history: HistoryWriter, settings: ShardSettings, *, shard: int) -> None:
+def note_configured(history: History, settings: ShardSettings, *, shard: int) -> None:
     """Notes how a shard works from now on."""
     history.write(CONFIGURED, {"shard": shard, "settings": _json(codec.encode(settings))})
 
 
-def note_applied(history: HistoryWriter, request: ApplyRequest, *, shard: int, sha256: str) -> None:
+def note_applied(history: History, request: ApplyRequest, *, shard: int, sha256: str) -> None:
     """Notes a step that a shard has applied, with the digest of its variables afterwards, before it is announced."""
     history.write(APPLIED, {"shard": shard, "request": _json(codec.encode(request)), "sha256": sha256})
 
 
-def note_arrived(history: HistoryWriter, push_id: PushId, *, shard: int, epoch: int, step: int) -> None:
+def note_arrived(history: History, push_id: PushId, *, shard: int, epoch: int, step: int) -> None:
     """Notes a contribution that a shard has applied on arrival, which has made `step` of it."""
     history.write(ARRIVED, {"shard": shard, "push": list(_key(push_id)), "epoch": epoch, "step": step})
 
 
 def note_restored(
-    history: HistoryWriter, spec: ShardSpec, settings: ShardSettings, *, process: int, tag: str, from_epoch: int, sha256: str
+    history: History, spec: ShardSpec, settings: ShardSettings, *, process: int, tag: str, from_epoch: int, sha256: str
 ) -> None:
     """Notes that a shard was brought back to a checkpoint, which was saved at `spec.initial_step` of `from_epoch`."""
     words = {
@@ -229,12 +236,12 @@ def note_restored(
     history.write(RESTORED, words)
 
 
-def note_step(history: HistoryWriter, *, epoch: int, step: int, contributors: Sequence[PushId], chief: int) -> None:
+def note_step(history: History, *, epoch: int, step: int, contributors: Sequence[PushId], chief: int) -> None:
     """Notes a step that all shards have applied, as the chief counts it, before it is announced; `chief`: its incarnation."""
     history.write(STEP, {"epoch": epoch, "step": step, "contributors": [list(_key(one)) for one in contributors], "chief": chief})
 
 
-def note_rolled_back(history: HistoryWriter, *, epoch: int, step: int, tag: str, chief: int) -> None:
+def note_rolled_back(history: History, *, epoch: int, step: int, tag: str, chief: int) -> None:
     """Notes that the cluster goes on at `step` of a checkpoint, under a new epoch."""
     history.write(ROLLED_BACK, {"epoch": epoch, "step": step, "tag": tag, "chief": chief})
 

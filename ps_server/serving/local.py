@@ -11,7 +11,7 @@ import numpy as np
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.history import History
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import (
     Adoption,
@@ -51,7 +51,7 @@ class InProcessShard:
         memory_limit_bytes: int | None = None,
         storage: CheckpointStorage | None = None,
         run_in_background: RunInBackground | None = None,
-        history: HistoryWriter | None = None,
+        history: History | None = None,
     ) -> None:
         self._shard = Shard(
             index=index,

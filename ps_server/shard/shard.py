@@ -25,7 +25,7 @@ from ps_protocol.errors import (
 from ps_protocol.process import history as events
 from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.history import History
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
     Adoption,
@@ -80,7 +80,7 @@ class Shard:
         segments: SegmentMaker | None = None,
         storage: CheckpointStorage | None = None,
         run_in_background: RunInBackground | None = None,
-        history: HistoryWriter | None = None,
+        history: History | None = None,
     ) -> None:
         self.index = index
         self.process_incarnation = process_incarnation
@@ -674,7 +674,7 @@ def _nothing() -> None:
 class ShardHistory:
     """The history of one shard; without a writer nothing is written, at no price. The caller serialises what changes the model."""
 
-    def __init__(self, writer: HistoryWriter | None, *, process_incarnation: int) -> None:
+    def __init__(self, writer: History | None, *, process_incarnation: int) -> None:
         self._writer = writer
         self._process = process_incarnation
 

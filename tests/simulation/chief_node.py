@@ -16,6 +16,7 @@ from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated, trusted
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
+from ps_protocol.process.history import History
 from ps_protocol.roles.chief import (
     ClusterState,
     CommitPushRequest,
@@ -57,6 +58,7 @@ class ChiefNode:
         store: CheckpointStore | None,
         oracle: Oracle,
         takes_over: bool,
+        history: History | None,
         on_change: Callable[["ChiefNode"], None],
         on_end: Callable[[str], None],
     ) -> None:
@@ -85,7 +87,7 @@ class ChiefNode:
                 for index, pair in enumerate(zip(shards, standbys, strict=True))
             ]
         self._shards = ShardCalls(links, report=self.report, pace=pace)
-        self._work = ShardWork(self._shards, authority=self._authority, store=store, on_superseded=self._superseded)
+        self._work = ShardWork(self._shards, authority=self._authority, store=store, on_superseded=self._superseded, history=history)
         self._replicas = ReplicaReturn(replicated(links), report=self.report, manifest_of=self._work.manifest_of, clock=pace.now)
         # The servers that it counts on, by shard.
         self._members: dict[int, tuple[str, ...]] = {index: (name,) for index, name in enumerate(shards)}

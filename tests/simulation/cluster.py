@@ -16,6 +16,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
+from tests.simulation.histories import SimulatedHistory, audited
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle, index_of
 from tests.simulation.rules import PolicyRules
@@ -61,6 +62,7 @@ class SimulatedCluster:
         self._workers = dict(enumerate(self.workers))
         self._failure = ""
         self._may_fail = False
+        self._histories: list[tuple[str, SimulatedHistory]] = []
         self._advised_for_s = 0.0
         self._is_over = False
         self._wanted_step: int | None = None
@@ -88,6 +90,7 @@ class SimulatedCluster:
         elif not self._is_over:
             words = self._chiefs[self.chief].coordinator.explain(world.now)
             raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {words}")
+        self._audit()
         if self.scenario.is_for_a_standby and (self.oracle.num_rollbacks or self._failure):
             raise BrokenPromise(f"S: a server was lost, and the other one did not take its place: {self._failure or 'it was rolled back'}")
 
@@ -134,6 +137,22 @@ class SimulatedCluster:
         era = int(fields["fence"]["era"]["life"]), int(fields["fence"]["era"]["epoch"])
         self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")))
 
+    def _audit(self) -> None:
+        """Has what all processes have written audited, as long as there was one life: epochs of another have the same numbers."""
+        if not self._histories or self.world.new_life() > 2:
+            return
+        problems, num_steps = audited(history.chronicle(f"{name}-{number}") for number, (name, history) in enumerate(self._histories))
+        self.world.seen["steps that the audit has computed again"] += num_steps
+        if problems:
+            raise BrokenPromise(f"A: the audit says: {problems[:3]}")
+
+    def _new_history(self, name: str) -> SimulatedHistory | None:
+        if not self.scenario.has_history:
+            return None
+        history = SimulatedHistory()
+        self._histories.append((name, history))
+        return history
+
     # -- processes
 
     def _start_shard(self, name: str) -> None:
@@ -149,6 +168,7 @@ class SimulatedCluster:
                 storage=self.storage if scenario.durability else None,
                 oracle=self.oracle,
                 on_crash=lambda: self.kill(name, 0.3),
+                history=self._new_history(name),
             )
 
         self.world.start(name, make)
@@ -179,6 +199,7 @@ class SimulatedCluster:
                 store=CheckpointStore(self.storage, cluster=config.cluster) if checkpoints else None,
                 oracle=self.oracle,
                 takes_over=takes_over,
+                history=self._new_history(name),
                 on_change=self._changed,
                 on_end=lambda reason: self._chief_ended(name, reason),
             )
@@ -210,6 +231,7 @@ class SimulatedCluster:
                 compute_s=scenario.compute_s,
                 data=scenario.data,
                 takes_over=takes_over,
+                history=self._new_history(name),
                 on_end=lambda reason: self._worker_ended(index, name, reason),
             )
 

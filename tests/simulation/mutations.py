@@ -28,7 +28,9 @@ from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
 from ps_server.shard.gate import Fences
 from tests.simulation.chief_links import SimulatedPace
+from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Fault, Scenario
+from tests.simulation.shard_node import ShardNode
 from tests.simulation.world import NetworkSpec
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -320,6 +322,40 @@ def _wakes_beside_a_new_chief(scenario: Scenario) -> Scenario:
     return replace(_with_standbys(scenario), network=NetworkSpec(), num_shards=1, faults=(stopped, lost, chief))
 
 
+_SEEN_BY_THE_ORACLE = ("created", "applied", "restored", "told_step", "told_commit", "told_token", "told_exhausted", "read")
+
+
+def _unseen(break_it: Break) -> Break:
+    """Returns the same, with an oracle that looks away: only the audit of what the processes have written can find it."""
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        for name in (*_SEEN_BY_THE_ORACLE, "committed_checkpoint"):
+            patch.setattr(Oracle, name, lambda *args, **named: None)
+        break_it(patch)
+
+    return broken
+
+
+def _stages_other_gradients(patch: pytest.MonkeyPatch) -> None:
+    real = ShardNode._push
+
+    def push(self: ShardNode, header: Any, gradients: Any) -> Any:
+        changed = gradients.copy()
+        changed[:1] ^= header.push_id.sequence % 5 == 0
+        return real(self, header, changed)
+
+    patch.setattr(ShardNode, "_push", push)
+
+
+def _notes_too_few_contributors(patch: pytest.MonkeyPatch) -> None:
+    real = ShardWork.note_applied
+    patch.setattr(ShardWork, "note_applied", lambda self, step: real(self, replace(step, contributors=step.contributors[1:])))
+
+
+def _with_history(scenario: Scenario) -> Scenario:
+    return replace(scenario, has_history=True, has_standbys=scenario.seed % 2 == 0, network=replace(scenario.network, duplicate=0.1))
+
+
 def under(policy: PolicySpec) -> Suit:
     """Returns scenarios under another policy."""
     return lambda scenario: replace(scenario, policy=policy, num_workers=max(2, scenario.num_workers), min_replicas=None)
@@ -409,5 +445,8 @@ MUTATIONS: dict[str, Mutation] = {
     "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
     "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),
     "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys),
+    "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history),
+    "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
+    "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -44,6 +44,7 @@ class Scenario:
     data: DataSpec | None = None
     policy: PolicySpec = DEFAULT_POLICY
     has_standbys: bool = False
+    has_history: bool = False
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -97,7 +98,8 @@ def scenario_of(seed: int) -> Scenario:
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
     )
-    return _with_standbys(scenario, random.Random(f"standbys {seed}"))
+    scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
+    return replace(scenario, has_history=random.Random(f"history {seed}").random() < 0.3)
 
 
 def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:

@@ -10,6 +10,7 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
+from ps_protocol.process.history import History
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
 from ps_server.serving.local import InProcessShard
@@ -33,6 +34,7 @@ class ShardNode:
         storage: CheckpointStorage | None,
         oracle: Oracle,
         on_crash: Callable[[], None],
+        history: History | None,
     ) -> None:
         self._world = world
         self._life = life
@@ -56,7 +58,7 @@ class ShardNode:
             "save": self._save,
             "restore": self._restore,
         }
-        self.shard = InProcessShard(index=index, storage=storage, run_in_background=self._in_background)
+        self.shard = InProcessShard(index=index, storage=storage, run_in_background=self._in_background, history=history)
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
         """Takes up a call."""

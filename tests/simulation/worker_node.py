@@ -17,15 +17,18 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.model.data import DataSpec
-from ps_protocol.model.layout import Layout
+from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
+from ps_protocol.process.history import History, note_contribution, note_outcome
 from ps_protocol.roles.chief import (
     CommitResult,
     LeaseReply,
     LeaseResult,
+    Participant,
     ParticipantKind,
     PushCommit,
+    PushOutcome,
     RegisterRequest,
     Registration,
     TokenReply,
@@ -70,13 +73,14 @@ class WorkerNode:
         compute_s: float,
         data: DataSpec | None,
         takes_over: bool,
+        history: History | None,
         on_end: Callable[[str], None],
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
         self._index, self._pid, self._model, self._num_shards = index, pid, model, num_shards
         self._calls = WorkerCalls(world, servers=servers, chief=chief, ask_again=self._ask_again)
         self._lease_s, self._compute_s, self._takes_over, self._on_end = lease_s, compute_s, takes_over, on_end
-        self._data = data
+        self._data, self._history = data, history
         self._requests = itertools.count(pid * 1_000_000 + 1)  # no other process has these
         self._worker: Worker | None = None
         self._layouts: tuple[Layout, ...] = ()
@@ -269,7 +273,21 @@ class WorkerNode:
             self._commits(request.commit)
         result: CommitResult = yield from self._ask("commit", request.participant, request.commit)
         self._world.seen[f"contribution {result.outcome.name}"] += 1
+        self._note_outcome(request.participant, request.commit, result)
         return result
+
+    def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
+        """As a session does."""
+        if self._history is not None:
+            outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
+            note_outcome(
+                self._history,
+                commit.push_id,
+                epoch=participant.era.epoch,
+                outcome=outcome.name,
+                step=commit.step,
+                applied_step=result.applied_step,
+            )
 
     def _await_token(self, request: ask.AwaitToken) -> Task:
         if request.commit is not None:
@@ -277,6 +295,7 @@ class WorkerNode:
         reply: TokenReply = yield from self._ask("token", *request[:4], _SLICE_S)
         if request.commit is not None and reply.commit is not None:
             self._world.seen[f"contribution {reply.commit.outcome.name}"] += 1
+            self._note_outcome(request.participant, request.commit, reply.commit)
         if reply.result is TokenResult.WAIT:
             self._world.seen["waited for a token longer than a call may block"] += 1
         return reply
@@ -338,7 +357,10 @@ class WorkerNode:
                 absent=() if has_gradient else tuple(range(len(layout.slices))),
                 refused=request.refused,
             )
-            calls.append((header, self._gradient(request.push_id, index) if has_gradient else _NOTHING))
+            content = self._gradient(request.push_id, index) if has_gradient else _NOTHING
+            if self._history is not None:
+                note_contribution(self._history, header, Segments([content]), shard=index)
+            calls.append((header, content))
         replies: list[PushReply] = yield from self._at_all("push", calls)
         results: list[PushResult] = [reply.result for reply in replies]
         return results
