@@ -24,6 +24,8 @@ MAX_TEXT = 4096
 MAX_PARTS = 512
 MAX_DEPTH = 40
 MAX_EXPONENT = 16.0
+# So many elements are computed at a time.
+BLOCK = 64 * 1024
 
 Shape = tuple[int, ...]
 
@@ -160,12 +162,38 @@ class Formula:
                     f"formula {_short(self.text)}: {name!r} is {other}, want floats of one type, {dtype}; cast with .astype()"
                 )
         self.check_shapes({name: value.shape for name, value in values.items()})
-        known: dict[str, Any] = {name: values[name] for name in self.reads}
+        new = {name: np.empty(values[name].shape, dtype) for name in self.writes}
         with np.errstate(all="ignore"):
-            for target, value in self._steps:
-                new = np.asarray(_computed(value, known, dtype), dtype)
-                known[target] = np.broadcast_to(new, values[target].shape) if target in self.writes else new
-        return {name: np.array(known[name]) for name in self.writes}
+            if self._is_by_element(values):
+                self._compute_in_blocks(values, new, dtype)
+            else:
+                self._compute_once(values, new, dtype)
+        return new
+
+    def _is_by_element(self, values: Mapping[str, Array]) -> bool:
+        """Whether an element of the results needs nothing but that element of each array, and the numbers."""
+        shapes = {values[name].shape for name in self.reads} - {()}
+        if len(shapes) != 1 or not all(values[name].shape for name in self.writes):
+            return False
+        return not any(_needs_all(value) for _, value in self._steps)
+
+    def _compute_in_blocks(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
+        # What comes between the operations stays in the processor's cache.
+        flat = {name: values[name].reshape(-1) if values[name].shape else values[name] for name in self.reads}
+        results = {name: array.reshape(-1) for name, array in new.items()}
+        for begin in range(0, results[self.writes[0]].size, BLOCK):
+            block = slice(begin, begin + BLOCK)
+            given = {name: array[block] if array.shape else array for name, array in flat.items()}
+            self._compute_once(given, {name: array[block] for name, array in results.items()}, dtype)
+
+    def _compute_once(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
+        known: dict[str, Any] = {name: values[name] for name in self.reads}
+        for target, value in self._steps:
+            result = np.asarray(_computed(value, known, dtype), dtype)
+            is_filled = target in new and result.shape != new[target].shape
+            known[target] = np.broadcast_to(result, new[target].shape) if is_filled else result
+        for name, array in new.items():
+            array[...] = known[name]
 
     def _shape_of(self, value: _Value, known: Mapping[str, Shape]) -> Shape:
         if value.name:
@@ -342,6 +370,10 @@ class _Parser:
 
     def _at(self, node: ast.AST, reason: str) -> InvalidSpec:
         return _error(self._text, getattr(node, "lineno", 1), getattr(node, "col_offset", 0), reason)
+
+
+def _needs_all(value: _Value) -> bool:
+    return value.gives_one_number or any(_needs_all(operand) for operand in value.operands)
 
 
 def _computed(value: _Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
-from ps_protocol.model.expressions import MAX_DEPTH, MAX_PARTS, MAX_TEXT, parse_formula
+from ps_protocol.model.expressions import BLOCK, MAX_DEPTH, MAX_PARTS, MAX_TEXT, parse_formula
 
 NAMES = ("v", "g", "s", "lr")
 FLOATS = st.floats(-4, 4, width=32)
@@ -103,6 +103,21 @@ def test_one_number_fills_the_variable_and_dividing_by_an_element_that_is_zero_i
     assert parse_formula("0.5", variable="v", others=()).compute({"v": np.zeros((2, 2))})["v"].tolist() == [[0.5, 0.5]] * 2
     quotient = parse_formula("1 / v", variable="v", others=()).compute({"v": np.array([0.0, -0.0, 2.0])})["v"]
     assert quotient.tolist() == [np.inf, -np.inf, 0.5]
+
+
+@pytest.mark.parametrize("shape", [(BLOCK - 1,), (BLOCK,), (3, BLOCK + 1), (0,), ()])
+def test_large_arrays_come_out_as_at_once_whatever_their_order_in_memory(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    v, m, g = (rng.normal(size=shape[::-1]).astype(np.float32).T for _ in range(3))
+    lr, half = np.asarray(0.1, np.float32), np.float32(0.5)
+    formula = parse_formula("m = m * 0.5 + g; v = v - lr * m", variable="v", others=("m", "g", "lr"), writable=("m",))
+    new = formula.compute({"v": v, "m": m, "g": g, "lr": lr})
+    np.testing.assert_array_equal(new["m"], m * half + g)
+    np.testing.assert_array_equal(new["v"], v - lr * (m * half + g))
+    # A sum needs all of them.
+    scaled = parse_formula("v / (norm(g) + 1) * sum(g)", variable="v", others=("g",)).compute({"v": v, "g": g})["v"]
+    norm, total = (np.float32(f) for f in (np.sqrt(np.sum(np.square(g, dtype=np.float64))), np.sum(g, dtype=np.float64)))
+    np.testing.assert_array_equal(scaled, v / (norm + np.float32(1)) * total)
 
 
 REFUSED = [
