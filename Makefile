@@ -63,11 +63,12 @@ coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
 test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
-# The second line is the soak, which needs the machine for itself. SOAK=0 leaves it out.
+# The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out.
 SOAK ?= 600
-chaos: $(DEV)  ## real processes killed, stopped, cut off and sent wrong clocks, then 10 minutes of random faults; under 20 minutes
+chaos: $(DEV)  ## real processes killed, stopped, cut off, flooded and sent wrong clocks, then 10 minutes of random faults; under 30 minutes
 	@rm -f lockstep-runs/chaos/recovery.jsonl
-	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py $(ARGS); found=$$?; \
+	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py --ignore tests/chaos/test_floods.py $(ARGS); found=$$?; \
+	  $(PYTEST) tests/chaos/test_floods.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; \
 	  if [ "$(SOAK)" != 0 ]; then CHAOS_SOAK_S=$(SOAK) $(PYTEST) tests/chaos/test_soak.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; fi; \
 	  $(BIN)/python -m tests.chaos.recovery_table; exit $$found
 

@@ -19,6 +19,7 @@ from ps_protocol.roles.identity import Identity, Role, parse_address
 from ps_protocol.rpc.admission import interceptors
 from ps_protocol.rpc.channel import add_port, server_options
 from ps_protocol.rpc.server import handshake_handler
+from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.accumulators.registry import AccumulatorRegistry
@@ -112,7 +113,8 @@ class ParameterServer:
         self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, on_chief_call=self.hear_chief)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
-        self._guards = interceptors(config.security, cluster=config.cluster, address=config.address)
+        self._strangers = StrangerGuard()
+        self._guards = interceptors(config.security, cluster=config.cluster, address=config.address, strangers=self._strangers)
         self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(
             self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS, interceptors=[*self._guards]
@@ -191,6 +193,7 @@ class ParameterServer:
             self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
         self._idle_streams.end_long_lived()
+        self._strangers.stop()
         self._server.stop(grace_s).wait()
         self._stream_service.close()
         self._idle_streams.stop()
@@ -208,4 +211,6 @@ class ParameterServer:
             port = add_port(self._server, parsed, security=self._config.security)
         except RuntimeError as error:
             raise InvalidSpec(f"cannot listen at {address}: {error}") from None
+        if not parsed.is_unix:
+            self._strangers.start(port)
         return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))

@@ -26,6 +26,7 @@ from ps_protocol.roles.identity import Address, Identity, Role, parse_address
 from ps_protocol.rpc.admission import interceptors
 from ps_protocol.rpc.channel import Access, add_port, server_options
 from ps_protocol.rpc.server import handshake_handler
+from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security.permissions import CallerRole
 
 # Where others reach this chief: the address to advertise, else where it listens, or, if that is everywhere, as its servers see it.
@@ -97,7 +98,8 @@ class ChiefServer:
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         history = HistoryWriter(config.history, role="chief") if config.history else None
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store, history=history)
-        guards = interceptors(config.security, cluster=cluster, address=config.address)
+        self._strangers = StrangerGuard()
+        guards = interceptors(config.security, cluster=cluster, address=config.address, strangers=self._strangers)
         self._service = ChiefService(
             self._runner, may_work=lambda context: all(guard.may_act_as(CallerRole.WORKER, context) for guard in guards)
         )
@@ -142,6 +144,7 @@ class ChiefServer:
         self._health.enter_graceful_shutdown()
         # They would last as long as their callers like.
         self._service.end_conversations()
+        self._strangers.stop()
         await asyncio.to_thread(self._server.stop(_GRACE_S).wait)
         await self._runner.close()
         await asyncio.to_thread(self._executor.shutdown)
@@ -161,6 +164,8 @@ class ChiefServer:
             port = add_port(self._server, parsed, security=self._config.security)
         except RuntimeError as error:
             raise InvalidSpec(f"cannot listen at {address}: {error}") from None
+        if not parsed.is_unix:
+            self._strangers.start(port)
         return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))
 
     def _announce_state(self, state: ClusterState) -> None:

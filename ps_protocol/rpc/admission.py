@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -13,8 +12,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
+from ps_protocol.rpc.notes import Notes
 from ps_protocol.rpc.server_stream import Handler, Peer, never_waiting, standing_method_handler
 from ps_protocol.rpc.status import answering, ending_with, set_status
+from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.certificates import certified_roles
 from ps_protocol.security.options import Security
@@ -126,8 +127,8 @@ MAX_OPEN_CALLS = 8
 class OpenCalls:
     """The calls under way that need no admission. Thread-safe."""
 
-    def __init__(self, *, limit: int = MAX_OPEN_CALLS) -> None:
-        self._limit = limit
+    def __init__(self, *, limit: int = MAX_OPEN_CALLS, on_call: Callable[[grpc.ServicerContext], None] = lambda context: None) -> None:
+        self._limit, self._on_call = limit, on_call
         self._lock = threading.Lock()
         self._calls: dict[Handler, Peer] = {}
 
@@ -136,6 +137,7 @@ class OpenCalls:
         return standing_method_handler(lambda peer, context: self._begin(method, peer, context), server_name="this server")
 
     def _begin(self, method: Any, peer: Peer, context: grpc.ServicerContext) -> Handler:
+        self._on_call(context)
         call = _OpenCall(method, peer, context, on_close=self._closed)
         with self._lock:
             self._calls[call] = peer
@@ -175,7 +177,6 @@ class _OpenCall:
 # Lets calls in or not, before any method sees them: for every service of a server at once.
 
 
-_NOTE_INTERVAL_S = 10.0
 # Quoted, since grpcio's own class takes no type arguments.
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
@@ -184,19 +185,21 @@ MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 class AuthorizationInterceptor(grpc.ServerInterceptor):
     """Refuses calls without a token or certificate of a role that may make them. Thread-safe, never waits.
 
-    `tokens` None: tokens are not asked for. `checks_certificates`: the port asks callers for certificates; then these count too, and a
-    caller needs both.
+    `strangers` is told whose calls are let in, and whose are not. `tokens` None: tokens are not asked for. `checks_certificates`: the port
+    asks callers for certificates; then these count too, and a caller needs both.
     """
 
-    def __init__(self, *, cluster: str, tokens: TokenTable | None, checks_certificates: bool) -> None:
-        self._cluster, self._tokens, self._checks_certificates = cluster, tokens, checks_certificates
+    def __init__(
+        self, *, cluster: str, tokens: TokenTable | None, checks_certificates: bool, strangers: StrangerGuard | None = None
+    ) -> None:
+        self._cluster, self._tokens, self._checks_certificates, self._strangers = cluster, tokens, checks_certificates, strangers
+        self._nothing = self._absence()
         self._standing = StandingCalls(tokens) if tokens is not None else None
-        self._open = OpenCalls()
+        self._open = OpenCalls(on_call=self._charge)
         self._guests = GuestCalls()
         self._guarded: dict[tuple[str, int, CallerRole | None], MethodHandler] = {}
         self._refusals: dict[str, MethodHandler] = {}
-        self._lock = threading.Lock()
-        self._num_refused, self._next_note = 0, 0.0
+        self._notes, self._num_refused = Notes(), 0
 
     def intercept_service(self, continuation: Callable[[Any], MaybeHandler], details: Any) -> MaybeHandler:
         """Returns what handles the call: the method's own handler, or one that refuses."""
@@ -211,15 +214,17 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         # Only now: outsiders must not learn which methods there are.
         handler = continuation(details)
         if handler is None:
-            return None
+            return self._nothing
         if role is not None:
             try:
                 check_allowed(method, role)
             except PsError as error:
                 return self._refusal(error)
         is_guest = role is not None and are_guests({role})
-        if is_guest or self._checks_certificates or (self._standing is not None and is_standing(method)):
+        if self._strangers is not None or is_guest or self._checks_certificates or (self._standing is not None and is_standing(method)):
             guest = role if is_guest else None
+            if self._strangers is not None and not handler.request_streaming:
+                self._strangers.expect()
             return self._kept(method, handler, lambda: self._checked(method, handler, guest), guest=guest)
         return handler
 
@@ -242,26 +247,14 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
 
             def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
                 end(context)
-                self._note(message, context)
+                self._charge(context)
+                self._num_refused += 1
+                self._notes.warn("refused a call: %s peer=%s refused_so_far=%d", lambda: (message, context.peer(), self._num_refused))
                 send_response(None)
 
             # Without waiting for the request: a refused caller holds no thread.
             self._refusals[message] = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
         return self._refusals[message]
-
-    def _note(self, message: str, context: grpc.ServicerContext) -> None:
-        """Logs who was refused: seldom, so that the log cannot be flooded, and from another thread, since writing may block."""
-        with self._lock:
-            self._num_refused += 1
-            is_due = time.monotonic() >= self._next_note
-            if is_due:
-                self._next_note = math.inf  # until it is written
-        if is_due:
-            threading.Thread(target=self._write_note, args=(message, context.peer()), name="refusals", daemon=True).start()
-
-    def _write_note(self, message: str, peer: str) -> None:
-        log.warning("refused a call: %s peer=%s refused_so_far=%d", message, peer, self._num_refused)
-        self._next_note = time.monotonic() + _NOTE_INTERVAL_S
 
     def _kept(
         self, method: str, handler: MethodHandler, make: Callable[[], MethodHandler], *, guest: CallerRole | None = None
@@ -277,10 +270,34 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
         named: Any = handler  # a named tuple, which its type does not say
-        checked: MethodHandler = named._replace(**{kind: _guarded(getattr(handler, kind), functools.partial(self._check, method, guest))})
+        check = functools.partial(self._check, method, guest, not handler.request_streaming)
+        checked: MethodHandler = named._replace(**{kind: _guarded(getattr(handler, kind), check)})
         return checked
 
-    def _check(self, method: str, guest: CallerRole | None, context: grpc.ServicerContext) -> None:
+    def _absence(self) -> MaybeHandler:
+        """Returns what answers for a method that there is not; None: gRPC does, and nobody counts it."""
+        if self._strangers is None:
+            return None
+
+        def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
+            context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+            context.set_details("Method not found!")
+            self._charge(context)
+            send_response(None)
+
+        return grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
+
+    def _check(self, method: str, guest: CallerRole | None, was_expected: bool, context: grpc.ServicerContext) -> None:
+        """Lets the call in. Raises Unauthenticated, PermissionDenied, LimitExceeded."""
+        try:
+            self._check_context(method, guest, context)
+        except PsError:
+            self._charge(context)
+            raise
+        if self._strangers is not None:
+            self._strangers.admit(context.peer(), was_expected=was_expected)
+
+    def _check_context(self, method: str, guest: CallerRole | None, context: grpc.ServicerContext) -> None:
         if self._checks_certificates:
             roles = self._check_certificate(method, context)
             guest = guest or (min(roles, key=lambda role: role.value) if are_guests(roles) else None)
@@ -289,6 +306,10 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         if self._standing is not None and is_standing(method):
             # Once more: the tokens may have changed since the call was let in.
             check_allowed(method, self._standing.watch(context))
+
+    def _charge(self, context: grpc.ServicerContext) -> None:
+        if self._strangers is not None:
+            self._strangers.charge(context.peer(), num_headers=len(context.invocation_metadata()))
 
     def _certified(self, context: grpc.ServicerContext) -> frozenset[CallerRole]:
         # Lists, though its type says that the values are single.
@@ -308,13 +329,17 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         raise refusals[0]
 
 
-def interceptors(security: Security, *, cluster: str, address: str) -> "list[AuthorizationInterceptor]":
-    """Returns what guards a server at `address`: nothing if neither tokens nor certificates were asked for. Raises InvalidSpec."""
-    checks_certificates = security.verify_clients and not address.startswith("unix:")
-    if security.token_file is None and not checks_certificates:
-        return []
+def interceptors(security: Security, *, cluster: str, address: str, strangers: StrangerGuard) -> "list[AuthorizationInterceptor]":
+    """Returns what guards a server at `address`; nothing on a Unix socket if no tokens were asked for. Raises InvalidSpec.
+
+    `strangers` is told of calls on a port that strangers can reach.
+    """
+    if address.startswith("unix:"):
+        if security.token_file is None:
+            return []
+        return [AuthorizationInterceptor(cluster=cluster, tokens=TokenTable(security.token_file), checks_certificates=False)]
     tokens = TokenTable(security.token_file) if security.token_file is not None else None
-    return [AuthorizationInterceptor(cluster=cluster, tokens=tokens, checks_certificates=checks_certificates)]
+    return [AuthorizationInterceptor(cluster=cluster, tokens=tokens, checks_certificates=security.verify_clients, strangers=strangers)]
 
 
 def _guarded(serve: Callable[..., Any], check: Callable[[grpc.ServicerContext], None]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from ps_protocol.security.permissions import CallerRole
 
 MAX_MESSAGE_BYTES = 16 << 20
 # A process has a connection of its own for each server and user, with a handful of streams and calls.
-MAX_CALLS_A_CONNECTION = 128
+MAX_CALLS_A_CONNECTION = 64
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     # Bounds what one message can make the receiver allocate. Tensors of any size travel as many frames of FRAME_BYTES.
@@ -69,14 +69,15 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
-    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
+    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds. Headers may unfold
+    # to 16 MiB a call, until a client has acknowledged our settings.
     ("grpc.max_concurrent_streams", MAX_CALLS_A_CONNECTION),
     # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
     # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.
     ("grpc.server.max_pending_requests", 4_096),
     ("grpc.server.max_pending_requests_hard_limit", 6_144),
-    # Must be below the clients' keepalive_time, else the server takes their pings for abuse and drops the connection.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Our clients ping. To answer a ping takes gRPC 1 us, to find that there are too many 30 us each; `strangers` cuts who sends too many.
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 

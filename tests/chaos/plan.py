@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
+
 # Steps of a training that is ended by order.
 ENDLESS = 10_000_000
 
@@ -28,3 +30,5 @@ class Plan:
     worker_flags: Mapping[int, Sequence[str]] | None = None
     wrapper: Mapping[str, Sequence[str]] | None = None  # by process name: what `python -m` runs instead, before the module's name
     port: int | None = None  # the chief's on loopback, the servers' are the next ones; None: Unix sockets
+    environment: Mapping[str, Mapping[str, str]] | None = None  # by role: "ps", "chief", "worker"
+    access: Access = DEFAULT_ACCESS  # how the test itself calls the chief

@@ -90,6 +90,7 @@ class Cluster:
         environment |= {"LOCKSTEP_ENABLE_FAILPOINTS": "1"} if points and name.startswith("worker") else {}
         environment |= {"LOCKSTEP_HISTORY": str(self.history)} if self.plan.history else {}
         role, _, index = name.partition(" ")
+        environment |= (self.plan.environment or {}).get(role, {})
         if role == "worker":
             words = ["tests.chaos.worker", *self._worker_flags(int(index))]
         elif role in ("ps", "standby"):
@@ -187,7 +188,7 @@ class Cluster:
     def status(self) -> ClusterStatus | None:
         """What the chief says; None if it does not."""
         if self._chief is None:
-            self._chief = GrpcChief(self.chief_address, cluster="lockstep")
+            self._chief = GrpcChief(self.chief_address, cluster="lockstep", access=self.plan.access)
         try:
             return self._chief.status()
         except PsError:
@@ -212,7 +213,7 @@ class Cluster:
 
     def finish(self) -> int:
         """Ends the training by order, waits until all have ended, and returns the last step."""
-        chief = GrpcChief(self.chief_address, cluster="lockstep")
+        chief = GrpcChief(self.chief_address, cluster="lockstep", access=self.plan.access)
         try:
             chief.finish(reason="the test has seen enough")
         finally:

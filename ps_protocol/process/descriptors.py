@@ -1,0 +1,143 @@
+"""TCP sockets of this process that somebody else has opened, and owns, as their descriptors show them. Knows Linux; no gRPC, no role.
+
+gRPC gives nobody its sockets. They can be looked at all the same, as long as whatever is done bears that a descriptor is closed, and is
+another file's, at any moment. Elsewhere than on Linux there is nothing to see.
+"""
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+_DIRECTORY = "/proc/self/fd"
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+# Python has no names for these. The last one is where the kernel says of a connection how many bytes have come.
+_SO_COOKIE, _TCP_MD5SIG_EXT, _BY_PREFIX, _AT_BYTES_RECEIVED = 57, 32, 1, 128
+_LIBRARY, _NOWHERE = ctypes.CDLL(None), struct.pack("=H14x", socket.AF_UNSPEC)
+
+
+class Network(NamedTuple):
+    """Addresses that begin with the same bits. One of IPv4 is written as in IPv6 (::ffff:127.0.0.1), its bits counted as in IPv4."""
+
+    address: bytes
+    num_bits: int
+
+    @property
+    def is_v4(self) -> bool:
+        """Whether it is one of IPv4."""
+        return self.address.startswith(_MAPPED)
+
+
+_MAPPED = bytes(10) + b"\xff\xff"
+EVERYWHERE = (Network(_MAPPED + bytes(4), 0), Network(bytes(16), 0))
+
+
+def network_of(host: str) -> Network:
+    """Returns what counts as one address: with IPv6 whoever has one has 2**64 of them."""
+    if ":" in host:
+        return Network(socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] + bytes(8), 64)
+    return Network(_MAPPED + socket.inet_aton(host), 32)
+
+
+def descriptors() -> set[int]:
+    """Returns those that are open; none if no descriptor is left to look with."""
+    with suppress(OSError):
+        return {*map(int, os.listdir(_DIRECTORY))}
+    return set()
+
+
+def listening_at(port: int) -> list[int]:
+    """Returns the sockets that listen at a port; none where connections cannot be looked at."""
+    found = []
+    for descriptor in descriptors():
+        with suppress(OSError), _socket_at(descriptor) as one:
+            if one.family in _FAMILIES and one.getsockname()[1] == port and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                _bytes_received(one)
+                found.append(descriptor)
+    return found
+
+
+def look(descriptor: int) -> tuple[int, int] | None:
+    """Returns a connection's number, which no other one ever gets, and how many bytes have come; (0, 0) for what is none; None: it is free.
+
+    It takes 3 us, and never lets another thread run: one that floods keep busy might not let this one run again for long.
+    """
+    try:
+        one = socket.socket(fileno=descriptor)
+    except OSError as error:
+        return None if error.errno == errno.EBADF else (0, 0)
+    try:
+        return (_number(one), _bytes_received(one)) if one.family in _FAMILIES else (0, 0)
+    except OSError:
+        return 0, 0
+    finally:
+        one.detach()
+
+
+def caller_at(descriptor: int, *, port: int) -> tuple[str, int] | None:
+    """Returns host and port of whoever made a connection to a port; None if nobody did, ("", 0) if it is over. Hosts of IPv4 are plain."""
+    with suppress(OSError), _socket_at(descriptor) as one:
+        if one.getsockname()[1] != port or one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return None
+        try:
+            host, other = one.getpeername()[:2]
+        except OSError:
+            return "", 0
+        return (host.removeprefix("::ffff:") if "." in host else host), other
+    return None
+
+
+def cut(descriptor: int, *, number: int) -> bool:
+    """Ends a connection at once; False if the descriptor is not this one's any more."""
+    # By a descriptor of our own, which stays the same file's.
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        if _number(one) == number:
+            # `shutdown` alone would have all that has come already read yet, megabytes of it. Who connects to nowhere has nothing left.
+            if _LIBRARY.connect(one.fileno(), _NOWHERE, len(_NOWHERE)):
+                one.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
+
+
+def shut_out(listening: int, network: Network, *, is_out: bool) -> None:
+    """Has the kernel drop packets that would begin a connection from a network, or take them again. Those that are there go on.
+
+    It is told that packets from there are signed (RFC 2385), with a key that nobody knows. Any process may do that, while a packet filter
+    is an administrator's. A kernel that knows no signatures shuts nobody out.
+    """
+    key = os.urandom(16) if is_out else b""
+    with suppress(OSError), _socket_at(listening) as one:
+        if one.family == socket.AF_INET6:
+            address = struct.pack("=HHI16sI", socket.AF_INET6, 0, 0, network.address, 0)
+        elif network.is_v4:
+            address = struct.pack("=HH4s", socket.AF_INET, 0, network.address[len(_MAPPED) :])
+        else:
+            return
+        wish = struct.pack("=128sBBHi80s", address, _BY_PREFIX, network.num_bits, len(key), 0, key)
+        one.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, wish)
+
+
+@contextmanager
+def _socket_at(descriptor: int) -> Iterator[socket.socket]:
+    """A descriptor as a socket, which stays open. Raises OSError if it is none."""
+    found = socket.socket(fileno=descriptor)
+    try:
+        yield found
+    finally:
+        found.detach()
+
+
+def _number(connection: socket.socket) -> int:
+    (number,) = struct.unpack("=Q", connection.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
+    return int(number)
+
+
+def _bytes_received(connection: socket.socket) -> int:
+    about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _AT_BYTES_RECEIVED + 8)
+    if len(about) < _AT_BYTES_RECEIVED + 8:
+        raise OSError("this kernel does not count them")
+    return int(struct.unpack_from("=Q", about, _AT_BYTES_RECEIVED)[0])

@@ -1,0 +1,284 @@
+"""Cuts connections of strangers that send more than it takes to be let in, and has their addresses wait. Knows connections; no method.
+
+Whoever reaches a port can send to it without a token, and gRPC reads it all: most frames cost their sender nothing, and no option bounds
+them. So a thread looks at the connections that were made to the port, and at how much has come over each. One belongs to a stranger until
+a call on it is let in. This costs those who were let in nothing, and bounds whatever a stranger can think of.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from ps_protocol.process.descriptors import EVERYWHERE, Network, caller_at, cut, descriptors, listening_at, look, network_of, shut_out
+from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
+from ps_protocol.rpc.notes import Notes
+
+# What may come before a call is let in. TLS and headers take some KiB, and the messages that gRPC takes ahead of a call 128.
+BUDGET_BYTES, BUDGET_BYTES_A_S = 160 << 10, 8 << 10
+# A call that is refused, or that anybody may make, takes the server longer than its bytes, and so does each of its headers.
+CALL_BYTES, HEADER_BYTES = 1 << 10, 64
+# gRPC takes the message of some calls before it says whose they are. Until it does, for so long at most, anybody's connection may be that
+# one; unless so many are waited for that they come from a stranger to whom everything is open.
+_EXPECTED_S, _MAX_EXPECTED = 10.0, 8
+
+# How often connections are looked at: while there are strangers that send, and else.
+_BUSY_S, _CALM_S = 0.004, 0.05
+# With thousands of connections a look takes long: so much of the time at most, if it can wait.
+_SHARE = 0.05
+# A stranger that has sent nothing for longer is looked at as seldom as those who were let in.
+_YOUNG_S = 12.0
+# So many of them are looked at each time, and so many of all others.
+_NUM_YOUNG, _NUM_OTHERS = 256, 32
+# Descriptors that were free are looked at: a few each time, and now and then all, of which it takes so many at once.
+_NUM_NEW, _LISTING_S, _MAX_NEW = 8, 3.0, 256
+
+
+class Turnstile:
+    """Which networks have to wait until they are let in again, by how often their connections have ended in vain. Pure."""
+
+    # So many are free at once, and so many a second. One that had to be cut counts as several. However many there were, a wait lasts no
+    # longer than four times the last one's number takes; for calls without end, no longer than this number.
+    NUM, NUM_A_S, CUT, MOST = 16.0, 4.0, 4.0, 64.0
+    # As many are remembered; and as many wait one by one. When there are more, everybody waits.
+    _MAX_NETWORKS, _MAX_WAITING = 4_096, 64
+
+    def __init__(self) -> None:
+        # What each has left, and since when. The last one has counted last.
+        self._left: dict[Network, tuple[float, float]] = {}
+
+    def count(self, network: Network | None, number: float, now: float, *, for_calls: float = 0.0) -> None:
+        """Connections have ended in vain; less than none: some were let in. None: it is not known whose, probably the last one's.
+
+        `for_calls`: how much their calls count besides.
+        """
+        if network is None:
+            network = next(reversed(self._left), EVERYWHERE[0])
+        before = self._left_of(network, now)
+        left = max(before - number, min(before, -4.0 * number))
+        left = max(left - for_calls, min(left, -self.MOST))
+        self._left.pop(network, None)
+        if left < self.NUM:
+            self._left[network] = left, now
+        if len(self._left) > self._MAX_NETWORKS:
+            del self._left[next(iter(self._left))]
+
+    def waiting(self, now: float) -> frozenset[Network]:
+        """Returns those that have to wait."""
+        waiting = [network for network in self._left if self._left_of(network, now) < 1.0]
+        for network in [network for network in self._left if self._left_of(network, now) >= self.NUM]:
+            del self._left[network]
+        return frozenset(waiting if len(waiting) <= self._MAX_WAITING and EVERYWHERE[0] not in waiting else EVERYWHERE)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether any connection has ended in vain lately."""
+        return bool(self._left)
+
+    def _left_of(self, network: Network, now: float) -> float:
+        left, at = self._left.get(network, (self.NUM, now))
+        return min(self.NUM, left + (now - at) * self.NUM_A_S)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open descriptor. `peer`: what gRPC calls the other end of a connection that was made to the port; empty for anything else.
+
+    `spent_at`: when more had come than at the look before.
+    """
+
+    number: int
+    host: str = ""
+    peer: str = ""
+    since: float = 0.0
+    spent_at: float = 0.0
+    spent: int = 0
+    is_stranger: bool = False
+
+
+class StrangerGuard:
+    """Watches the connections made to one port of this process. Thread-safe; `admit` and `charge` never wait."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._listening: list[int] = []
+        self._thread: threading.Thread | None = None
+        self._is_over, self._is_due = False, threading.Event()
+        # By peer. Any thread puts something in, and the guard's takes it out again.
+        self._admitted: dict[str, float] = {}
+        self._charged: dict[str, int] = {}
+        # When calls were let in whose peers are not known yet.
+        self._expected: deque[float] = deque(maxlen=_MAX_EXPECTED + 1)
+        # The guard's own. By descriptor, those that are open. The lowest that is not; when all were listed.
+        self._open: dict[int, _Open] = {}
+        self._lowest, self._listed_at = 0, 0.0
+        # Strangers' peers, and the descriptors of those that have sent something lately.
+        self._strangers: set[str] = set()
+        self._young: dict[int, _Open] = {}
+        # A round through all that are open.
+        self._round: list[int] = []
+        self._round_began_at = 0.0
+        self._budget = BUDGET_BYTES
+        self._turnstile, self._waiting = Turnstile(), frozenset[Network]()
+        self._notes, self._num_cut = Notes(), 0
+
+    def start(self, port: int) -> None:
+        """Begins to watch a port at which the process listens already; does nothing where connections cannot be looked at."""
+        self._port, self._listening = port, listening_at(port)
+        if self._listening:
+            self._thread = threading.Thread(target=self._run, name="strangers", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends; to be called before the port is closed. Idempotent."""
+        self._is_over = True
+        self._is_due.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def expect(self) -> None:
+        """A call has been let in whose peer will be known when its message is there."""
+        self._expected.append(time.monotonic())
+
+    def admit(self, peer: str, *, was_expected: bool = False) -> None:
+        """A call of this peer has been let in: its connection is no stranger's."""
+        if was_expected and self._expected:
+            self._expected.popleft()
+        if peer not in self._admitted and self._thread is not None:
+            self._admitted[peer] = time.monotonic()
+
+    def charge(self, peer: str, *, num_headers: int) -> None:
+        """A call of this peer was refused, or was one that anybody may make."""
+        if self._thread is not None:
+            self._charged[peer] = charged = self._charged.get(peer, 0) + CALL_BYTES + HEADER_BYTES * num_headers
+            if charged > BUDGET_BYTES:
+                self._is_due.set()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._is_over:
+            self._is_due.wait(pause_s)
+            self._is_due.clear()
+            begin = time.monotonic()
+            is_busy = self._look(begin)
+            took_s = time.monotonic() - begin
+            pause_s = max(_BUSY_S if is_busy else _CALM_S, min(took_s / _SHARE, _CALM_S))
+
+    def _look(self, now: float) -> bool:
+        """Looks at those descriptors that need it, and at some of the others; returns whether to come again soon."""
+        num_expected = sum(now - at < _EXPECTED_S for at in self._expected.copy())
+        self._budget = BUDGET_BYTES + (MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0)
+        for descriptor in [descriptor for descriptor, one in self._young.items() if now - one.spent_at > _YOUNG_S]:
+            del self._young[descriptor]
+        for descriptor in [*self._young][-_NUM_YOUNG:]:
+            self._look_at(descriptor, now)
+        has_found_all = self._find_new(now)
+        if not self._round:
+            if has_found_all:
+                self._forget_unseen()
+            self._round, self._round_began_at = [*self._open], now
+        others, self._round = self._round[:_NUM_OTHERS], self._round[_NUM_OTHERS:]
+        for descriptor in others:
+            self._look_at(descriptor, now)
+        self._charge_unseen(now)
+        self._turn(now)
+        return bool(self._young) or self._turnstile.is_counting or not has_found_all
+
+    def _find_new(self, now: float) -> bool:
+        """Looks at descriptors that may be open since the last look; returns whether there are no more."""
+        if now - self._listed_at > _LISTING_S:
+            self._listed_at = now
+            unknown = descriptors() - self._open.keys()
+        else:
+            # Whatever is opened gets the lowest number that is free. If that is closed again, a listing finds those behind it.
+            free = (descriptor for descriptor in itertools.count(self._lowest) if descriptor not in self._open)
+            unknown = {*itertools.islice(free, _NUM_NEW)}
+        num_before = len(self._open)
+        for descriptor in sorted(unknown)[:_MAX_NEW]:
+            self._look_at(descriptor, now)
+        return len(self._open) == num_before
+
+    def _look_at(self, descriptor: int, now: float) -> None:
+        seen, known = look(descriptor), self._open.get(descriptor)
+        if known is not None and (seen is None or seen[0] != known.number):
+            self._end(descriptor, self._open.pop(descriptor), now)
+            self._lowest = min(self._lowest, descriptor)
+            known = None
+        if seen is None:
+            return
+        if known is None:
+            while self._lowest in self._open or self._lowest == descriptor:
+                self._lowest += 1
+            known = self._open[descriptor] = self._found(descriptor, seen[0], now)
+        if known.is_stranger:
+            self._judge(descriptor, known, num_bytes=seen[1], now=now)
+
+    def _found(self, descriptor: int, number: int, now: float) -> _Open:
+        """Returns what is known of a descriptor that was not there before, or was another file's."""
+        caller = caller_at(descriptor, port=self._port) if number else None
+        if caller is None:
+            return _Open(number)
+        host, port = caller
+        if not host:
+            self._turnstile.count(None, 1.0, now)
+            return _Open(number)
+        peer = f"ipv6:%5B{host.replace('%', '%25')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        self._strangers.add(peer)
+        one = self._young[descriptor] = _Open(number, host, peer, since=now, spent_at=now, is_stranger=True)
+        return one
+
+    def _judge(self, descriptor: int, one: _Open, *, num_bytes: int, now: float) -> None:
+        """Lets a stranger be one no more, or cuts its connection if it has spent more than its budget."""
+        charged = self._charged.get(one.peer, 0)
+        if one.peer in self._admitted:
+            self._know(descriptor, one)
+            self._turnstile.count(network_of(one.host), -1.0, now)
+            return
+        if num_bytes + charged != one.spent:
+            one.spent, one.spent_at = num_bytes + charged, now
+            self._young[descriptor] = one
+        if one.spent > self._budget + BUDGET_BYTES_A_S * (now - one.since) and cut(descriptor, number=one.number):
+            self._know(descriptor, one)
+            self._turnstile.count(network_of(one.host), Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
+            self._num_cut += 1
+            about = num_bytes >> 10, one.peer, self._num_cut
+            self._notes.warn("cut a connection that sent %d KiB, and no call that is let in peer=%s cut_so_far=%d", lambda: about)
+
+    def _know(self, descriptor: int, one: _Open) -> None:
+        """It is known what becomes of a stranger."""
+        one.is_stranger = False
+        self._young.pop(descriptor, None)
+        self._strangers.discard(one.peer)
+        self._charged.pop(one.peer, None)
+
+    def _end(self, descriptor: int, one: _Open, now: float) -> None:
+        """A descriptor was closed."""
+        is_in_vain = one.is_stranger and one.peer not in self._admitted
+        self._admitted.pop(one.peer, None)
+        self._know(descriptor, one)
+        if is_in_vain:
+            self._turnstile.count(network_of(one.host), 1.0, now)
+
+    def _turn(self, now: float) -> None:
+        waiting = self._turnstile.waiting(now)
+        for network in waiting ^ self._waiting:
+            for listening in self._listening:
+                shut_out(listening, network, is_out=network in waiting)
+        self._waiting = waiting
+
+    def _charge_unseen(self, now: float) -> None:
+        """Has networks pay for calls of connections that are gone: of one that is cut, many may have come already."""
+        for peer in self._charged.keys() - self._strangers:
+            charged, host = self._charged.pop(peer), peer.partition(":")[2].rpartition(":")[0]
+            if peer not in self._admitted:
+                network = network_of(host.removeprefix("%5B").removesuffix("%5D").partition("%25")[0])
+                self._turnstile.count(network, 0.0, now, for_calls=charged / BUDGET_BYTES)
+
+    def _forget_unseen(self) -> None:
+        """Forgets who was let in before the last round, and was not seen in it."""
+        seen = {one.peer for one in self._open.values()}
+        for peer, at in self._admitted.copy().items():
+            if peer not in seen and at < self._round_began_at:
+                self._admitted.pop(peer, None)

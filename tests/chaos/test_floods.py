@@ -1,0 +1,127 @@
+"""Strangers who send as fast as they can: training goes on nearly as fast, and no step differs. Needs the machine for itself."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
+from tests.chaos.conftest import Started
+from tests.chaos.plan import ENDLESS, Plan
+from tests.chaos.processes import Cluster
+from tests.support import certificates
+from tests.support.floods import KINDS
+from tests.support.repository import ROOT
+
+pytestmark = pytest.mark.timeout(600)
+# One of each sort; FLOODS=all has all that there are.
+NAMES = [
+    "priority",
+    "window_update",
+    "settings",
+    "ping",
+    "hpack remembered",
+    "data of a call",
+    "rapid reset",
+    "calls",
+    "garbage",
+    "nothing",
+]
+CHOSEN = [*KINDS] if os.environ.get("FLOODS") == "all" else NAMES
+PLAN = Plan(num_ps=1, num_workers=2, num_steps=ENDLESS, pace_s=0.01, lease_s=5.0, durability=None, transport="grpc")
+NUM_CONNECTIONS, SECONDS, PAUSE_S = 4, 3.0, 1.0
+# Of the steps before and after. Others may have used the machine.
+TARGET, NUM_TRIES = 0.8, 3
+# Headers that unfold to 16 MiB, which gRPC takes from whoever does not acknowledge its settings: 10 ms each, until a connection is cut.
+SLOW, SLOW_TARGET = "hpack unfolded", 0.4
+
+
+def security_of(files: Path, kind: str) -> dict[str, dict[str, str]]:
+    """The roles' variables."""
+    tls = {"LOCKSTEP_TLS_CA": str(files / "ca.pem")} if kind == "tls" else {}
+    roles: dict[str, dict[str, str]] = {"worker": {"LOCKSTEP_TOKEN_FILE": str(files / "worker.token")} | tls}
+    for role in ("ps", "chief"):
+        certificate = {"LOCKSTEP_TLS_CERT": str(files / f"{role}.pem"), "LOCKSTEP_TLS_KEY": str(files / f"{role}.key")} if tls else {}
+        roles[role] = {"LOCKSTEP_TOKEN_FILE": str(files / "tokens")} | tls | certificate
+    return roles
+
+
+def two_ports() -> int:
+    """The first of two that are free."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def can_connect(address: str) -> bool:
+    """Whether somebody who comes now is let in."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=0.5).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def rate(cluster: Cluster, since: float, until: float) -> float:
+    """Steps a second of one worker."""
+    return len([event for event in cluster.events(0) if event["event"] == "step" and since <= event["at"] < until]) / (until - since)
+
+
+def flooded(cluster: Cluster, name: str, kind: str, *, tls: bool) -> tuple[float, float, float, Mapping[str, int]]:
+    """Steps a second before, during and after a flood at a role, and what the flood says of itself."""
+    command = [sys.executable, "-m", "tests.support.floods", cluster.address(name), kind, *(["--tls"] if tls else [])]
+    command += ["--connections", str(NUM_CONNECTIONS), "--seconds", str(SECONDS)]
+    begin = time.monotonic()
+    time.sleep(PAUSE_S)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        from_, until = time.monotonic(), time.monotonic() + SECONDS
+        words, _ = process.communicate(timeout=60)
+    end = time.monotonic()
+    time.sleep(PAUSE_S)
+    return rate(cluster, begin, from_), rate(cluster, from_, until), rate(cluster, end, time.monotonic()), json.loads(words)
+
+
+@pytest.mark.parametrize("name", ["ps 0", "chief"])
+@pytest.mark.parametrize("security", ["plain", "plain, gRPC's own polling", "tokens", "tls"])
+def test_training_goes_on_beside_floods(start: Started, tmp_path: Path, name: str, security: str) -> None:
+    """F36: on plain TCP with both ways of polling, with tokens, and with TLS and tokens."""
+    files = certificates.make(tmp_path / "files", cluster="lockstep")
+    access, environment = DEFAULT_ACCESS, dict[str, dict[str, str]]()
+    if security in ("tokens", "tls"):
+        access, environment = files.caller("worker", tls=security == "tls"), security_of(files.directory, security)
+    elif security != "plain":
+        environment = {role: {"LOCKSTEP_OWN_POLLING": "0"} for role in ("ps", "chief", "worker")}
+    cluster = start(replace(PLAN, port=two_ports(), environment=environment, access=access))
+    cluster.await_step(50)
+    slow = []
+    for kind in CHOSEN:
+        for _ in range(NUM_TRIES):
+            before, during, after, about = flooded(cluster, name, kind, tls=security == "tls")
+            share = during / ((before + after) / 2 or 1.0)
+            words = f"{security:26} {name:6} {kind:27} {before:6.1f} {during:6.1f} {after:6.1f} steps/s: {share:4.2f}"
+            print(f"{words}; {about['connections']} connections, {about['cut']} cut, {about['bytes'] >> 20} MiB", flush=True)
+            if share >= (SLOW_TARGET if kind == SLOW else TARGET):
+                break
+        else:
+            slow.append(words)
+    assert cluster.running(cluster.everybody) == cluster.everybody
+    # We come from where the flood did.
+    cluster.await_(lambda: can_connect(cluster.chief_address), what="who comes from there may connect again")
+    last = cluster.finish()
+    assert cluster.rollbacks() == 0
+    cluster.assert_as_without_faults(num_steps=last)
+    assert not slow, "\n".join(["too slow:", *slow])
