@@ -152,6 +152,12 @@ class Answers:
             elif one.push_id == push_id and isinstance(value, TokenReply) and value.commit is not None:
                 blocked.ask = replace(one, value=replace(value, commit=revised(value.commit, result)))
 
+    def refuse_about(self, push_ids: Collection[PushId], error: PsError) -> None:
+        """Those who wait to hear of these contributions get this error."""
+        for blocked in self._line:
+            if blocked.ask.push_id in push_ids:
+                self._line.refuse(blocked.who, error)
+
     def release(self) -> None:
         """Sends every held answer, since no other chief will follow."""
         for blocked in self._line:

@@ -22,9 +22,17 @@ from chief.core.report import Situation, cluster_status, explain
 from chief.core.settings import Settings
 from chief.core.training import Parts, Start, Training
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
-from chief.core.wording import printable, seconds
+from chief.core.wording import listed, printable, seconds
 from chief.options import CoordinationConfig
-from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, PsError, ShuttingDown, TrainingFailed, Unavailable
+from ps_protocol.errors import (
+    CheckpointStorageMissing,
+    ContributionMissing,
+    NotInitialized,
+    PsError,
+    ShuttingDown,
+    TrainingFailed,
+    Unavailable,
+)
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
@@ -59,7 +67,8 @@ _SAME_WORDS_S = 0.25
 class Coordinator:
     """The chief's core. `handle` is the only thing that changes it.
 
-    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before.
+    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before. `session_key`: random, and the
+    shards are given it when they are adopted.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Coordinator:
         now: float,
         has_successors: bool = True,
         new_life: Callable[[], int],
+        session_key: bytes,
     ) -> None:
         out, timers = Outbox(), Timers()
         waiting = Waiting(out, timers)
@@ -90,7 +100,7 @@ class Coordinator:
             out=out,
             waiting=waiting,
             timers=timers,
-            members=Membership(config=lambda: self._settings.config, epoch=1, timers=timers, on_lapse=self._lapse),
+            members=Membership(config=lambda: self._settings.config, epoch=1, session_key=session_key, timers=timers, on_lapse=self._lapse),
             model=model,
             data=DataLeases(),
             servers=ShardTable(shard_addresses, now=now),
@@ -145,6 +155,7 @@ class Coordinator:
             ev.ShardFailed: self._fail_shard,
             ev.StepPrepared: lambda event, now: self._training.prepared(event, now),
             ev.ShardsConfigured: lambda event, now: self._training.configured(event, now),
+            ev.ContributionsMissing: self._lack,
             ev.StepApplied: self._applied,
             ev.ShardsFound: self._recovery.found,
             ev.RecordFound: self._recovery.record_found,
@@ -521,6 +532,26 @@ class Coordinator:
     def _applied(self, event: ev.StepApplied, now: float) -> None:
         if self._training.applied(event, now):
             self._recovery.repeated(now)
+
+    def _lack(self, event: ev.ContributionsMissing, now: float) -> None:
+        """Shards lack what was committed: only its own worker can have committed it, so that one has forged it, or has a defect."""
+        step = self._training.step
+        lacked = self._training.missing(event, now)
+        for push_id in lacked:
+            shards = [self._servers[shard].name for shard, one in event.missing if one == push_id]
+            what = f"it committed contribution {push_id} to step {step}, which {listed(shards)} never received"
+            error = ContributionMissing(
+                f"worker {push_id.worker}: {what}; push a contribution to every parameter server before it is committed",
+                facts={"worker": str(push_id.worker), "step": str(step)},
+            )
+            self._training.refuse_about((push_id,), error)
+            member = self._members.find(ParticipantKind.WORKER, push_id.worker)
+            if member is not None and member.incarnation == push_id.incarnation and member.is_live:
+                self._members.expel(member, why=what, now=now)
+                self._out.note(f"expelled {member.name} (incarnation {member.incarnation}) {member.where}: {what}", is_warning=True)
+                self._release(member, error, now)
+        if lacked:
+            self._after_loss(now)
 
     def _see_shard(self, event: ev.ShardSeen, now: float) -> None:
         if not self._servers.seen(event.shard, process_incarnation=event.process_incarnation, report=event.report):

@@ -169,6 +169,13 @@ class DataLeases:
         self.finish(done)
         return done
 
+    def uncount(self, push_id: PushId) -> bool:
+        """A contribution that was counted is in no step: its ranges are free again; True if it had any."""
+        ranges = self._counted.pop(push_id, ())
+        self._in_counted.difference_update(ranges)
+        self._returned.extend(ranges)
+        return bool(ranges)
+
     def finish(self, ranges: Iterable[int]) -> None:
         """Marks these as done, whichever worker had them."""
         if self.spec is not None:

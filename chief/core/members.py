@@ -15,9 +15,11 @@ from chief.options import MAX_PARTICIPANTS, CoordinationConfig
 from chief.policies.base import Policy
 from ps_protocol.errors import (
     ClusterFull,
+    ContributionMissing,
     EpochMismatch,
     InvalidSpec,
     LeaseExpired,
+    PsError,
     PushIdReused,
     Superseded,
     WorkerIndexOutOfRange,
@@ -25,9 +27,14 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
 from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, numbered
+from ps_protocol.roles.session_secret import session_secret
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
 _WINDOW = 16
+# Sequences that a worker passes over between two that are counted: of contributions that it did not commit.
+_MAX_GAP = 1 << 20
+# Where none is known yet, a worker may have counted under an earlier chief.
+_MAX_SEQUENCE = 1 << 53
 
 
 class PushOutcomes:
@@ -40,8 +47,15 @@ class PushOutcomes:
         self._recent: dict[int, tuple[int | None, CommitResult]] = {}
 
     def is_repeated(self, push_id: PushId, *, step: int) -> bool:
-        """Whether this push was counted before. Raises PushIdReused if it was for another step."""
+        """Whether this push was counted before. Raises PushIdReused if it was for another step, InvalidSpec if its number is far off."""
         if push_id.sequence > self._last_sequence:
+            limit = self._last_sequence + _MAX_GAP if self._last_sequence else _MAX_SEQUENCE
+            if push_id.sequence > limit:
+                # Or all that its worker numbers one by one would pass for repeated from now on.
+                raise InvalidSpec(
+                    f"push {push_id}: sequence {push_id.sequence} after {self._last_sequence}, want at most {limit};"
+                    " number contributions one after the other"
+                )
             return False
         known = self._recent.get(push_id.sequence)
         if known is not None and known[0] not in (None, step):
@@ -78,11 +92,12 @@ class PushOutcomes:
 
 
 class MemberState(enum.Enum):
-    """Where a participant is: its lease runs, has ended, or it said goodbye."""
+    """Where a participant is: its lease runs, has ended, it said goodbye, or the chief has done with it."""
 
     LIVE = "live"
     LAPSED = "lapsed"
     LEFT = "left"
+    EXPELLED = "expelled"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +110,7 @@ class Member:
     host: str
     pid: int
     request_id: int
+    secret: int = field(repr=False)
     last_seen: float
     lease_s: float
     state: MemberState = MemberState.LIVE
@@ -134,8 +150,11 @@ def superseded_error(incarnation: int, *, by: Member) -> Superseded:
     return Superseded(text, facts={"worker": str(by.index), "host": by.host, "pid": str(by.pid)})
 
 
-def gone_error(member: Member, *, now: float) -> LeaseExpired:
-    """Returns the error that a participant gets whose lease has ended or that has left."""
+def gone_error(member: Member, *, now: float) -> PsError:
+    """Returns the error that a participant gets whose lease has ended, or that has left or was expelled."""
+    if member.state is MemberState.EXPELLED:
+        text = f"{member.name} (incarnation {member.incarnation}) was expelled {seconds(now - member.ended_at)} ago: {member.failure}"
+        return ContributionMissing(text, facts={"worker": str(member.index)})
     how = "it left" if member.state is MemberState.LEFT else "lease ended"
     return LeaseExpired(f"{member.name}: {how} {seconds(now - member.ended_at)} ago. Register again", facts={"worker": str(member.index)})
 
@@ -223,6 +242,7 @@ class Membership:
     """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
 
     `config` returns the configuration as it is now; a change removes no member. `on_lapse` is called when a lease has ended.
+    `session_key`: what this chief makes secrets with, so that nobody takes part in another's name.
 
     Incarnations that a chief gives are above all that earlier ones gave, see `fence.numbered`.
     """
@@ -232,12 +252,14 @@ class Membership:
         *,
         config: Callable[[], CoordinationConfig],
         epoch: int,
+        session_key: bytes,
         timers: Timers | None = None,
         on_lapse: Callable[[Member, float], None] = lambda member, now: None,
     ) -> None:
         self._config = config
         self._timers = timers or Timers()
         self._on_lapse = on_lapse
+        self._session_key = session_key
         # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
         # chief, or one before it, is in what was brought back.
         self._fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
@@ -312,7 +334,13 @@ class Membership:
 
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
-        return Participant(era=self._fence.era, kind=member.kind, index=member.index, incarnation=member.incarnation)
+        return Participant(
+            era=self._fence.era,
+            kind=member.kind,
+            index=member.index,
+            incarnation=member.incarnation,
+            secret=member.secret,
+        )
 
     def check_worker(self, participant: Participant, what: str, *, now: float) -> Member:
         """As `check`, for what only workers do."""
@@ -337,6 +365,8 @@ class Membership:
             raise LeaseExpired(f"{name} is not registered here. Register again")
         if participant.incarnation < member.incarnation:
             raise superseded_error(participant.incarnation, by=member)
+        if participant.secret != member.secret:
+            raise LeaseExpired(f"{member.name} (incarnation {member.incarnation}) is registered to another caller. Register again")
         return member
 
     def look_up_leaver(self, participant: Participant) -> Member:
@@ -417,7 +447,11 @@ class Membership:
             member = self._recognised(request, former, now=now)
         elif member.incarnation > former.incarnation and (member.host, member.pid) != where:
             raise superseded_error(former.incarnation, by=member)
-        elif member.incarnation != former.incarnation or not member.is_live or (member.host, member.pid) != where:
+        elif not member.is_live or (member.incarnation, member.secret, member.host, member.pid) != (
+            former.incarnation,
+            former.secret,
+            *where,
+        ):
             return None
         self._by_request.pop((member.kind, member.request_id), None)
         member.request_id = request.request_id
@@ -434,11 +468,10 @@ class Membership:
         former = members.get(index)
         if former is not None:
             self._end(former)
-        least = numbered(self.chief_incarnation, 0)
-        if request.former is not None and request.former.index == index and self._is_plausible(request.former):
-            least = max(least, request.former.incarnation)  # or it would seem to be the same one
-        member = self._made(request, index, incarnation=max(former.incarnation if former else 0, least) + 1, former=former, now=now)
-        return member, former
+        incarnation = max(former.incarnation if former else 0, numbered(self.chief_incarnation, 0)) + 1
+        if request.former is not None and (request.former.index, request.former.incarnation) == (index, incarnation):
+            incarnation += 1  # or it would seem to be the same one
+        return self._made(request, index, incarnation=incarnation, former=former, now=now), former
 
     def _check_was_last(self, former: Participant) -> None:
         """Raises Superseded if a later process of the worker's index has contributed, under an earlier chief.
@@ -470,6 +503,9 @@ class Membership:
 
     def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
         member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
+        if self._is_of_this_life(former):
+            # An earlier chief has made it, with a key that the parameter servers know.
+            member.secret = former.secret
         if member.kind is ParticipantKind.WORKER:
             member.outcomes.restart(self._applied_of(member.index, member.incarnation))
         return member
@@ -488,6 +524,7 @@ class Membership:
             host=printable(request.host[:_MAX_HOST]),
             pid=request.pid,
             request_id=request.request_id,
+            secret=session_secret(self._session_key, name=name_of(request.kind, index), incarnation=incarnation),
             last_seen=now,
             lease_s=self._config().lease_s,
             outcomes=PushOutcomes(window=self._config().max_staged_per_worker),
@@ -509,6 +546,11 @@ class Membership:
         """The participant says goodbye, perhaps after its lease has ended."""
         self._end(member)
         member.state, member.ended_at, member.last_seen, member.failure = MemberState.LEFT, now, now, printable(failure)
+
+    def expel(self, member: Member, *, why: str, now: float) -> None:
+        """Has an incarnation take part no more."""
+        self._end(member)
+        member.state, member.ended_at, member.failure = MemberState.EXPELLED, now, printable(why)
 
     def last_left_in_peace(self) -> bool:
         """Whether no worker lives, and the one that was seen last said goodbye without a failure.

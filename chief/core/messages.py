@@ -215,6 +215,18 @@ class ShardsConfigured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionsMissing:
+    """Shards do not have contributions to the step that is under way, each with its shard; so that step is not done, unless `is_elsewhere`.
+
+    `is_elsewhere`: another replica of that shard has them, and the step is done with them.
+    """
+
+    missing: tuple[tuple[int, PushId], ...]
+    epoch: int | None = None
+    is_elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepApplied:
     """All shards have applied a step, in this epoch (None: whichever it is now)."""
 
@@ -245,6 +257,7 @@ Event = (
     | ShardFailed
     | StepPrepared
     | ShardsConfigured
+    | ContributionsMissing
     | StepApplied
 )
 
@@ -357,10 +370,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
-    """Have all shards apply a step, and report StepApplied when all have. `contributors` are sorted.
+    """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
     `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`: see
-    ApplyRequest.
+    ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
     """
 
     fence: Fence
@@ -370,16 +383,21 @@ class ApplyStep:
     scales: tuple[tuple[float, ...], ...] = ()
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
+    without: tuple[tuple[PushId, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
-    """Have all shards say how large the mean of a step is, and report StepPrepared when all have."""
+    """Have all shards say how large the mean of a step is, and report StepPrepared when all have; or ContributionsMissing.
+
+    `without`: see ApplyStep.
+    """
 
     fence: Fence
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...] = ()
+    without: tuple[tuple[PushId, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,6 +226,8 @@ def _sign_of_life(member: Member, now: float) -> str:
         return seen + lease_end(member.last_seen + member.lease_s - now)
     if member.state is MemberState.LAPSED:
         return f"{seen}, lease ended {seconds(now - member.ended_at)} ago"
+    if member.state is MemberState.EXPELLED:
+        return f"expelled {seconds(now - member.ended_at)} ago: {member.failure}; {member.where}"
     how = (
         f"failed {seconds(now - member.ended_at)} ago: {member.failure};"
         if member.failure

@@ -19,6 +19,7 @@ from chief.core.messages import (
     ApplyStep,
     BringReplicasBack,
     ConfigureShards,
+    ContributionsMissing,
     PrepareStep,
     RecordKept,
     ReplicaReady,
@@ -236,6 +237,8 @@ class Training:
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
         self._step: _Step | None = None
+        # How the shards were told to prepare or apply it.
+        self._told: PrepareStep | ApplyStep | None = None
         self._discards = Discards()
         # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
         self._oldest_kept = start.oldest_kept
@@ -768,13 +771,18 @@ class Training:
             self._apply(())
             return
         self._under_way = UnderWay.PREPARE
-        self._out.add(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
+        self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
+
+    def _have(self, told: PrepareStep | ApplyStep) -> None:
+        self._told = told
+        self._out.add(told)
 
     def _apply(self, factors: tuple[tuple[float, ...], ...]) -> None:
-        step = self._step
+        step, prepared = self._step, self._told
         assert step is not None
+        without = prepared.without if self._under_way is UnderWay.PREPARE and prepared is not None else ()
         self._under_way = UnderWay.APPLY
-        self._out.add(
+        self._have(
             ApplyStep(
                 fence=self._fence,
                 step=step.step,
@@ -783,8 +791,37 @@ class Training:
                 scales=factors,
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
+                without=without,
             )
         )
+
+    def missing(self, event: ContributionsMissing, now: float) -> tuple[PushId, ...]:
+        """Shards lack contributions to the step: has it done without them there. Returns them; none if it is too late to matter.
+
+        So it makes no difference which shards have applied the step already. What no shard has is as if it had not been made.
+        """
+        step, told = self._step, self._told
+        is_at_it = self._under_way in (UnderWay.PREPARE, UnderWay.APPLY) and self._is_current(event.epoch)
+        if step is None or told is None or not is_at_it:
+            return ()
+        if not event.is_elsewhere:
+            known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
+            without = [of_shard | {push_id for index, push_id in event.missing if index == shard} for shard, of_shard in enumerate(known)]
+            if without == known or not set().union(*without) <= {*step.contributors}:
+                self._host.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
+                return ()
+            told = replace(told, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
+            nowhere = set[PushId].intersection(*without) if step.redo is None else ()
+            if sum(self._data.uncount(push_id) for push_id in nowhere):
+                if isinstance(told, ApplyStep):
+                    told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
+                self._answer_about_ranges(now)
+            self._have(told)
+        return tuple(sorted({push_id for _, push_id in event.missing}))
+
+    def refuse_about(self, push_ids: Sequence[PushId], error: PsError) -> None:
+        """Those who wait to hear of these contributions get this error."""
+        self._answers.refuse_about(push_ids, error)
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""

@@ -5,6 +5,7 @@ call completes a step has it applied before its call returns, outside the lock.
 """
 
 import itertools
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,11 +18,12 @@ from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import Authority, apply_requests
 from chief.shards.work import ShardWork
-from ps_protocol.errors import PsError
+from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
+from ps_protocol.roles.session_secret import KEY_BYTES
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
@@ -63,9 +65,9 @@ class _Link:
         self._at_shards.shard = self._index
         return self._shard.status()
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         """Puts the shard under the chief."""
-        return self._shard.adopt(fence)
+        return self._shard.adopt(fence, session_keys=session_keys)
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record."""
@@ -118,7 +120,10 @@ class _AtShards:
         """Does it, and reports what comes of it."""
         if isinstance(work, ev.ApplyStep):
             self._apply(work)
-            return
+        else:
+            self._carry_out_at_all(work)
+
+    def _carry_out_at_all(self, work: Work) -> None:
         links = [_Link(shard, self, index=index) for index, shard in enumerate(self._shards)]
         calls = ShardCalls(links, report=self._report, pace=self)
         at_all = ShardWork(calls, authority=self._authority, store=self._store, on_superseded=self._failed)
@@ -148,6 +153,8 @@ class _AtShards:
         try:
             for index, (shard, request) in enumerate(zip(self._shards, requests, strict=True)):
                 self.whole(index, shard.apply_step, request)
+        except ContributionMissing:
+            self._carry_out_at_all(step)  # which applies nothing twice, and hears what the others lack
         except PsError as error:
             self._failed(error.message)
         else:
@@ -192,8 +199,16 @@ class InProcessChief(Chief):
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
-        self._coordinator = Coordinator(config=config, shard_addresses=names, now=clock(), has_successors=False, new_life=lambda: 1)
-        self._store, self._authority = store, Authority()
+        session_key = secrets.token_bytes(KEY_BYTES)
+        self._coordinator = Coordinator(
+            config=config,
+            shard_addresses=names,
+            now=clock(),
+            has_successors=False,
+            new_life=lambda: 1,
+            session_key=session_key,
+        )
+        self._store, self._authority = store, Authority(session_key=session_key)
         self._changed = QuickCondition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet

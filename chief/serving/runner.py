@@ -24,6 +24,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
 from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request
+from ps_protocol.roles.session_secret import KEY_BYTES
 from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")
@@ -59,7 +60,8 @@ class Runner:
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
         addresses = [link.address for link in links]
-        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=new_life)
+        session_key = new_session_key()
+        self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=new_life, session_key=session_key)
         self._shards = ShardSide(
             links,
             store=store,
@@ -68,6 +70,7 @@ class Runner:
             on_superseded=self._superseded,
             clock=clock,
             history=history,
+            session_key=session_key,
         )
         self._on_state = on_state
         self._state = self._coordinator.state
@@ -261,6 +264,11 @@ class Runner:
 def new_life() -> int:
     """Returns a name for a life of a cluster that no other has."""
     return secrets.randbits(63) | 1
+
+
+def new_session_key() -> bytes:
+    """Returns what a chief makes secrets of, and no other has."""
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def _level(note: ev.Note) -> int:

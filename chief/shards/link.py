@@ -355,8 +355,8 @@ class ShardLink(Protocol):
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that 0."""
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`."""
+    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. `session_keys`: see Shard."""
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -433,6 +433,7 @@ class GrpcShardLink:
         fence: Fence,
         *,
         chief_address: str = "",
+        session_keys: tuple[bytes, ...] = (),
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,
@@ -441,6 +442,7 @@ class GrpcShardLink:
         request = pb.AdoptShardRequest(
             fence=codec.encode(fence),
             chief_address=chief_address,
+            session_keys=session_keys,
             alone=is_alone,
             forget=forgets,
         )

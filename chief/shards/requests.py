@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.session_secret import joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 
@@ -16,13 +17,22 @@ log = logging.getLogger("lockstep.chief")
 PASSING = (StorageFailed, PermissionDenied)
 
 
-def prepare_request(step: PrepareStep) -> ApplyRequest:
-    """Returns what every shard is sent to prepare a step."""
-    return ApplyRequest(fence=step.fence, step=step.step, contributors=step.contributors, weights=step.weights)
+def prepare_requests(step: PrepareStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
+    """Returns what each shard is sent to prepare a step: the same, but for what it does not have."""
+    return tuple(
+        ApplyRequest(
+            fence=step.fence,
+            step=step.step,
+            contributors=step.contributors,
+            weights=step.weights,
+            without=step.without[index] if step.without else (),
+        )
+        for index in range(num_shards)
+    )
 
 
 def apply_requests(step: ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
-    """Returns what each shard is sent to apply a step: the same, but for the scales of its own slices."""
+    """Returns what each shard is sent to apply a step: the same, but for the scales of its own slices, and for what it does not have."""
     return tuple(
         ApplyRequest(
             fence=step.fence,
@@ -32,6 +42,7 @@ def apply_requests(step: ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, .
             scales=step.scales[index] if step.scales else (),
             discards=step.discards,
             ranges=step.ranges,
+            without=step.without[index] if step.without else (),
         )
         for index in range(num_shards)
     )
@@ -75,10 +86,25 @@ def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
 
 @dataclass(slots=True)
 class Authority:
-    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. Changed in place by who carries out its wishes."""
+    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. Changed in place by who carries out its wishes.
 
+    `session_key`: the chief's own. `session_keys`: that, and those of earlier chiefs of this life that shards have told of.
+    """
+
+    session_key: bytes = field(repr=False)
     fence: Fence = NOBODY
     chief_address: str = ""
+    session_keys: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def obey(self, fence: Fence) -> None:
+        """Everything is commanded by this from now on."""
+        if fence.life != self.fence.life:
+            self.session_keys = (self.session_key,)
+        self.fence = fence
+
+    def learn(self, session_keys: tuple[bytes, ...]) -> None:
+        """A shard of this life knows these keys."""
+        self.session_keys = joined_keys(self.session_keys, session_keys)
 
 
 def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:

@@ -74,7 +74,8 @@ class LoopPace:
 class ShardSide:
     """The shards of one chief, and its place for checkpoints. To be made in the event loop; `carry_out` is for all threads.
 
-    `report` takes what happens; `on_defect` what must not, and `on_superseded` that another chief has the shards, in words.
+    `report` takes what happens; `on_defect` what must not, and `on_superseded` that another chief has the shards, in words. `session_key`:
+    see Coordinator.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class ShardSide:
         on_defect: Callable[[BaseException], None],
         on_superseded: Callable[[str], None],
         clock: Callable[[], float],
+        session_key: bytes,
         history: History | None = None,
     ) -> None:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._report, self._on_defect = report, on_defect
-        self.authority = Authority()
+        self.authority = Authority(session_key=session_key)
         self._calls = ShardCalls(links, report=report, pace=LoopPace(clock))
         self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded, history=history)
         self._has_history = history is not None

@@ -12,9 +12,10 @@ from chief.core import messages
 from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
-from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.errors import ContributionMissing, EpochMismatch, PsError, Superseded, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import HandshakeReply
+from ps_protocol.roles.session_secret import joined_keys
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
@@ -25,6 +26,7 @@ from ps_protocol.roles.shard import (
     SaveRequest,
     ShardSettings,
     ShardStatus,
+    contributions_named,
 )
 
 # A replica that does not answer within this, while its twin does, is lost.
@@ -40,6 +42,7 @@ class ReplicaLink(ShardLink, Protocol):
         fence: Fence,
         *,
         chief_address: str = "",
+        session_keys: tuple[bytes, ...] = (),
         timeout_s: float,
         is_alone: bool = False,
         forgets: bool = False,
@@ -241,14 +244,15 @@ class ReplicatedLink:
         self.members: list[Replica] = []  # the first is the one that is asked
         self.fence = NOBODY
         self._chief_address = ""
+        self._session_keys: tuple[bytes, ...] = ()
         self._first = self.replicas[0]
         self._finding: Finding | None = None
         self._identity = self._told = 0
         # Held while replicas are taken in or emptied.
         self.changing = asyncio.Lock()
-        self._report: Callable[[rec.ReplicasChanged], None] = lambda event: None
+        self._report: Callable[[rec.Event], None] = lambda event: None
 
-    def attach(self, report: Callable[[rec.ReplicasChanged], None]) -> None:
+    def attach(self, report: Callable[[rec.Event], None]) -> None:
         """Reports from now on who holds the shard, beginning now."""
         self._report = report
         self._say()
@@ -301,10 +305,10 @@ class ReplicatedLink:
             status = replace(status, process_incarnation=self._identity)
         return self._note(replace(status, fence=latest_fence(status.fence, statuses.values())))
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
         async with self.changing:
-            self.fence, self._chief_address = fence, chief_address
+            self.fence, self._chief_address, self._session_keys = fence, chief_address, session_keys
             return await self._take_over(fence, timeout_s)
 
     async def _take_over(self, fence: Fence, timeout_s: float) -> Adoption:
@@ -389,13 +393,17 @@ class ReplicatedLink:
 
     async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
         """Puts one replica under the chief that has the shard."""
-        return await one.link.adopt(
+        adoption = await one.link.adopt(
             self.fence,
             chief_address=self._chief_address,
+            session_keys=self._session_keys,
             timeout_s=timeout_s,
             is_alone=is_alone,
             forgets=forgets,
         )
+        # Another replica, or this shard's chief, may not know them all.
+        self._session_keys = joined_keys(self._session_keys, adoption.session_keys)
+        return replace(adoption, session_keys=self._session_keys)
 
     async def mark_alone(self) -> None:
         """Has the only member, if there is only one, remember that it is that."""
@@ -436,6 +444,10 @@ class ReplicatedLink:
             raise min(errors.values(), key=order_of)
         for one, error in errors.items():
             answer = await once_more(one, call, error, self.fence)
+            if isinstance(answer, ContributionMissing):
+                # Its worker has not given all replicas the same.
+                missing = tuple((self.index, push_id) for push_id in contributions_named(answer.facts))
+                self._report(rec.ContributionsMissing(missing=missing, epoch=self.fence.epoch, is_elsewhere=True))
             if isinstance(answer, PsError):
                 lost[one] = answer.message
             else:

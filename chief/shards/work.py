@@ -16,16 +16,26 @@ from chief.shards.requests import (
     Authority,
     apply_requests,
     are_of_one_time,
-    prepare_request,
+    prepare_requests,
     record_found,
     restore_failure,
     restore_requests,
     save_failure,
 )
-from ps_protocol.errors import CheckpointNotFound, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.errors import CheckpointNotFound, ContributionMissing, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
+from ps_protocol.roles.shard import (
+    Adoption,
+    ApplyRequest,
+    CheckpointFile,
+    PushId,
+    RestoreRequest,
+    SaveRequest,
+    SaveState,
+    ShardStatus,
+    contributions_named,
+)
 from ps_protocol.wire.codec import RecordPacker
 
 log = logging.getLogger("lockstep.chief")
@@ -128,26 +138,29 @@ class ShardWork:
 
     def obey(self, fence: Fence) -> None:
         """Everything is commanded by this from now on."""
-        self._authority.fence = fence
+        self._authority.obey(fence)
 
     # -- steps and settings
 
     async def _prepare(self, step: ev.PrepareStep) -> None:
-        """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, or ShardFailed."""
-        request, epoch = prepare_request(step), step.fence.epoch
-        links = self._calls.links
-        sums = await self._at_all(
-            f"to prepare step {step.step}", epoch, lambda index: links[index].prepare_step(request, timeout_s=_APPLY_TIMEOUT_S)
+        """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, ContributionsMissing or ShardFailed."""
+        links, epoch = self._calls.links, step.fence.epoch
+        requests = prepare_requests(step, num_shards=len(links))
+        sums = await self._have_step(
+            "to prepare", step, lambda index: links[index].prepare_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
         )
         if sums is not None:
             self._calls.report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums), epoch=epoch))
 
     async def apply(self, step: ev.ApplyStep, *, is_again: bool = False) -> bool:
-        """Has all shards apply a step, at once. Returns whether they have; if not, ShardFailed is reported. `is_again`: after a failure."""
+        """Has all shards apply a step, at once. Returns whether they have; if not, says why not. `is_again`: after a failure.
+
+        Why not is reported as ContributionsMissing or ShardFailed.
+        """
         requests, links = self.requests_of(step), self._calls.links
-        replies = await self._at_all(
-            f"to apply step {step.step}",
-            step.fence.epoch,
+        replies = await self._have_step(
+            "to apply",
+            step,
             lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S),
             is_again=is_again,
         )
@@ -158,6 +171,35 @@ class ShardWork:
         if self._history is not None:
             fence = step.fence
             note_step(self._history, epoch=fence.epoch, step=step.step, contributors=step.contributors, chief=fence.chief_incarnation)
+
+    async def _have_step(
+        self,
+        what: str,
+        step: ev.ApplyStep | ev.PrepareStep,
+        call: Callable[[int], Coroutine[Any, Any, Result]],
+        *,
+        is_again: bool = False,
+    ) -> list[Result] | None:
+        """As `_at_all`; once all shards have answered, what some of them lack is reported as ContributionsMissing."""
+        missing: list[tuple[int, PushId]] = []
+
+        async def attempt(index: int) -> Result | None:
+            try:
+                return await call(index)
+            except ContributionMissing as error:
+                named = contributions_named(error.facts)
+                if not named:
+                    raise
+                missing.extend((index, push_id) for push_id in named)
+                return None
+
+        answers = await self._at_all(f"{what} step {step.step}", step.fence.epoch, attempt, is_again=is_again)
+        if answers is None:
+            return None
+        if missing:
+            self._calls.report(ev.ContributionsMissing(missing=tuple(sorted(missing)), epoch=step.fence.epoch))
+            return None
+        return [answer for answer in answers if answer is not None]
 
     def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
@@ -406,9 +448,11 @@ class ShardWork:
             lambda: calls.links[index].adopt(
                 authority.fence,
                 chief_address=authority.chief_address,
+                session_keys=authority.session_keys,
                 timeout_s=CONTROL_TIMEOUT_S,
             ),
         )
+        authority.learn(adoption.session_keys)
         calls.adopted(index, process_incarnation=status.process_incarnation)
         log.info(
             "adopted ps=%d address=%s chief_incarnation=%d epoch=%d step=%s",

@@ -125,8 +125,14 @@ def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     for number, epoch in epochs.items():
         for step, made in epoch.steps.items():
             for push_id in made:
-                if (number, push_id) not in facts.parts:
+                if (number, push_id) not in facts.parts and not _is_in_none(facts, number, step, push_id):
                     yield f"epoch {number} step {step}: no worker recorded that it sent push {words_of(push_id)}"
+
+
+def _is_in_none(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
+    """Whether all servers have done a step without a contribution that it names: it was committed and never sent."""
+    lives = [life for (epoch, _, _), life in facts.lives.items() if epoch == number]
+    return all(push_id in request.without for life in lives for request, _ in life.applied if request.step == step)
 
 
 def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:

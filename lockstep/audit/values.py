@@ -120,7 +120,8 @@ class _Replica:
 
     def _apply(self, request: ApplyRequest) -> None:
         for push_id in request.contributors:
-            self._stage(push_id)
+            if push_id not in request.without:
+                self._stage(push_id)
         if self._life.spec.clip.needs_norms:
             self._model.run_prepare(request, self._model.begin_prepare(request))
         work = self._model.begin_apply(request)

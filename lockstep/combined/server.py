@@ -75,9 +75,9 @@ class StoreLink:
         self._store.hear_chief(fence)
         return await self._run(self._store.status)
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         """Puts the shard under a chief."""
-        adopt = partial(self._store.adopt, fence, chief_address=chief_address)
+        adopt = partial(self._store.adopt, fence, chief_address=chief_address, session_keys=session_keys)
         return await self._run(adopt)
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:

@@ -310,7 +310,9 @@ class _Simulation:
         config = CoordinationConfig(
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
-        self._coordinator = Coordinator(config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False, new_life=lambda: 1)
+        self._coordinator = Coordinator(
+            config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False, new_life=lambda: 1, session_key=b""
+        )
         empty = ShardStatus(shard=0, process_incarnation=1, fence=NOBODY, step=None, report=ShardReport())
         self._tell(ShardsFound(statuses=(empty,)))
         self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))

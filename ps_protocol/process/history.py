@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -190,8 +190,8 @@ STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 
 
 def note_contribution(history: History, header: PushHeader, gradients: Segments, *, shard: int) -> None:
-    """Notes what one shard is about to be sent; before it is sent, so that whatever was applied is known."""
-    history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(header))}, gradients.pieces)
+    """Notes what one shard is about to be sent, without the worker's secret; before it is sent, so that whatever was applied is known."""
+    history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(replace(header, secret=0)))}, gradients.pieces)
 
 
 def note_outcome(history: History, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:

@@ -29,12 +29,13 @@ class ParticipantKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """Who calls: given by registration."""
+    """Who calls: given by registration. `secret` shows that it is the caller's; it is not a part of who that is."""
 
     era: Era
     kind: ParticipantKind
     index: int
     incarnation: int
+    secret: int = field(default=0, compare=False, repr=False)
 
     def shares_era(self, other: "Participant") -> bool:
         """Whether what became of the one's contributions is true for the other: what was said in one era holds in no other."""

@@ -29,6 +29,29 @@ class PushId:
     incarnation: int
     sequence: int
 
+    def __str__(self) -> str:
+        return f"{self.worker}/{self.incarnation}/{self.sequence}"
+
+
+# In one error: facts have little room. Who asks again hears of the others.
+_MAX_NAMED = 20
+
+
+def named_contributions(push_ids: Sequence[PushId]) -> dict[str, str]:
+    """Returns the facts of an error about these contributions, or the first of them."""
+    return {"worker": str(push_ids[0].worker), "contributions": " ".join(map(str, push_ids[:_MAX_NAMED]))}
+
+
+def contributions_named(facts: Mapping[str, str]) -> tuple[PushId, ...]:
+    """Returns what `named_contributions` has named; nothing if these are not its facts."""
+    found = []
+    for word in facts.get("contributions", "").split():
+        numbers = word.split("/")
+        if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+            return ()
+        found.append(PushId(worker=int(numbers[0]), incarnation=int(numbers[1]), sequence=int(numbers[2])))
+    return tuple(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparsePart:
@@ -55,7 +78,8 @@ class PushHeader:
     the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
     `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds.
+    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds. `secret`: as in
+    Participant.
     """
 
     era: Era
@@ -69,6 +93,7 @@ class PushHeader:
     encoding: FloatEncoding = FloatEncoding.AS_IS
     encoded_bytes: int = 0
     memory_slot: int | None = None
+    secret: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:
@@ -148,7 +173,8 @@ class ApplyRequest:
     `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
-    this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request.
+    this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
+    contributors that this shard has said it does not have; here they count as contributions that have no gradient.
     """
 
     fence: Fence
@@ -158,6 +184,7 @@ class ApplyRequest:
     scales: tuple[float, ...] = ()
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
+    without: tuple[PushId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +209,7 @@ class Adoption:
     """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
 
     `record` is the latest that a chief has had kept there (empty: none), `last_apply` the step that was applied last in this epoch.
+    `session_keys`: all that it knows of this life's.
     """
 
     step: int | None
@@ -190,6 +218,7 @@ class Adoption:
     record_version: int = 0
     last_apply: ApplyRequest | None = None
     pushes: tuple[WorkerPushes, ...] = ()
+    session_keys: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +380,11 @@ class Shard(Protocol):
     Unavailable. Implementations are thread-safe.
     """
 
-    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it."""
+    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+
+        `session_keys`: those that the chief knows of this life's; a shard that knows none believes every worker.
+        """
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
@@ -467,9 +499,9 @@ class ForwardingShard:
     def __init__(self, shard: Shard) -> None:
         self._forward = shard
 
-    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
+    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
         """Puts the shard under a chief."""
-        return self._forward.adopt(fence, chief_address=chief_address)
+        return self._forward.adopt(fence, chief_address=chief_address, session_keys=session_keys)
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

@@ -201,9 +201,9 @@ class GrpcShard:
             access=self._connection.access,
         )
 
-    def adopt(self, fence: Fence, *, chief_address: str = "") -> Adoption:
+    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
         """Puts the shard under a chief (AdoptShard)."""
-        request = pb.AdoptShardRequest(fence=codec.encode(fence), chief_address=chief_address)
+        request = pb.AdoptShardRequest(fence=codec.encode(fence), chief_address=chief_address, session_keys=session_keys)
         return codec.decode(
             Adoption,
             self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption"),

@@ -207,19 +207,26 @@ def share_memory(
     worker: int,
     incarnation: int,
     layout: Layout,
+    secret: int = 0,
     num_slots: int = 1,
     timeout_s: float = CONTROL_TIMEOUT_S,
 ) -> "SharedMemoryShard":
     """Maps the memory of a shard whose variables stand, and returns it as a Shard that owns `shard`: its `close` closes both.
 
-    `num_slots`: for gradients, at first; more are asked for when they are needed. Blocks for a few calls. Raises MemoryNotShared if it
-    cannot be (then `shard` is as good as before), and what any call raises.
+    `secret`: the worker's, see Participant. `num_slots`: for gradients, at first; more are asked for when they are needed. Blocks for a few
+    calls. Raises MemoryNotShared if it cannot be (then `shard` is as good as before), and what any call raises.
     """
     boot_id = memory_segments.boot_id()
     if not boot_id:
         raise MemoryNotShared(f"{shard.connection.target}: this system has no memory without a name", is_same_host=False)
     claim = pb.MemoryClaim(
-        epoch=epoch, worker=worker, incarnation=incarnation, layout_hash=layout.hash, num_slots=num_slots, boot_id=boot_id
+        epoch=epoch,
+        worker=worker,
+        incarnation=incarnation,
+        layout_hash=layout.hash,
+        num_slots=num_slots,
+        boot_id=boot_id,
+        secret=secret,
     )
     link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s)
     try:

@@ -90,16 +90,18 @@ LEASE_RESULT_WAIT: LeaseResult
 LEASE_RESULT_EXHAUSTED: LeaseResult
 
 class Participant(_message.Message):
-    __slots__ = ("era", "kind", "index", "incarnation")
+    __slots__ = ("era", "kind", "index", "incarnation", "secret")
     ERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     era: _tensor_pb2.Era
     kind: ParticipantKind
     index: int
     incarnation: int
-    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    secret: int
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., secret: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("kind", "index", "host", "pid", "takeover", "request_id", "former", "held")

@@ -50,32 +50,36 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("fence", "chief_address", "alone", "forget")
+    __slots__ = ("fence", "chief_address", "alone", "forget", "session_keys")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     chief_address: str
     alone: bool
     forget: bool
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ...) -> None: ...
+    session_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ..., session_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
-    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes")
+    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
     step: int
     layout_hash: str
     record: bytes
     record_version: int
     last_apply: ApplyRequest
     pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
+    session_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class WorkerPushes(_message.Message):
     __slots__ = ("worker", "incarnation", "applied")
@@ -254,7 +258,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes")
+    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes", "secret")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +278,7 @@ class PushHeader(_message.Message):
     ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SLOT_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     era: _tensor_pb2.Era
     push_id: _tensor_pb2.PushId
     step: int
@@ -286,7 +291,8 @@ class PushHeader(_message.Message):
     encoded_bytes: int
     memory_slot: int
     content_bytes: int
-    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ...) -> None: ...
+    secret: int
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -359,20 +365,22 @@ class ShareMemoryRequest(_message.Message):
     def __init__(self, claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., proof: _Optional[_Union[MemoryProof, _Mapping]] = ..., num_slots: _Optional[int] = ...) -> None: ...
 
 class MemoryClaim(_message.Message):
-    __slots__ = ("epoch", "worker", "incarnation", "layout_hash", "num_slots", "boot_id")
+    __slots__ = ("epoch", "worker", "incarnation", "layout_hash", "num_slots", "boot_id", "secret")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker: int
     incarnation: int
     layout_hash: str
     num_slots: int
     boot_id: str
-    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., num_slots: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    secret: int
+    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., num_slots: _Optional[int] = ..., boot_id: _Optional[str] = ..., secret: _Optional[int] = ...) -> None: ...
 
 class MemoryProof(_message.Message):
     __slots__ = ("nonces",)
@@ -411,7 +419,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges")
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +427,7 @@ class ApplyRequest(_message.Message):
     SCALES_FIELD_NUMBER: _ClassVar[int]
     DISCARDS_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
@@ -426,7 +435,8 @@ class ApplyRequest(_message.Message):
     scales: _containers.RepeatedScalarFieldContainer[float]
     discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     ranges: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+    without: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request")

@@ -97,6 +97,7 @@ def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
         encoding=_ENCODINGS[header.encoding],
         encoded_bytes=header.encoded_bytes,
         memory_slot=header.memory_slot,
+        secret=header.secret,
     )
 
 
@@ -122,6 +123,7 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
         encoding=_decode_encoding(message.encoding),
         encoded_bytes=message.encoded_bytes,
         memory_slot=message.memory_slot if message.HasField("memory_slot") else None,
+        secret=message.secret,
     )
 
 
@@ -142,6 +144,7 @@ def encode_participant(participant: Participant) -> chief_service_pb2.Participan
         kind=_KINDS[participant.kind],
         index=participant.index,
         incarnation=participant.incarnation,
+        secret=participant.secret,
     )
 
 
@@ -149,7 +152,13 @@ def decode_participant(message: chief_service_pb2.Participant) -> Participant:
     """Decodes who calls."""
     kind = decode_choice(ParticipantKind, message.kind, field="participant.kind")
     require(message, "era")
-    return Participant(era=decode_era(message.era), kind=kind, index=message.index, incarnation=message.incarnation)
+    return Participant(
+        era=decode_era(message.era),
+        kind=kind,
+        index=message.index,
+        incarnation=message.incarnation,
+        secret=message.secret,
+    )
 
 
 def encode_commit(commit: PushCommit) -> chief_service_pb2.PushCommit:
@@ -265,6 +274,7 @@ def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRe
         scales=request.scales,
         discards=[encode_push_id(push_id) for push_id in request.discards],
         ranges=request.ranges,
+        without=[encode_push_id(push_id) for push_id in request.without],
     )
 
 
@@ -289,6 +299,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         scales=tuple(message.scales),
         discards=decode_each(message.discards, _decode_discard, field="discards"),
         ranges=tuple(message.ranges),
+        without=decode_each(message.without, decode_push_id, field="without"),
     )
 
 

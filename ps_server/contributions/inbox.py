@@ -9,13 +9,23 @@ it stays until it is applied or discarded, whatever its step.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, LimitExceeded, PsError, PushIdReused, StepAhead, Superseded
 from ps_protocol.model.variables import check_name
-from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushId, PushReply, PushResult, WorkerPushes
+from ps_protocol.roles.shard import (
+    AppliedPush,
+    Metric,
+    MetricCell,
+    PushHeader,
+    PushId,
+    PushReply,
+    PushResult,
+    WorkerPushes,
+    named_contributions,
+)
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
@@ -211,7 +221,8 @@ def _is_weight(weight: float) -> bool:
 class Contribution:
     """One push. `outcome` is its answer, once there is one; `memory` is None when it has none.
 
-    `buffer`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied.
+    `buffer`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied. `is_empty`:
+    it stands for one that is not here.
     """
 
     push_id: PushId
@@ -222,6 +233,7 @@ class Contribution:
     is_writing: bool = False
     buffer: SharedBuffer | None = None
     is_found: bool = False
+    is_empty: bool = False
 
 
 class Inbox:
@@ -358,9 +370,15 @@ class Inbox:
         if contribution.outcome is None:
             self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
 
-    def select(self, contributors: Sequence[PushId], *, step: int) -> list[Contribution]:
-        """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others."""
-        selected = [self._staged.get(push_id) or self._found(push_id) for push_id in sorted(contributors)]
+    def select(self, contributors: Sequence[PushId], *, step: int, without: Collection[PushId] = ()) -> list[Contribution]:
+        """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others.
+
+        Those in `without` count as contributions that have no gradient.
+        """
+        selected = [
+            self._empty(push_id, step) if push_id in without else self._staged.get(push_id) or self._found(push_id)
+            for push_id in sorted(contributors)
+        ]
         staged = [contribution for contribution in selected if contribution is not None]
         if staged and len({id(contribution.memory) for contribution in staged}) == len(contributors):
             return staged
@@ -370,11 +388,11 @@ class Inbox:
         missing = [push_id for push_id in contributors if push_id not in here]
         if not missing:
             raise InvalidSpec(f"step {step}: two contributions of one worker lie in one gradient buffer; use one for each")
-        names = ", ".join(f"{p.worker}/{p.incarnation}/{p.sequence}" for p in missing[:10])
+        names = ", ".join(map(str, missing[:10]))
         raise ContributionMissing(
             f"step {step}: {len(missing)} of {len(contributors)} contributions are not staged here: {names}"
             " (worker/incarnation/sequence); apply only what was staged on every shard",
-            facts={"worker": str(missing[0].worker)},
+            facts=named_contributions(missing),
         )
 
     def end(self, contributions: Iterable[Contribution], *, step: int) -> None:
@@ -382,7 +400,9 @@ class Inbox:
         for contribution in contributions:
             self.metrics.count(contribution.push_id.worker, contribution.metrics)
             self.push_ids.apply(contribution.push_id, step=step)
-            if contribution.is_found and contribution.buffer is not None:
+            if contribution.is_empty:
+                self._drop_late(contribution.push_id)
+            elif contribution.is_found and contribution.buffer is not None:
                 self._remember(contribution, PushResult.STAGED)
                 self._shared.end(contribution.buffer, contribution.push_id.sequence)
             else:
@@ -489,6 +509,15 @@ class Inbox:
         # This is the first look at it.
         self._staging.clear_padding(buffer.staged)
         return Contribution(push_id, step, _NO_METRICS, memory=buffer.staged, buffer=buffer, is_found=True)
+
+    def _empty(self, push_id: PushId, step: int) -> Contribution:
+        return Contribution(push_id, step, _NO_METRICS, memory=self._staging.nothing(), is_empty=True)
+
+    def _drop_late(self, push_id: PushId) -> None:
+        """Drops what has come of a contribution since its step did without it."""
+        if push_id in self._staged:
+            self._drop(self._staged[push_id])
+        self._shared.discard(push_id)
 
     def _stale(self, contribution: Contribution, current_step: int) -> PushReply:
         self._num_stale += 1

@@ -186,6 +186,10 @@ class StagingMemory:
         staged.absent, staged.rows, staged.reserved_bytes = absent, rows, reserved
         return staged
 
+    def nothing(self) -> StagedGradients:
+        """Returns a contribution that has no gradient for any variable; it takes no memory, and need not be given back."""
+        return StagedGradients(SegmentWriter((), 0), _NO_BYTES, absent=tuple(range(len(self._layout.slices))))
+
     def _lend_arena(self, encoding: FloatEncoding, encoded_bytes: int, pieces: Sequence[Array], purpose: str) -> StagedGradients:
         coding = FORMATS[encoding].coding
         if isinstance(coding, Units) and coding.kept is not None:

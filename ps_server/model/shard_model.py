@@ -419,7 +419,7 @@ class ShardModel:
         """The work of a step; `begin_out` is called when nothing can fail any more."""
         num_slices, num_tables = len(self.spec.layout.slices), len(self.spec.layout.tables)
         weights, scales = factors(request, num_scales=num_slices + num_tables)
-        contributions = self.inbox.select(request.contributors, step=request.step)
+        contributions = self.inbox.select(request.contributors, step=request.step, without=request.without)
         memories = [contribution.memory for contribution in contributions if contribution.memory is not None]
         self._settings.begin(request.step)
         rows = _NO_ROWS

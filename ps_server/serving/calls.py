@@ -15,6 +15,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.identity import parse_address
+from ps_protocol.roles.session_secret import KEY_BYTES, MAX_KEYS
 from ps_protocol.roles.shard import (
     RestoreRequest,
     RowsRequest,
@@ -72,6 +73,7 @@ class ParameterService:
             adoption = self._shard.adopt(
                 codec.decode(Fence, message.fence),
                 chief_address=message.chief_address,
+                session_keys=_session_keys(message.session_keys),
                 is_alone=message.alone,
                 forgets=message.forget,
             )
@@ -158,6 +160,7 @@ class ParameterService:
             incarnation=claim.incarnation,
             layout_hash=claim.layout_hash,
             num_buffers=claim.num_slots,
+            secret=claim.secret,
         )
 
     @contextlib.contextmanager
@@ -168,6 +171,12 @@ class ParameterService:
 
     def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:
         return answering(context, server_name=self._name)
+
+
+def _session_keys(keys: Sequence[bytes]) -> tuple[bytes, ...]:
+    if len(keys) > MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
+        raise MalformedMessage(f"session_keys: {len(keys)} keys, want at most {MAX_KEYS} of {KEY_BYTES} bytes each")
+    return tuple(keys)
 
 
 def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:

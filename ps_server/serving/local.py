@@ -63,9 +63,17 @@ class InProcessShard:
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
 
-    def adopt(self, fence: Fence, *, chief_address: str = "", is_alone: bool = False, forgets: bool = False) -> Adoption:
+    def adopt(
+        self,
+        fence: Fence,
+        *,
+        chief_address: str = "",
+        session_keys: tuple[bytes, ...] = (),
+        is_alone: bool = False,
+        forgets: bool = False,
+    ) -> Adoption:
         """Puts the shard under a chief; see Shard.adopt."""
-        return self._shard.adopt(fence, chief_address=chief_address, is_alone=is_alone, forgets=forgets)
+        return self._shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, is_alone=is_alone, forgets=forgets)
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

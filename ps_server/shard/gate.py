@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LimitExceeded, ShuttingDown, Superseded, Unavailable
+from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LeaseExpired, LimitExceeded, ShuttingDown, Superseded, Unavailable
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.fence import NOBODY, Era, Fence
+from ps_protocol.roles.session_secret import joined_keys, session_secret
 from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
@@ -30,6 +31,7 @@ class Gate:
 
     def __init__(self, name: str, *, budget: MemoryBudget) -> None:
         self.fences = Fences(name)
+        self.admitted = AdmittedWorkers(name)
         self.chief = ChiefNotes(budget=budget)
         self._name = name
         self._lock = QuickCondition()
@@ -279,6 +281,41 @@ class _Reader:
             if not gate._readers[self._step]:
                 del gate._readers[self._step]
                 gate._lock.notify_all()
+
+
+# Workers that are known not to have to be looked at again; beyond it the one known longest is.
+_MAX_KNOWN = 10_000
+
+
+class AdmittedWorkers:
+    """Knows the incarnations of workers that a chief of this life has admitted by their secrets. The caller serialises the calls.
+
+    Without a key every worker is believed. `name` is the server's, for texts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.keys: tuple[bytes, ...] = ()
+        self._name = name
+        self._known: dict[tuple[int, int], int] = {}  # worker and incarnation: its secret
+
+    def take_keys(self, keys: tuple[bytes, ...], *, is_new_life: bool) -> None:
+        """A chief has adopted the server, and knows these keys."""
+        if is_new_life:
+            self.keys, self._known = (), {}
+        self.keys = joined_keys(keys, self.keys)
+
+    def check(self, worker: int, incarnation: int, secret: int) -> None:
+        """Raises LeaseExpired unless the secret is that of this incarnation."""
+        if self._known.get((worker, incarnation)) == secret or not self.keys:
+            return
+        if all(secret != session_secret(key, name=f"worker {worker}", incarnation=incarnation) for key in self.keys):
+            raise LeaseExpired(
+                f"{self._name}: incarnation {incarnation} of worker {worker} is not registered, or not to you. Register again",
+                facts={"worker": str(worker)},
+            )
+        self._known[worker, incarnation] = secret
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
 
 
 class Fences:

@@ -119,18 +119,22 @@ class Shard:
         fence: Fence,
         *,
         chief_address: str = "",
+        session_keys: tuple[bytes, ...] = (),
         is_alone: bool = False,
         forgets: bool = False,
     ) -> Adoption:
         """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings.
 
-        `is_alone`: of several replicas, the chief counts on this one only. `forgets`: not on this one any more, so its model is dropped.
+        `session_keys`: see Shard. `is_alone`: of several replicas, the chief counts on this one only. `forgets`: not on this one any more,
+        so its model is dropped.
         """
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = fences.is_damaged
             self._check_same_chief_locked(fence.chief_incarnation, chief_address)
+            life_before = fences.fence.life
             is_new_epoch = fences.adopt(fence)
+            self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != life_before)
             fences.check_running()
             chief.address = chief_address
             chief.heard(time.monotonic())
@@ -283,6 +287,7 @@ class Shard:
         """Begins to stage a contribution; the push is answered at once if its bytes are not wanted."""
         with self._gate.admit(header.era.epoch):
             self._gate.fences.check_era(header.era)
+            self._gate.admitted.check(header.push_id.worker, header.push_id.incarnation, header.secret)
             model = self._model_locked(header.layout_hash)
             return Push(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
 
@@ -609,6 +614,7 @@ class Shard:
             record_version=chief.record_version,
             last_apply=last if last is not None and last.fence.epoch == self._gate.fences.epoch else None,
             pushes=model.inbox.push_ids.lately_applied() if model else (),
+            session_keys=self._gate.admitted.keys,
         )
 
 

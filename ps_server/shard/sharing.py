@@ -5,7 +5,7 @@ A sharing lasts as long as its `with` block. A segment that was offered counts o
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
@@ -24,6 +24,7 @@ class Claim:
     incarnation: int
     layout_hash: str
     num_buffers: int
+    secret: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if self.incarnation < 1:
@@ -133,9 +134,11 @@ class Sharings:
         )
 
     def check_claim(self, sharing: Sharing) -> None:
-        """Raises Superseded if a later incarnation of the worker has pushed."""
+        """Raises LeaseExpired if no chief has admitted the worker, Superseded if a later incarnation of it has pushed."""
+        claim = sharing.claim
         with self._gate:
-            sharing.model.inbox.claim(worker=sharing.claim.worker, incarnation=sharing.claim.incarnation)
+            self._gate.admitted.check(claim.worker, claim.incarnation, claim.secret)
+            sharing.model.inbox.claim(worker=claim.worker, incarnation=claim.incarnation)
 
     def grant(self, sharing: Sharing, buffers: Sequence[SharedBuffer]) -> None:
         """Looks in the buffers, too. Ends an earlier sharing of the same worker; raises Cancelled if this one has ended."""

@@ -110,11 +110,18 @@ class SimulatedLink:
         return status
 
     async def adopt(
-        self, fence: Fence, *, chief_address: str = "", timeout_s: float, is_alone: bool = False, forgets: bool = False
+        self,
+        fence: Fence,
+        *,
+        chief_address: str = "",
+        session_keys: tuple[bytes, ...] = (),
+        timeout_s: float,
+        is_alone: bool = False,
+        forgets: bool = False,
     ) -> Adoption:
         """Puts the shard under the chief."""
         process = self._last_seen  # of one that is started since, it is then seen that it is another one
-        adoption: Adoption = await self._call("adopt", fence, chief_address, is_alone, forgets)
+        adoption: Adoption = await self._call("adopt", fence, chief_address, session_keys, is_alone, forgets)
         self._process = process
         return adoption
 

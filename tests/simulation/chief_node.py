@@ -64,7 +64,10 @@ class ChiefNode:
     ) -> None:
         self._world, self._life, self._oracle = world, life, oracle
         self._on_change, self._on_end = on_change, on_end
-        self.coordinator = Coordinator(config=config, shard_addresses=shards, now=world.now, new_life=world.new_life)
+        session_key = world.new_session_key()
+        self.coordinator = Coordinator(
+            config=config, shard_addresses=shards, now=world.now, new_life=world.new_life, session_key=session_key
+        )
         self._calls = itertools.count(1)
         self._blocked: dict[int, tuple[str, tuple[Any, ...], Answer, float]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -76,7 +79,7 @@ class ChiefNode:
         self._timer = 0
         self.is_ended = False
         self._told_whole = ""
-        self._authority = Authority(chief_address=life.name)
+        self._authority = Authority(session_key=session_key, chief_address=life.name)
         pace = SimulatedPace(world, life, on_killed=self._killed)
         self._loop = pace.loop
         self._leads: dict[Era, Leads] = {}

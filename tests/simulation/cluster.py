@@ -17,6 +17,7 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.histories import SimulatedHistory, audited
+from tests.simulation.impostor import start_impostor
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle, index_of
 from tests.simulation.rules import PolicyRules
@@ -56,6 +57,7 @@ class SimulatedCluster:
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
         self._nemesis = Nemesis(self, scenario.network)
         self._chiefs: dict[str, ChiefNode] = {}
+        self._worker_nodes: dict[str, WorkerNode] = {}
         self.chief = ""
         self._num_chiefs = self._num_workers = 0
         # By index, the process that was started last.
@@ -217,7 +219,7 @@ class SimulatedCluster:
         pid = self._num_workers
 
         def make(life: Life) -> WorkerNode:
-            return WorkerNode(
+            node = self._worker_nodes[name] = WorkerNode(
                 self.world,
                 life,
                 index=index,
@@ -234,6 +236,7 @@ class SimulatedCluster:
                 history=self._new_history(name),
                 on_end=lambda reason: self._worker_ended(index, name, reason),
             )
+            return node
 
         self.world.start(name, make)
 
@@ -247,6 +250,18 @@ class SimulatedCluster:
         index = int(name.split("-")[1])
         self._workers[index] = f"worker-{index}-again-{self._num_workers}"
         self._start_worker(index, takes_over=True)
+
+    def have_forged(self, name: str) -> None:
+        """Has a worker, if it runs, commit next what it has not given to all shards."""
+        process = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
+        if process is not None:
+            process.forges = True
+
+    def have_impersonated(self, name: str) -> None:
+        """Has somebody speak in a worker's name, if that one has its place."""
+        victim = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
+        if victim is not None and victim.is_joined:
+            start_impostor(self.world, victim=victim, shards=self.shards, chief=self.chief)
 
     def allow_failure(self) -> None:
         """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
@@ -274,6 +289,8 @@ class SimulatedCluster:
             self.world.seen["worker ended with its model"] += 1
         elif reason == "Superseded":
             self.world.seen["worker superseded"] += 1
+        elif reason == "ContributionMissing" and self._worker_nodes[name].has_forged:
+            self.world.seen["worker expelled for what it had not given"] += 1
         else:
             raise BrokenPromise(f"6: {name} ended with {reason}")
         self.world.at(1.0, lambda: self._start_worker(index, takes_over=False))

@@ -26,7 +26,7 @@ from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushId
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
-from ps_server.shard.gate import Fences
+from ps_server.shard.gate import AdmittedWorkers, Fences
 from tests.simulation.chief_links import SimulatedPace
 from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Fault, Scenario
@@ -373,6 +373,28 @@ _ASYNC_DROP = PolicySpec(name=PolicyName.ASYNC, max_staleness=0)
 _SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_stale=TooStale.SCALE)
 
 
+def _gives_up_where_a_contribution_is_missing(patch: pytest.MonkeyPatch) -> None:
+    def missing(self: Training, event: Any, now: float) -> tuple[PushId, ...]:
+        self._host.fail("a contribution is missing")
+        return ()
+
+    patch.setattr(Training, "missing", missing)
+
+
+def _takes_incarnations_from_nowhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AdmittedWorkers, "check", lambda self, worker, incarnation, secret: None)
+
+
+def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
+    real = Membership.look_up
+
+    def look_up(self: Membership, participant: Participant) -> Any:
+        member = self.find(participant.kind, participant.index)
+        return real(self, participant if member is None else replace(participant, secret=member.secret))
+
+    patch.setattr(Membership, "look_up", look_up)
+
+
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
@@ -402,6 +424,12 @@ def _lost_as_a_whole_and_unsaved(scenario: Scenario) -> Scenario:
     told = Fault(at=at + 1.5, kind="stop", target=("worker-0",), seconds=2.5)
     lost = Fault(at=at + 1.6, kind="lose all", seconds=0.05)
     return replace(scenario, num_workers=4, num_required=4, durability=None, data=None, network=NetworkSpec(), faults=(missing, told, lost))
+
+
+def _forges_and_is_saved(scenario: Scenario) -> Scenario:
+    """Nothing else befalls it, and there is a way back: it must not fail."""
+    forged = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="forge", target=("worker-0",))
+    return replace(scenario, durability=Durability.INTERVAL, network=NetworkSpec(), faults=(forged,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,5 +476,8 @@ MUTATIONS: dict[str, Mutation] = {
     "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history),
     "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
     "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
+    "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor")),
+    "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
+    "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

@@ -31,6 +31,12 @@ class Victim(Protocol):
     def start_another_worker(self, name: str) -> None:
         """Starts another process of a worker's index, which takes its place."""
 
+    def have_forged(self, name: str) -> None:
+        """Has a worker commit what it has not given to all shards."""
+
+    def have_impersonated(self, name: str) -> None:
+        """Has somebody speak in a worker's name."""
+
     def allow_failure(self) -> None:
         """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
 
@@ -102,6 +108,12 @@ class Nemesis:
             self._world.at(fault.seconds, lambda: self._world.resume(old))
         self._cluster.start_another_worker(old)
 
+    def _forge(self, fault: Fault) -> None:
+        self._cluster.have_forged(fault.target[0])
+
+    def _impersonate(self, fault: Fault) -> None:
+        self._cluster.have_impersonated(fault.target[0])
+
     def _storm(self, fault: Fault) -> None:
         self._world.network = _STORM
         self._world.at(fault.seconds, lambda: setattr(self._world, "network", self._calm))
@@ -140,6 +152,8 @@ _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "cut": Nemesis._cut,
     "new chief": Nemesis._new_chief,
     "new worker": Nemesis._new_worker,
+    "forge": Nemesis._forge,
+    "impostor": Nemesis._impersonate,
     "storm": Nemesis._storm,
     "kill in save": Nemesis._killed_in_save,
     "full": Nemesis._full,

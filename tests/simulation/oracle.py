@@ -61,6 +61,8 @@ class Oracle:
         self.committed: dict[str, tuple[Era, int]] = {}
         # The life whose first values were made last, and what was whole before.
         self._last_life, self._whole_before = 0, frozenset[str]()
+        # What workers have committed and not given to all shards.
+        self._forged: set[PushId] = set()
         self.is_rotten = False
         self.num_rollbacks = 0
         self.num_applied = 0
@@ -97,6 +99,8 @@ class Oracle:
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
         if epoch.at.get(server) != step:
             raise BrokenPromise(f"2: {server} applied step {step} of epoch {epoch.number} and was at {epoch.at.get(server)}")
+        if honest := set(request.without) - self._forged:
+            raise BrokenPromise(f"3: {server} applied step {step} of epoch {epoch.number} without {honest}, which their workers gave")
         known = epoch.steps.get(step)
         if known is None:
             self._check_once(epoch, step, contributors)
@@ -179,6 +183,10 @@ class Oracle:
         if (promised := self._accepted[era, push_id]) >= step:
             words = f"worker {worker} goes on with step {step} of epoch {era[1]}, and what it gave is to be in step {promised}"
             raise BrokenPromise(f"P: under {self.rules.spec.text} {words}")
+
+    def forged(self, push_id: PushId) -> None:
+        """A worker is about to commit what it has not given to all shards."""
+        self._forged.add(push_id)
 
     # -- training data
 
@@ -310,7 +318,8 @@ class Oracle:
     def _next_state(self, state: State, life: int, shard: int, request: ApplyRequest) -> State:
         total = np.zeros_like(state.value)
         weights = request.weights or (1.0,) * len(request.contributors)
-        given = [one for one in sorted(zip(request.contributors, weights, strict=True)) if (life, one[0]) not in self._empty]
+        known = sorted(zip(request.contributors, weights, strict=True))
+        given = [one for one in known if (life, one[0]) not in self._empty and one[0] not in request.without]
         if not given:
             return state
         for push_id, weight in given:

@@ -94,6 +94,8 @@ def scenario_of(seed: int) -> Scenario:
             *_new_workers(random.Random(f"new workers {seed}"), num_workers=num_workers),
             *_slow_beginnings(random.Random(f"slow beginnings {seed}"), num_workers=num_workers),
             *_total_losses(random.Random(f"total losses {seed}")),
+            *_forgeries(random.Random(f"forgeries {seed}"), num_workers=num_workers),
+            *_impostors(random.Random(f"impostors {seed}"), num_workers=num_workers),
         ),
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
@@ -176,6 +178,22 @@ def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault,
         return ()
     target = (f"worker-{chance.randrange(num_workers)}",)
     return (Fault(at=chance.uniform(0.04, 0.09), kind="stop", target=target, seconds=4.0),)
+
+
+def _forgeries(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    """A worker commits what it has given to some shards only, or to none."""
+    count = chance.choice((0,) * 8 + (1, 2))
+    return tuple(
+        Fault(at=chance.uniform(0.1, FAULTS_S), kind="forge", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
+    )
+
+
+def _impostors(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    """Somebody who has a worker's token speaks in the name of a worker."""
+    count = chance.choice((0,) * 8 + (1, 3))
+    return tuple(
+        Fault(at=chance.uniform(0.1, FAULTS_S), kind="impostor", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
+    )
 
 
 def _total_losses(chance: random.Random) -> tuple[Fault, ...]:

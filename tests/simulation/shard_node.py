@@ -102,8 +102,8 @@ class ShardNode:
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
 
-    def _adopt(self, fence: Fence, chief_address: str, is_alone: bool, forgets: bool) -> object:
-        adoption = self.shard.adopt(fence, chief_address=chief_address, is_alone=is_alone, forgets=forgets)
+    def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], is_alone: bool, forgets: bool) -> object:
+        adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, is_alone=is_alone, forgets=forgets)
         if forgets:
             self._oracle.emptied(self._place)
         return adoption

@@ -58,8 +58,8 @@ class WorkerCalls:
         return self._ask_once(method, arguments, timeout_s=_BEAT_S)
 
     def at_all(self, method: str, arguments: list[tuple[Any, ...]], *, is_over: Callable[[], bool]) -> Task:
-        """Calls all shards until they answer, or it is over; the first error is the caller's, after all have answered."""
-        answers = yield All([self._at(index, method, arguments[index], is_over) for index in range(len(self._places))])
+        """Calls all shards that there are arguments for until they answer, or it is over; the first error is the caller's, after that."""
+        answers = yield All([self._at(index, method, arguments[index], is_over) for index in range(len(arguments))])
         for answer in answers:
             if isinstance(answer, PsError):
                 raise answer

@@ -89,6 +89,8 @@ class WorkerNode:
         # What the next commit or token is asked with.
         self._commit: PushCommit | None = None
         self.num_steps = 0
+        # The next contribution is committed and not given to all shards; and whether one has been.
+        self.forges = self.has_forged = False
         self._acts: dict[type, Callable[[Any], Task]] = {
             ask.Register: lambda request: self._register(request.former, request.held),
             ask.Agree: self._agree,
@@ -130,6 +132,22 @@ class WorkerNode:
     def local_step(self) -> int:
         """The step of its variables."""
         return 0 if self._worker is None else self._worker.state.local_step
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it has a place and knows the model."""
+        return self._worker is not None and bool(self._layouts)
+
+    @property
+    def participant(self) -> Participant:
+        """Whom the chief has made it."""
+        who: Participant = self._participant
+        return who
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Those of the shards."""
+        return self._layouts
 
     # -- the program
 
@@ -356,14 +374,22 @@ class WorkerNode:
                 layout_hash=layout.hash,
                 absent=() if has_gradient else tuple(range(len(layout.slices))),
                 refused=request.refused,
+                secret=me.secret,
             )
             content = self._gradient(request.push_id, index) if has_gradient else _NOTHING
             if self._history is not None:
                 note_contribution(self._history, header, Segments([content]), shard=index)
             calls.append((header, content))
-        replies: list[PushReply] = yield from self._at_all("push", calls)
+        num_given = len(calls)
+        if self.forges:
+            self.forges, self.has_forged = False, True
+            # Of what is given to nobody, no training data may be used either: the oracle does not look for that.
+            num_given = int(self._world.between(0 if self._data is None else 1, len(calls)))
+            if num_given < len(calls):
+                self._oracle.forged(request.push_id)
+        replies: list[PushReply] = (yield from self._at_all("push", calls[:num_given])) if num_given else []
         results: list[PushResult] = [reply.result for reply in replies]
-        return results
+        return results + [PushResult.STAGED] * (len(calls) - num_given)
 
     def _fetch(self, request: ask.Fetch) -> Task:
         if self._held_step == request.step:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ps_protocol.errors import Unavailable
+from ps_protocol.roles.session_secret import KEY_BYTES
 from tests.simulation.tasks import Attempt, Call, Life, Process, Running, Task
 
 
@@ -37,7 +38,7 @@ class World:
         self.log: list[str] = []
         self._random = random.Random(seed)
         self._queue: list[tuple[float, int, Life | None, Callable[[], None]]] = []
-        self._number = self._num_lives = 0
+        self._number = self._num_lives = self._num_keys = 0
         self._lives: dict[str, Life] = {}
         self._cut: set[tuple[str, str]] = set()
 
@@ -81,6 +82,11 @@ class World:
         """Returns a name that no life of the cluster has had."""
         self._num_lives += 1
         return self._num_lives
+
+    def new_session_key(self) -> bytes:
+        """Returns a key that no other chief has."""
+        self._num_keys += 1
+        return self._num_keys.to_bytes(KEY_BYTES, "little")
 
     # -- processes
 

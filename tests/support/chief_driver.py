@@ -48,6 +48,9 @@ def model_of(*shape: int, name: str = "w") -> ModelSpec:
 MODEL = model_of(3)
 
 
+KEY = b"chief"
+
+
 class Driver:
     """Answers by call in `answers`; what the shards are to do waits in `to_apply`, `to_configure`, … unless `applies_at_once`."""
 
@@ -62,7 +65,12 @@ class Driver:
         self.config = CoordinationConfig(**config)
         addresses = [f"host-p:{5000 + index}" for index in range(num_shards)]
         self.coordinator = Coordinator(
-            config=self.config, shard_addresses=addresses, now=self.now, has_successors=self.has_successors, new_life=self.new_life
+            config=self.config,
+            shard_addresses=addresses,
+            now=self.now,
+            has_successors=self.has_successors,
+            new_life=self.new_life,
+            session_key=KEY,
         )
         self.applies_at_once = applies_at_once
         self.answers: dict[int, Any] = {}

@@ -87,7 +87,7 @@ class FakeLink:
         fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
         return ShardStatus(**{**fields, "fence": eras.fence(self.epoch, self.chief_incarnation)})
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", timeout_s: float) -> Adoption:
+    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         await self._answer("adopt")
         self.epoch, self.chief_incarnation, self.chief_address = fence.epoch, fence.chief_incarnation, chief_address
         return self.adoption

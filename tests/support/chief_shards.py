@@ -57,6 +57,7 @@ class Scene:
             on_defect=self.defects.append,
             on_superseded=self.superseded.append,
             clock=lambda: self.now,
+            session_key=b"chief",
         )
 
     def begin(self, *, is_takeover: bool = False) -> None:

@@ -13,7 +13,7 @@ from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
-from tests.support.chief_driver import MODEL, Driver, Worker
+from tests.support.chief_driver import KEY, MODEL, Driver, Worker
 from tests.support.eras import fence
 
 
@@ -83,7 +83,7 @@ class RecoveryDriver(Driver):
         """Another chief process takes the place of the old one, which never says anything again."""
         addresses = [f"host-p:{5000 + index}" for index in range(len(self.shards))]
         self.config = replace(self.config, **config)
-        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, new_life=self.new_life)
+        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, new_life=self.new_life, session_key=KEY)
         self.orders.clear()
         for waiting in (self.to_apply, self.to_prepare, self.to_configure):
             waiting.clear()

@@ -26,6 +26,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.session_secret import KEY_BYTES
 from ps_protocol.roles.shard import PushHeader, PushId, PushResult, ShardSpec
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
@@ -35,6 +36,9 @@ from ps_server.server import ParameterServer
 from tests.support.eras import LIFE
 
 _requests = itertools.count(1)
+
+# Of every chief here, as the life is: so that a raw message can be written down beforehand.
+SESSION_KEY = b"k" * KEY_BYTES
 
 MODEL = ModelSpec(
     variables=tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(3,)) for name in ("w", "b")),
@@ -101,7 +105,10 @@ class RunningChief:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        with mock.patch("chief.serving.runner.new_life", return_value=LIFE):
+        with (
+            mock.patch("chief.serving.runner.new_life", return_value=LIFE),
+            mock.patch("chief.serving.runner.new_session_key", return_value=SESSION_KEY),
+        ):
             self._server = ChiefServer(self._config)
         try:
             await self._server.start()
@@ -174,14 +181,16 @@ class Worker:
             self.chief.complete_initialization(self.participant, attempt=reply.attempt)
         return reply
 
-    def push(self, *, is_sent: bool = True, value: float = 0.0) -> PushCommit:
-        """Sends a contribution whose gradients are all `value` to all shards; returns what is to be committed."""
+    def push(self, *, is_sent: bool = True, num_shards: int | None = None, value: float = 0.0) -> PushCommit:
+        """Sends a contribution whose gradients are all `value` to (the first) shards; returns what is to be committed."""
         self._sequence += 1
         push_id = PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self._sequence)
         results = set()
-        for shard, layout in zip(self.shards, self._layouts, strict=True):
+        for shard, layout in list(zip(self.shards, self._layouts, strict=True))[:num_shards]:
             if is_sent:
-                header = PushHeader(era=self.participant.era, push_id=push_id, step=self.local_step, layout_hash=layout.hash)
+                header = PushHeader(
+                    era=self.participant.era, push_id=push_id, step=self.local_step, layout_hash=layout.hash, secret=self.participant.secret
+                )
                 arena = aligned_bytes(layout.nbytes)
                 for index in range(len(layout.slices)):
                     layout.view(arena, index)[...] = value

@@ -46,19 +46,21 @@ class SharingWorkers(ForwardingShard):
         self._layout: Layout | None = None
         self._lock = threading.Lock()
 
-    def worker(self, index: int, *, incarnation: int, epoch: int) -> SharedMemoryShard | GrpcShard:
+    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | GrpcShard:
         """The shard as one incarnation of a worker has it."""
         with self._lock:
-            return self._worker_locked(index, incarnation, epoch)
+            return self._worker_locked(index, incarnation, epoch, secret)
 
-    def _worker_locked(self, index: int, incarnation: int, epoch: int) -> SharedMemoryShard | GrpcShard:
+    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | GrpcShard:
         key = index, incarnation
         if key not in self.of or not self.of[key].is_shared:
             if self._layout is None:
                 return self.shard
             own = GrpcShard(self.shard.address)
             try:
-                self.of[key] = share_memory(own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_slots=1)
+                self.of[key] = share_memory(
+                    own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_slots=1, secret=secret
+                )
             except MemoryNotShared:
                 own.close()
                 return self.shard
@@ -77,7 +79,7 @@ class SharingWorkers(ForwardingShard):
         """Pushes as the worker in the header."""
         if self._layout is None or header.layout_hash != self._layout.hash:
             return self.shard.push_gradients(header, gradients, timeout_s=timeout_s)
-        shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.era.epoch)
+        shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.era.epoch, secret=header.secret)
         return shard.push_gradients(header, gradients, timeout_s=timeout_s)
 
     def read_variables(
@@ -320,6 +322,7 @@ class Trainer:
         weights: tuple[float, ...] = (),
         scales: tuple[float, ...] = (),
         discards: tuple[PushId, ...] = (),
+        without: tuple[PushId, ...] = (),
     ) -> ApplyRequest:
         """What the chief would ask for; the contributors in the order of their ids."""
         return ApplyRequest(
@@ -329,11 +332,20 @@ class Trainer:
             weights=weights,
             scales=scales,
             discards=discards,
+            without=without,
         )
 
-    def apply(self, *contributors: PushId, step: int = 0, chief_incarnation: int = CHIEF, epoch: int = EPOCH) -> ApplyReply:
+    def apply(
+        self,
+        *contributors: PushId,
+        step: int = 0,
+        chief_incarnation: int = CHIEF,
+        epoch: int = EPOCH,
+        without: tuple[PushId, ...] = (),
+    ) -> ApplyReply:
         """Applies a step."""
-        return self.shard.apply_step(self.request(*contributors, step=step, chief_incarnation=chief_incarnation, epoch=epoch))
+        request = self.request(*contributors, step=step, chief_incarnation=chief_incarnation, epoch=epoch, without=without)
+        return self.shard.apply_step(request)
 
     def train_rows(self, step: int, indices: Sequence[int], values: object, *, position: int = 0) -> ApplyReply:
         """One whole step of one worker that has a gradient for rows of one table only."""

@@ -239,6 +239,7 @@ class GrpcTransport:
                 epoch=participant.era.epoch,
                 worker=participant.index,
                 incarnation=participant.incarnation,
+                secret=participant.secret,
                 layout=layout,
                 timeout_s=timeout_s,
             )

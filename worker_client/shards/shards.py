@@ -273,6 +273,7 @@ class Shards:
                 refused=refused,
                 encoding=part.encoding,
                 encoded_bytes=part.encoded_bytes,
+                secret=self.participant.secret,
             )
 
         if (history := self._transport.history) is not None:

@@ -70,7 +70,7 @@ class CrowdWorker:
     async def push(self, shard: Any, header: Any, gradient: Segments) -> None:
         """Gives the one parameter server its contribution to the step."""
         self._sequence += 1
-        message = parameter_service_pb2.PushRequest(header=codec.encode(header(self._push_id, self._step)))
+        message = parameter_service_pb2.PushRequest(header=codec.encode(header(self.participant, self._push_id, self._step)))
         await shard(b"".join(encode_stream(message, gradient)))
 
     async def take_token(self) -> tuple[int, float]:
@@ -124,8 +124,8 @@ async def _run(crowd: Crowd, station: Station) -> None:
     layout_hash, gradient = _gradient(crowd.chief)
     shard: Any = open_aio_channel(addresses[0][0]).unary_unary(_PUSH)
 
-    def header(push_id: PushId, step: int) -> PushHeader:
-        return PushHeader(era=workers[0].participant.era, push_id=push_id, step=step, layout_hash=layout_hash)
+    def header(who: Participant, push_id: PushId, step: int) -> PushHeader:
+        return PushHeader(era=who.era, push_id=push_id, step=step, layout_hash=layout_hash, secret=who.secret)
 
     for _ in range(crowd.num_rounds):
         await _some_at_once([worker.push(shard, header, gradient) for worker in workers])

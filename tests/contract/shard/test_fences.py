@@ -8,13 +8,15 @@ import pytest
 from ps_protocol.errors import (
     ContributionMissing,
     EpochMismatch,
+    LeaseExpired,
     ShuttingDown,
     Superseded,
 )
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import Adoption, PushId, Shard
+from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, Shard
 from tests.support.eras import era, fence
-from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, Trainer
+from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer
 
 # Adoption and fences
 
@@ -143,3 +145,64 @@ def test_shard_that_nobody_adopted_can_be_shut_down(shard: Shard) -> None:
     shard.shutdown(epoch=0, reason="not needed")
     with pytest.raises(ShuttingDown):
         shard.adopt(fence(1, 1))
+
+
+# Workers
+
+KEY, LATER_KEY = b"a" * 32, b"b" * 32
+
+
+def header_of(trainer: Trainer, incarnation: int, *, key: bytes) -> PushHeader:
+    """A header with the secret that a chief with this key has given."""
+    secret = session_secret(key, name="worker 0", incarnation=incarnation)
+    return dataclasses.replace(trainer.header(incarnation=incarnation), secret=secret)
+
+
+@pytest.fixture
+def guarded(trainer: Trainer) -> Trainer:
+    """A shard with a model, whose chief makes secrets with KEY."""
+    trainer.create()
+    trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(KEY,))
+    return trainer
+
+
+@pytest.mark.parametrize("secret", [0, 1, 2**64 - 1])
+def test_an_incarnation_from_nowhere_is_refused_and_locks_nobody_out(guarded: Trainer, secret: int) -> None:
+    made_up = dataclasses.replace(guarded.header(incarnation=2**64 - 1), secret=secret)
+    with pytest.raises(LeaseExpired, match=f"ps 0: incarnation {2**64 - 1} of worker 0 is not registered, or not to you"):
+        guarded.push(made_up)
+    mine = header_of(guarded, 1, key=KEY)
+    assert guarded.push(mine).result is PushResult.STAGED
+    assert guarded.apply(mine.push_id).step == 1
+
+
+def test_nobody_can_push_or_drop_in_a_workers_name(guarded: Trainer) -> None:
+    mine = header_of(guarded, 1, key=KEY)
+    guarded.push(mine)
+    theirs = dataclasses.replace(guarded.header(), refused=(mine.push_id.sequence,))
+    another = guarded.shard.shard if isinstance(guarded.shard, SharingWorkers) else guarded.shard  # shares nobody's memory
+    with pytest.raises(LeaseExpired):
+        another.push_gradients(theirs, Segments([guarded.arena(1.0)]))
+    assert guarded.apply(mine.push_id).step == 1
+
+
+def test_the_secret_of_another_worker_or_incarnation_is_not_enough(guarded: Trainer) -> None:
+    others = session_secret(KEY, name="worker 1", incarnation=1), session_secret(KEY, name="worker 0", incarnation=2)
+    for secret in others:
+        with pytest.raises(LeaseExpired):
+            guarded.push(dataclasses.replace(guarded.header(), secret=secret))
+
+
+def test_workers_of_an_earlier_chief_are_known_to_the_next_one(guarded: Trainer) -> None:
+    mine = header_of(guarded, 1, key=KEY)
+    adoption = guarded.shard.adopt(fence(EPOCH, CHIEF + 1), session_keys=(LATER_KEY,))
+    assert adoption.session_keys == (LATER_KEY, KEY)
+    assert guarded.push(mine).result is PushResult.STAGED
+    with pytest.raises(LeaseExpired):
+        guarded.push(guarded.header(incarnation=3))
+    assert guarded.push(header_of(guarded, 1 << 20, key=LATER_KEY)).result is PushResult.STAGED
+
+
+def test_another_epoch_of_the_same_life_knows_the_keys_and_another_life_does_not(guarded: Trainer) -> None:
+    assert guarded.shard.adopt(fence(EPOCH + 1, CHIEF)).session_keys == (KEY,)
+    assert guarded.shard.adopt(fence(EPOCH + 1, CHIEF + 1, life=99), session_keys=(LATER_KEY,)).session_keys == (LATER_KEY,)

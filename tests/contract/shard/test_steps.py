@@ -10,7 +10,7 @@ from ps_protocol.errors import (
     PsError,
     StepMismatch,
 )
-from ps_protocol.roles.shard import PushId, PushResult
+from ps_protocol.roles.shard import PushId, PushResult, contributions_named
 from tests.support.shards import MIXED, Trainer, open_shard, views
 
 
@@ -72,6 +72,48 @@ def test_apply_with_a_missing_contribution_changes_nothing(trainer: Trainer) -> 
         trainer.apply(header.push_id, PushId(worker=7, incarnation=1, sequence=3))
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
     assert trainer.apply(header.push_id).step == 1
+
+
+def test_a_missing_contribution_is_named_in_the_facts_and_what_is_applied_without_it_is_the_mean_of_the_others(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    header, missing = trainer.header(), PushId(worker=7, incarnation=1, sequence=3)
+    trainer.push(header, trainer.arena(2.0))
+    with pytest.raises(ContributionMissing) as caught:
+        trainer.apply(header.push_id, missing)
+    assert contributions_named(caught.value.facts) == (missing,)
+    assert trainer.apply(header.push_id, missing, without=(missing,)).step == 1
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.0))
+    assert trainer.apply(header.push_id, missing).repeated_request
+
+
+def test_a_step_of_nothing_but_missing_contributions_leaves_the_variables(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    missing = PushId(worker=7, incarnation=1, sequence=3)
+    assert trainer.apply(missing, without=(missing,)).step == 1
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+
+
+def test_what_comes_of_a_missing_contribution_after_all_is_not_in_its_step_and_goes_with_it(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    headers = [trainer.header(0), trainer.header(1)]
+    for header in headers:
+        trainer.push(header, trainer.arena(2.0))
+    trainer.apply(*(header.push_id for header in headers), without=(headers[1].push_id,))
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.0))
+    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.train(1, worker=1).step == 2
+
+
+def test_more_missing_contributions_than_one_error_can_name_are_named_bit_by_bit(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    missing = tuple(PushId(worker=worker, incarnation=1 << 60, sequence=1 << 60) for worker in range(50))
+    known: tuple[PushId, ...] = ()
+    while len(known) < len(missing):
+        with pytest.raises(ContributionMissing) as caught:
+            trainer.apply(*missing, without=known)
+        assert set(contributions_named(caught.value.facts)).isdisjoint(known)
+        known += contributions_named(caught.value.facts)
+    assert trainer.apply(*missing, without=known).step == 1
 
 
 @pytest.mark.parametrize("num_contributors", [0, 2])

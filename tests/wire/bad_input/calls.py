@@ -174,7 +174,7 @@ def escaped(scene: Scene) -> Outcome:
 
 def leave(scene: Scene, registered: Outcome) -> None:
     reply = cpb.RegisterWorkerResponse.FromString(registered.messages[0])
-    participant = chief_cases.participant(reply.participant.index, incarnation=reply.participant.incarnation)
+    participant = reply.participant
     ended = scene.chief("DeregisterWorker", cpb.DeregisterWorkerRequest(participant=participant))
     assert ended.code is OK, ended.text
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,15 @@ class Scene:
     shard: Server
     table: table_cases.Server
     era: tensor_pb2.Era
+    secrets: Mapping[int, int]
 
     def chief(self, method: str, message: Message | bytes, *, timeout_s: float = TIMEOUT_S, metadata: Metadata = ()) -> Outcome:
-        """Calls the chief with bytes. Cases are written before it is known in which life the cluster is: there it is LIFE."""
+        """Calls the chief with bytes. Cases are written before the cluster's life is known, there it is LIFE; and the secrets."""
         for part in (message, getattr(message, "commit", None), getattr(message, "token", None)):
             participant: Any = getattr(part, "participant", None)
             if participant is not None and participant.era.life == LIFE:
                 participant.era.life = self.era.life
+                participant.secret = self.secrets.get(participant.index, participant.secret)
         data = message if isinstance(message, bytes) else message.SerializeToString()
         if method == "Converse":
             with Access().open_channel(self.addresses["chief"]) as channel:
@@ -146,7 +148,7 @@ def scene(directory: Path) -> Iterator[Scene]:
         trainer.create()
         trainer.train(0)
         chief = stack.enter_context(contextlib.closing(GrpcChief(addresses["chief"])))
-        first, _ = stack.enter_context(Worker(chief)), stack.enter_context(Worker(chief))
+        first, second = stack.enter_context(Worker(chief)), stack.enter_context(Worker(chief))
         first.join_model()
         assert first.wait(first.push()).step == 1
         yield Scene(
@@ -158,6 +160,7 @@ def scene(directory: Path) -> Iterator[Scene]:
             shard=Server(raw["shard"], trainer),
             table=table_cases.Server(raw["table"], clients["table"]),
             era=codec.encode(first.participant.era),
+            secrets={one.participant.index: one.participant.secret for one in (first, second)},
         )
 
 

@@ -8,12 +8,13 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from chief.serving.service import SERVICE
+from ps_protocol.roles.session_secret import session_secret
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
 from tests.support.eras import LIFE
 from tests.support.raw_shard import Outcome, outcome
-from tests.support.running_chief import RunningChief, Worker, client_of, cluster
+from tests.support.running_chief import SESSION_KEY, RunningChief, Worker, client_of, cluster
 from tests.support.talk import Talk, converse
 from tests.support.waiting import wait_until
 
@@ -23,7 +24,9 @@ def raw(channel: grpc.Channel, method: str) -> Any:
 
 
 def participant(index: int = 0, *, epoch: int = 1, incarnation: int = 1, kind: int = 1) -> pb.Participant:
-    return pb.Participant(era=tensor_pb2.Era(life=LIFE, epoch=epoch), index=index, incarnation=incarnation, kind=kind)  # type: ignore[arg-type]
+    secret = session_secret(SESSION_KEY, name=f"{'observer' if kind == 2 else 'worker'} {index}", incarnation=incarnation)
+    era = tensor_pb2.Era(life=LIFE, epoch=epoch)
+    return pb.Participant(era=era, index=index, incarnation=incarnation, kind=kind, secret=secret)  # type: ignore[arg-type]
 
 
 def register(**fields: Any) -> pb.RegisterWorkerRequest:
@@ -109,6 +112,14 @@ BAD_INPUT = [
     ("52 step too high", "Converse", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
     ("54 push id reused", "Converse", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
     ("push id of another", "Converse", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
+    (
+        "push sequence far ahead",
+        "Converse",
+        commit(1, sequence=1 << 63),
+        INVALID,
+        "INVALID_SPEC",
+        "number contributions one after the other",
+    ),
     ("push sequence zero", "Converse", commit(1, sequence=0), INVALID, "MALFORMED_MESSAGE", "sequence"),
     (
         "58 another model",

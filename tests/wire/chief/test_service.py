@@ -11,7 +11,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chief.serving.service import SERVICE
-from ps_protocol.errors import PsError, Superseded, TrainingFailed, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
+from ps_protocol.errors import (
+    ContributionMissing,
+    PsError,
+    Superseded,
+    TrainingFailed,
+    Unavailable,
+    WorkerIndexTaken,
+    WrongCluster,
+    WrongRole,
+)
 from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
@@ -186,11 +195,16 @@ def test_a_restarted_parameter_server_fails_the_training_in_words() -> None:
         assert chief.ended() == 1
 
 
-def test_a_contribution_that_no_server_holds_fails_the_step_in_words() -> None:
+def test_a_contribution_that_no_server_holds_is_told_to_its_worker_and_training_goes_on() -> None:
     with cluster() as chief, client_of(chief) as client, Worker(client) as worker:
         worker.join_model()
-        with pytest.raises(TrainingFailed, match=r"ps 0 at .*step 0"):
+        with pytest.raises(
+            ContributionMissing, match=r"worker 0: it committed contribution 0/1/1 to step 0, which ps 0 at .* never received"
+        ):
             worker.wait(worker.push(is_sent=False))
+        with Worker(client) as another:
+            another.join_model()
+            assert another.wait(another.push()).result is TokenResult.TOKEN
 
 
 def test_an_observer_reads_the_model_and_holds_up_the_end_until_it_leaves() -> None:

@@ -28,7 +28,7 @@ def membership_of(
     on_lapse: Callable[[Member, float], None] = lambda member, now: None,
 ) -> Membership:
     config = CoordinationConfig(total_num_replicas=total, lease_s=lease_s)
-    membership = Membership(config=lambda: config, epoch=4, timers=timers, on_lapse=on_lapse)
+    membership = Membership(config=lambda: config, epoch=4, session_key=b"key", timers=timers, on_lapse=on_lapse)
     membership.meet_predecessors()
     return membership
 

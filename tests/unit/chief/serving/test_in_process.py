@@ -8,7 +8,7 @@ import pytest
 
 from chief.options import CoordinationConfig
 from chief.serving.in_process import InProcessChief
-from ps_protocol.errors import ContributionMissing, TrainingFailed
+from ps_protocol.errors import ContributionMissing, InvalidSpec, TrainingFailed
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy, layouts
@@ -69,10 +69,10 @@ class Scene:
         self.chief.complete_initialization(self.worker, attempt=reply.attempt)
         self.sequences = itertools.count(1)
 
-    def push(self, step: int, *, gradient: float = 0.0) -> PushCommit:
+    def push(self, step: int, *, gradient: float = 0.0, num_shards: int = 2) -> PushCommit:
         push_id = PushId(worker=0, incarnation=1, sequence=next(self.sequences))
-        for shard, layout in zip(self.shards, self.layouts, strict=True):
-            header = PushHeader(era=self.worker.era, push_id=push_id, step=step, layout_hash=layout.hash)
+        for shard, layout in list(zip(self.shards, self.layouts, strict=True))[:num_shards]:
+            header = PushHeader(era=self.worker.era, push_id=push_id, step=step, layout_hash=layout.hash, secret=self.worker.secret)
             memory = aligned_bytes(layout.nbytes)
             for index in range(len(layout.slices)):
                 layout.view(memory, index)[...] = gradient
@@ -106,7 +106,7 @@ def test_ctrl_c_while_a_step_is_applied_takes_effect_after_it() -> None:
     assert scene.wait(0).step == 1
 
 
-@pytest.mark.parametrize("error", [ContributionMissing("not staged"), RuntimeError("a defect")])
+@pytest.mark.parametrize("error", [InvalidSpec("not so"), RuntimeError("a defect")])
 def test_a_step_that_cannot_be_applied_fails_the_training_for_all(error: Exception) -> None:
     scene = Scene()
     scene.shards[1].error = error
@@ -116,6 +116,15 @@ def test_a_step_that_cannot_be_applied_fails_the_training_for_all(error: Excepti
         assert raised is error
     with pytest.raises(TrainingFailed, match=f"ps 1 at in-process:1: .*{error}"):
         scene.wait(0)
+
+
+def test_a_contribution_that_only_some_shards_have_counts_where_it_is_and_training_goes_on() -> None:
+    scene = Scene()
+    forged = scene.push(0, gradient=1.0, num_shards=1)
+    with pytest.raises(ContributionMissing, match="worker 0: it committed contribution 0/1/1 to step 0, which ps 1"):
+        scene.chief.dequeue_token(scene.worker, local_step=0, request_id=1, max_wait_s=9.0, commit=forged)
+    assert [shard.status().step for shard in scene.shards] == [1, 1]
+    assert scene.chief.status().state is ClusterState.TRAINING
 
 
 def test_a_lease_ends_by_the_clock_that_was_given() -> None:

@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import AverageSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import HistoryWriter, read_history
-from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushId, PushReply
+from ps_protocol.roles.shard import ApplyRequest, ForwardingShard, PushHeader, PushId, PushReply
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
 from tests.support.sharded_training import ShardedTraining
@@ -77,6 +77,26 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
     assert "2 epochs" in said and "clean" in said and "WRONG" not in said
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in said
     assert _books(history).counts == {"applied": 14, "rolled back": 6}
+
+
+@pytest.mark.parametrize("num_given", [0, 1])
+def test_a_step_that_servers_have_done_without_what_they_never_received_is_clean(tmp_path: Path, num_given: int) -> None:
+    training, forged = _training(tmp_path, 2), PushId(worker=9, incarnation=1, sequence=1)
+    training.create()
+    training.train(1)
+    honest = PushId(worker=0, incarnation=1, sequence=2)
+    for index, shard in enumerate(training.shards):
+        training.push(index, honest)
+        if index < num_given:
+            training.push(index, forged)
+        without = () if index < num_given else (forged,)
+        fence = training.settings.fence
+        shard.apply_step(ApplyRequest(fence=fence, step=1, contributors=(honest, forged), without=without))
+    training.step += 1
+    training.train(1)
+    facts = facts_of(read_history(tmp_path / "history"))
+    assert not recompute(facts).problems
+    assert not check_books(facts).problems
 
 
 def test_one_changed_bit_of_a_contribution_shows_in_the_values(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""Contributions that were committed and that shards do not have: the step is done without them, and who committed them is expelled."""
+
+import dataclasses
+
+import pytest
+
+from chief.core import messages as ev
+from ps_protocol.errors import ContributionMissing, TrainingFailed
+from ps_protocol.model.data import DataSpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.spec import ClipSpec, ModelSpec
+from ps_protocol.roles.chief import ClusterState, CommitPushRequest, HeartbeatRequest, LeaseRangesRequest, LeaseReply, PushOutcome
+from ps_protocol.roles.shard import PushId
+from tests.support.chief_driver import MODEL, Driver, Worker
+
+ASYNC = PolicySpec(name=PolicyName.ASYNC)
+
+
+class Scene:
+    """An honest worker 0, and worker 1, which commits what it has not pushed; both wait for the next step."""
+
+    def __init__(self, *, num_shards: int = 2, model: ModelSpec = MODEL) -> None:
+        self.driver = Driver(num_shards=num_shards, total_num_replicas=2, applies_at_once=False)
+        self.honest = Worker(self.driver, 0)
+        self.forger = Worker(self.driver, 1)
+        call = self.driver.ask_model(self.honest, model)
+        self.honest.complete(self.driver.answers[call].attempt)
+        while self.driver.to_configure:
+            self.driver.configure()
+        self.forged = PushId(worker=1, incarnation=self.forger.participant.incarnation, sequence=1)
+
+    def step(self) -> tuple[int, int]:
+        """Both commit; returns the calls with which they wait."""
+        return self.honest.ask(commit=self.honest.next_commit()), self.forger.ask(commit=self.forger.next_commit())
+
+    def lack(self, *shards: int, push_id: PushId | None = None, is_elsewhere: bool = False) -> None:
+        """These shards do not have the forged contribution."""
+        self.driver.to_apply.clear()
+        self.driver.to_prepare.clear()
+        missing = tuple((shard, push_id or self.forged) for shard in shards)
+        self.driver.send(ev.ContributionsMissing(missing=missing, epoch=self.driver.coordinator.epoch, is_elsewhere=is_elsewhere))
+
+
+def test_the_step_is_applied_without_it_where_it_is_missing_and_the_others_go_on() -> None:
+    scene = Scene()
+    honest, _ = scene.step()
+    scene.lack(1)
+    (told,) = scene.driver.to_apply
+    assert told.without == ((), (scene.forged,))
+    assert len(told.contributors) == 2
+    scene.driver.apply()
+    assert scene.honest.has_token(honest)
+    assert scene.driver.coordinator.state is ClusterState.TRAINING
+    assert scene.driver.step == 1
+
+
+def test_shards_that_notice_one_after_the_other_are_each_told() -> None:
+    scene = Scene()
+    scene.step()
+    scene.lack(1)
+    scene.lack(0)
+    assert scene.driver.to_apply[0].without == ((scene.forged,), (scene.forged,))
+
+
+def test_its_giver_is_told_which_and_where_and_is_expelled() -> None:
+    scene = Scene()
+    _, forger = scene.step()
+    scene.lack(1)
+    error = scene.forger.error(forger)
+    assert isinstance(error, ContributionMissing)
+    assert f"worker 1: it committed contribution {scene.forged} to step 0, which ps 1 at host-p:5001 never received" in error.message
+    with pytest.raises(ContributionMissing, match=r"was expelled 0\.0 s ago: it committed contribution"):
+        scene.driver.ask(HeartbeatRequest(participant=scene.forger.participant))
+    with pytest.raises(ContributionMissing):
+        scene.driver.ask(CommitPushRequest(participant=scene.forger.participant, commit=scene.forger.next_commit()))
+    (status,) = [one for one in scene.driver.coordinator.status(scene.driver.now).participants if one.index == 1]
+    assert status.state == "expelled"
+    assert str(scene.forged) in status.failure
+
+
+def test_its_place_is_free_for_another_incarnation() -> None:
+    scene = Scene()
+    honest, _ = scene.step()
+    scene.lack(0, 1)
+    scene.driver.apply()
+    assert scene.honest.has_token(honest)
+    another = Worker(scene.driver, 1)
+    assert another.participant.incarnation > scene.forger.participant.incarnation
+    assert another.commit().outcome is PushOutcome.ACCEPTED
+
+
+def test_the_step_waits_for_the_place_of_the_expelled_one_and_says_why_it_is_empty() -> None:
+    scene = Scene()
+    honest, _ = scene.step()
+    scene.lack(0, 1)
+    scene.driver.apply()
+    assert scene.honest.has_token(honest)
+    scene.honest.commit()
+    assert f"worker 1 (expelled 0.0 s ago: it committed contribution {scene.forged}" in scene.driver.coordinator.explain(scene.driver.now)
+
+
+def test_a_mean_that_is_limited_is_prepared_without_it_too() -> None:
+    scene = Scene(model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
+    scene.step()
+    (prepared,) = scene.driver.to_prepare
+    assert not prepared.without
+    scene.lack(1)
+    (prepared,) = scene.driver.to_prepare
+    assert prepared.without == ((), (scene.forged,))
+    sums = tuple((1.0,) * len(layout.slices) for layout in scene.driver.coordinator.training._model.layouts)
+    scene.driver.to_prepare.clear()
+    scene.driver.send(ev.StepPrepared(step=0, sums=sums))
+    (told,) = scene.driver.to_apply
+    assert told.without == ((), (scene.forged,))
+
+
+def test_what_only_a_standby_lacks_does_not_change_the_step_that_is_under_way() -> None:
+    scene = Scene()
+    _, forger = scene.step()
+    before = scene.driver.to_apply[0]
+    scene.lack(1, is_elsewhere=True)
+    assert not scene.driver.to_apply
+    scene.driver.to_apply.append(before)
+    scene.driver.apply()
+    assert isinstance(scene.forger.error(forger), ContributionMissing)
+    assert scene.driver.step == 1
+
+
+def test_a_report_of_a_step_that_is_done_changes_nothing() -> None:
+    scene = Scene()
+    scene.step()
+    scene.driver.apply()
+    scene.lack(1)
+    assert scene.forger.heartbeat() is False
+
+
+def test_a_report_of_another_epoch_changes_nothing() -> None:
+    scene = Scene()
+    scene.step()
+    scene.driver.send(ev.ContributionsMissing(missing=((0, scene.forged),), epoch=7))
+    assert scene.forger.heartbeat() is False
+
+
+@pytest.mark.parametrize("push_id", [None, PushId(worker=5, incarnation=5, sequence=5)])
+def test_a_shard_that_cannot_be_told_ends_the_training_and_not_the_chief(push_id: PushId | None) -> None:
+    scene = Scene()
+    scene.step()
+    scene.lack(1, push_id=push_id)
+    if push_id is None:
+        scene.lack(1)  # it was told to do without
+    with pytest.raises(TrainingFailed, match="parameter servers lack other contributions"):
+        scene.honest.heartbeat()
+
+
+def test_an_older_incarnation_that_committed_it_does_not_cost_the_present_one_its_place() -> None:
+    scene = Scene()
+    scene.step()
+    another = Worker(scene.driver, 1, takeover=True)
+    scene.lack(0, 1)
+    assert another.heartbeat() is False
+
+
+def test_training_data_of_what_no_shard_has_goes_to_others() -> None:
+    scene, data = Scene(), DataSpec(name="d", num_samples=2, range_size=1)
+
+    def lease(worker: Worker, request_id: int) -> list[int]:
+        request = LeaseRangesRequest(participant=worker.participant, data=data, max_ranges=1, request_id=request_id, max_wait_s=0.0)
+        reply = scene.driver.answers[scene.driver.ask(request)]
+        assert isinstance(reply, LeaseReply)
+        return [given.id for given in reply.ranges]
+
+    honest, forged = lease(scene.honest, 1), lease(scene.forger, 1)
+    scene.honest.ask(commit=scene.honest.next_commit(ranges=tuple(honest)))
+    scene.forger.ask(commit=scene.forger.next_commit(ranges=tuple(forged)))
+    scene.lack(0)
+    assert lease(scene.honest, 2) == []
+    scene.lack(1)
+    scene.driver.apply()
+    assert lease(scene.honest, 3) == forged
+
+
+def test_where_each_contribution_is_a_step_the_steps_keep_their_numbers() -> None:
+    scene = Scene()
+    scene.driver.set_policy(ASYNC)
+    scene.driver.configure()
+    scene.forger.ask(commit=scene.forger.next_commit())
+    result = scene.honest.commit()
+    scene.lack(0, 1)
+    scene.driver.apply()
+    assert (result.applied_step, scene.driver.to_apply[0].step) == (1, 1)
+    scene.driver.apply()
+    assert scene.driver.step == 2

@@ -1,0 +1,141 @@
+"""Who may speak for a participant: who was given its secret; and which incarnations and sequences there can be."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import InvalidSpec, LeaseExpired, Superseded, WorkerIndexTaken
+from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.chief import (
+    CommitPushRequest,
+    DeregisterRequest,
+    HeartbeatRequest,
+    LeaseRangesRequest,
+    Participant,
+    ParticipantKind,
+    PushOutcome,
+    Request,
+)
+from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.shard import PushId
+from tests.support.chief_driver import KEY, Driver, Worker
+from tests.support.recovery_driver import RecoveryDriver
+
+
+def stranger(participant: Participant) -> Participant:
+    """Somebody who knows of a participant what the status says."""
+    return dataclasses.replace(participant, secret=0)
+
+
+def test_each_incarnation_has_a_secret_of_its_own_that_servers_with_the_key_can_make() -> None:
+    driver = Driver()
+    first, second = driver.register(0).participant, driver.register(1).participant
+    again = driver.register(0, takeover=True).participant
+    assert len({first.secret, second.secret, again.secret}) == 3
+    assert again.secret == session_secret(KEY, name="worker 0", incarnation=again.incarnation)
+
+
+def test_no_text_shows_a_secret() -> None:
+    participant = Driver().register(0).participant
+    assert str(participant.secret) not in repr(participant)
+
+
+def test_nobody_else_can_commit_take_tokens_or_data_renew_the_lease_or_leave_in_a_workers_name() -> None:
+    driver = Driver(total_num_replicas=2)
+    worker, _ = driver.train(0, 1)
+    them = stranger(worker.participant)
+    attempts: list[Request[Any]] = [
+        CommitPushRequest(participant=them, commit=worker.next_commit(push_id=PushId(worker=0, incarnation=1, sequence=1 << 63))),
+        HeartbeatRequest(participant=them),
+        DeregisterRequest(participant=them),
+        LeaseRangesRequest(participant=them, data=DataSpec(name="d", num_samples=1, range_size=1), max_ranges=1, request_id=1),
+    ]
+    for request in attempts:
+        with pytest.raises(LeaseExpired, match=r"worker 0 \(incarnation 1\) is registered to another caller"):
+            driver.ask(request)
+    worker.participant, mine = them, worker.participant
+    with pytest.raises(LeaseExpired):
+        worker.ask(commit=worker.next_commit())
+    worker.participant = mine
+    assert worker.commit().outcome is PushOutcome.ACCEPTED
+
+
+def test_nobody_else_can_come_back_as_a_worker_that_is_there() -> None:
+    driver = Driver()
+    former = driver.register(0, host="a", pid=1).participant
+    with pytest.raises(WorkerIndexTaken):
+        driver.register(0, host="a", pid=1, former=stranger(former))
+    assert driver.register(0, host="a", pid=1, former=former).participant == former
+
+
+def test_nobody_else_can_come_back_as_an_observer() -> None:
+    driver = Driver()
+    former = driver.register(kind=ParticipantKind.OBSERVER).participant
+    with pytest.raises(LeaseExpired, match="observer 0"):
+        driver.ask(HeartbeatRequest(participant=stranger(former)))
+
+
+def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
+    driver = RecoveryDriver()
+    worker = driver.train(0)[0]
+    worker.commit()
+    driver.new_chief()
+    registration = driver.register(0, former=worker.participant)
+    assert registration.participant == worker.participant
+    assert registration.participant.secret == worker.participant.secret
+    assert driver.coordinator.chief_incarnation == 2
+
+
+def test_the_next_chief_lets_nobody_in_beside_the_one_who_came_back() -> None:
+    driver = RecoveryDriver()
+    worker = driver.train(0)[0]
+    worker.commit()
+    driver.new_chief()
+    driver.register(0, former=worker.participant)
+    with pytest.raises(WorkerIndexTaken):
+        driver.register(0, former=stranger(worker.participant))
+
+
+def test_an_incarnation_that_a_caller_names_does_not_raise_the_next_one() -> None:
+    driver = RecoveryDriver()
+    named = Participant(era=driver.register(0).participant.era, kind=ParticipantKind.WORKER, index=1, incarnation=(1 << 20) - 1)
+    assert driver.register(1, former=named, host="elsewhere").participant.incarnation == 1
+
+
+def test_a_new_incarnation_is_never_that_of_who_asks_for_another_reason() -> None:
+    driver = Driver()
+    former = driver.register(0).participant
+    life = dataclasses.replace(former.era, life=former.era.life + 1)
+    elsewhere = dataclasses.replace(former, era=life, index=1, incarnation=1)
+    assert driver.register(1, former=elsewhere, host="elsewhere").participant.incarnation == 2
+
+
+def test_a_sequence_far_ahead_is_refused_and_hides_nothing_that_follows() -> None:
+    driver = Driver(total_num_replicas=2)
+    worker, other = driver.train(0, 1)
+    worker.commit()
+    for sequence in (1 << 63, (1 << 20) + 2):
+        with pytest.raises(
+            InvalidSpec, match=f"sequence {sequence} after 1, want at most 1048577; number contributions one after the other"
+        ):
+            worker.send_commit(push_id=PushId(worker=0, incarnation=1, sequence=sequence))
+    other.commit()
+    worker.local_step = other.local_step = 1
+    assert worker.commit().outcome is PushOutcome.ACCEPTED
+
+
+def test_a_first_sequence_may_be_that_of_a_long_training_and_no_more() -> None:
+    driver = Driver()
+    worker = driver.train(0)[0]
+    with pytest.raises(InvalidSpec):
+        worker.send_commit(push_id=PushId(worker=0, incarnation=1, sequence=1 << 63))
+    assert worker.commit(push_id=PushId(worker=0, incarnation=1, sequence=1 << 40)).outcome is PushOutcome.ACCEPTED
+
+
+def test_who_took_a_place_over_has_it_to_itself() -> None:
+    driver = Driver()
+    former = Worker(driver, 0)
+    Worker(driver, 0, takeover=True)
+    with pytest.raises(Superseded):
+        former.heartbeat()
