@@ -81,15 +81,18 @@ class Sharing:
         """Lets the worker use what it was offered; raises InvalidSpec unless it has read the nonces there."""
         if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
             raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
+        # Mapped on both sides; no other process needs to find them. Before they count: whoever kept that from being done could write them.
+        try:
+            for segment in self._offered:
+                segment.hand_over()
+        except OSError as error:
+            raise Unimplemented(f"worker {self.claim.worker}: its memory cannot be sealed: {error}; send the gradients") from None
         claim = self.claim
         buffers = [
             SharedBuffer(segment.arenas[0], segment.words, worker=claim.worker, incarnation=claim.incarnation, epoch=claim.epoch)
             for segment in self._offered
         ]
         self._owner.grant(self, buffers)
-        # Mapped on both sides; no other process needs to find them.
-        for segment in self._offered:
-            segment.close_descriptor()
         self._offered, self._is_granted = [], True
 
     def _take_back(self) -> None:
