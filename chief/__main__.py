@@ -1,7 +1,6 @@
 """`python -m chief`: the chief of a cluster until training is over. Sets up log and signals; knows no RPC."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ from chief.config import ChiefConfig, parse_config
 from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import enable_failpoints
 from ps_protocol.process.listening import allow_many_connections
+from ps_protocol.process.logs import logging_to_stderr
+from ps_protocol.process.output import write_last
 from ps_protocol.rpc import library
 
 _EXIT_USAGE = 2
@@ -18,14 +19,14 @@ _EXIT_USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     allow_many_connections()
     try:
-        config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
-        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
-        return asyncio.run(_serve(config))
+        with logging_to_stderr():
+            config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
+            enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
+            return asyncio.run(_serve(config))
     except PsError as error:
-        sys.stderr.write(f"chief: {error.message}\n")
+        write_last(sys.stderr, f"chief: {error.message}\n")
         return _EXIT_USAGE
 
 

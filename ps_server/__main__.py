@@ -1,14 +1,17 @@
 """`python -m ps_server`: one parameter server until a signal or its chief ends it. Sets up memory, log and signals; knows no RPC."""
 
 import importlib.util
-import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ps_protocol.rpc import library
+
+if TYPE_CHECKING:
+    from ps_server.server import ParameterServer
 
 _EXIT_USAGE = 2
 
@@ -23,18 +26,26 @@ def main() -> int:
     from ps_protocol.process.allocator import keep_freed_memory
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
+    from ps_protocol.process.logs import logging_to_stderr
+    from ps_protocol.process.output import write_last
     from ps_server.config import parse_config
     from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
     allow_many_connections()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = parse_config(sys.argv[1:], environment=os.environ)
-        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
-        server = ParameterServer(config)
+        with logging_to_stderr():
+            config = parse_config(sys.argv[1:], environment=os.environ)
+            enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
+            _serve(ParameterServer(config))
     except PsError as error:
-        return _refuse(error.message)
+        write_last(sys.stderr, f"ps_server: {error.message}\n")
+        return _EXIT_USAGE
+    return 0
+
+
+def _serve(server: "ParameterServer") -> None:
+    from ps_protocol.errors import PsError
 
     def end(number: int, frame: FrameType | None) -> None:
         server.request_stop(signal.Signals(number).name)
@@ -43,11 +54,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, end)
     try:
         server.start()
-    except PsError as error:
+    except PsError:
         server.stop(0.0, reason="could not start")
-        return _refuse(error.message)
+        raise
     server.stop(reason=server.wait())
-    return 0
 
 
 def _has_checkpoints(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -64,11 +74,6 @@ def _leave_out_openssl(*, are_files_hashed: bool) -> None:
     has_hashes = importlib.util.find_spec("_md5") and (importlib.util.find_spec("_sha2") or importlib.util.find_spec("_sha256"))
     if has_hashes and not are_files_hashed:
         sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
-
-
-def _refuse(message: str) -> int:
-    sys.stderr.write(f"ps_server: {message}\n")
-    return _EXIT_USAGE
 
 
 if __name__ == "__main__":

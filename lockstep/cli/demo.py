@@ -15,7 +15,9 @@ from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import DEMO, LEASE, MAX_STEPS, Given, add_options, options_of
+from ps_protocol.process.output import BoundedOutput, write_last
 from worker_client.model.wire_format import wire_format
 
 WANTED_ACCURACY = 0.95
@@ -58,21 +60,33 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         setting = _setting(arguments)
         files = DemoFiles(arguments.output)
-        with open_display(num_steps=setting.num_steps, is_plain=arguments.plain) as display:
-            trained, summary = _run_demo(setting, files=files, display=display)
-        print(f"{summary}\nfiles in {files.directory}:")
-        for path in files.written():
-            print(f"  {path.relative_to(files.directory)}")
-        return _verdict(trained.status, num_steps=setting.num_steps)
+        with BoundedOutput(sys.stdout) as output, warnings_to_stderr():
+            status = _show_demo(setting, files=files, output=output, is_plain=arguments.plain)
+        if failure := _failure(status, num_steps=setting.num_steps):
+            write_last(sys.stderr, f"{failure}\n")
+            return 1
+        return 0
     except Interrupted as interrupted:
-        print(f"\n{interrupted}: all processes have been ended", file=sys.stderr)
+        write_last(sys.stderr, f"\n{interrupted}: all processes have been ended\n", is_hurried=True)
         return interrupted.exit_code
     except ExamplesMissing as error:
-        print(f"lockstep demo: {error}", file=sys.stderr)
+        write_last(sys.stderr, f"lockstep demo: {error}\n")
         return 1
     except LaunchFailed as error:
-        print(f"lockstep demo: {error}", file=sys.stderr)
+        write_last(sys.stderr, f"lockstep demo: {error}\n")
         return 2 if error.exit_code == 2 else 1
+
+
+def _show_demo(setting: "_Setting", *, files: DemoFiles, output: BoundedOutput, is_plain: bool) -> DemoStatus:
+    try:
+        with open_display(output, num_steps=setting.num_steps, is_plain=is_plain) as display:
+            trained, summary = _run_demo(setting, files=files, display=display)
+    except Interrupted:
+        output.hurry()
+        raise
+    paths = "".join(f"  {path.relative_to(files.directory)}\n" for path in files.written())
+    output.write(f"{summary}\nfiles in {files.directory}:\n{paths}")
+    return trained.status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +143,10 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     needs = f"{spec.needs_text} contributions" if spec.is_sync else spec.needs_text
     needs += f", {spec.num_backups} in reserve" if spec.num_backups else ""
     train, test = split(load_digits())
-    with kept_directories(spec.recovery), Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor:
+    with (
+        kept_directories(spec.recovery),
+        Supervisor(log_directory=files.logs, show_line=lambda name, line: None, adopts_orphans=True) as supervisor,
+    ):
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_workers > spec.num_workers_needed:
             whose = "any process but this one" if spec.recovery.has_checkpoints else "the process of a worker"
@@ -200,12 +217,9 @@ def _summary(status: DemoStatus, *, seconds: float, failed: Mapping[str, str]) -
     return "\n".join(lines)
 
 
-def _verdict(status: DemoStatus, *, num_steps: int) -> int:
+def _failure(status: DemoStatus, *, num_steps: int) -> str:
     if status.step < num_steps:
-        print(f"training ended at step {status.step} of {num_steps}", file=sys.stderr)
-        return 1
+        return f"training ended at step {status.step} of {num_steps}"
     if status.test_accuracy < WANTED_ACCURACY:
-        words = f"test accuracy {status.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
-        print(words, file=sys.stderr)
-        return 1
-    return 0
+        return f"test accuracy {status.test_accuracy:.3f} after {num_steps} steps, want {WANTED_ACCURACY}: train longer (--steps)"
+    return ""

@@ -5,13 +5,16 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch
-from lockstep.launcher.spec import spec_of
+from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory
+from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import UP, Given, add_options, options_of
+from ps_protocol.process.output import BoundedOutput, write_last
 
 _EXIT_USAGE = 2
 _POLL_S = 1.0
@@ -32,15 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the cluster to its end and returns the exit code."""
-    output = PrefixedOutput()
     try:
         command = _command(arguments.command)
         spec = spec_of(Given(vars(arguments), {}), num_backups=0)
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
             make_directory(path, flag="--run-dir")
-        log_directory = run_dir / "logs"
-        with kept_directories(spec.recovery), Supervisor(log_directory=log_directory, show_line=output.line) as supervisor:
+        with BoundedOutput(sys.stdout, prefix="[lockstep] ") as stream, warnings_to_stderr():
+            return _run(spec, command, stream=stream, log_directory=run_dir / "logs")
+    except LaunchFailed as error:
+        write_last(sys.stderr, f"lockstep up: {error}\n")
+        return error.exit_code
+
+
+def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_directory: Path) -> int:
+    output = PrefixedOutput(stream)
+    try:
+        with (
+            kept_directories(spec.recovery),
+            Supervisor(log_directory=log_directory, show_line=output.line, adopts_orphans=True) as supervisor,
+        ):
             cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
             try:
                 return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
@@ -48,13 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
                 cluster.end_with_checkpoint()
                 raise
     except Interrupted as interrupted:
-        output.failure(f"{interrupted}: all processes have been ended")
+        stream.hurry()
+        with suppress(OSError):  # the reader may be what has ended
+            output.failure(f"{interrupted}: all processes have been ended")
         return interrupted.exit_code
     except LaunchFailed as error:
         if error.exit_code == _EXIT_USAGE:
-            print(f"lockstep up: {error}", file=sys.stderr)
-        else:
-            output.failure(str(error))
+            raise
+        output.failure(str(error))
         return error.exit_code
 
 

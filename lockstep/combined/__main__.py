@@ -7,7 +7,6 @@ addresses of their own, and end together: as the chief does when it is alone.
 """
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,8 @@ from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.process.allocator import keep_freed_memory
 from ps_protocol.process.failpoints import enable_failpoints
 from ps_protocol.process.listening import allow_many_connections
+from ps_protocol.process.logs import logging_to_stderr
+from ps_protocol.process.output import write_last
 from ps_protocol.rpc import library
 from ps_server.config import ParameterServerConfig
 from ps_server.config import parse_config as parse_ps_config
@@ -34,24 +35,24 @@ _OF_PS = ("LOCKSTEP_ADDRESS", "TF_CONFIG")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_freed_memory(num_heaps=1)
     allow_many_connections()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     split = words.index(WITH_CHIEF) if WITH_CHIEF in words else len(words)
     try:
-        config = parse_ps_config(words[:split], environment=os.environ)
-        settings_at = partial(_chief_config, words[split + 1 :], config)
-        # Now, or it would only be found out when half of it runs.
-        its_chief = settings_at(_NOWHERE)
-        enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
-        library.expect_workers(its_chief.coordination.num_workers)
-        # Not before: it imports grpc.
-        from lockstep.combined.server import serve
+        with logging_to_stderr():
+            config = parse_ps_config(words[:split], environment=os.environ)
+            settings_at = partial(_chief_config, words[split + 1 :], config)
+            # Now, or it would only be found out when half of it runs.
+            its_chief = settings_at(_NOWHERE)
+            enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
+            library.expect_workers(its_chief.coordination.num_workers)
+            # Not before: it imports grpc.
+            from lockstep.combined.server import serve
 
-        return asyncio.run(serve(config, settings_at))
+            return asyncio.run(serve(config, settings_at))
     except PsError as error:
-        sys.stderr.write(f"lockstep server {WITH_CHIEF}: {error.message}\n")
+        write_last(sys.stderr, f"lockstep server {WITH_CHIEF}: {error.message}\n")
         return _EXIT_USAGE
 
 

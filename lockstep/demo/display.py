@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from lockstep.demo.observer import DemoStatus
 from lockstep.launcher.supervisor import LaunchFailed, Process, make_directory
 from ps_protocol.model.variables import Array
+from ps_protocol.process.output import BoundedOutput
 
 # What a demo shows while it runs: a live table on a terminal, plain lines elsewhere.
 
@@ -32,25 +32,26 @@ class Display(Protocol):
 
 
 @contextmanager
-def open_display(*, num_steps: int, is_plain: bool) -> Iterator[Display]:
-    """Opens the display that suits standard output: plain if asked for, without a terminal, or without rich."""
-    if is_plain or not sys.stdout.isatty():
-        yield PlainDisplay(num_steps=num_steps)
+def open_display(output: BoundedOutput, *, num_steps: int, is_plain: bool) -> Iterator[Display]:
+    """Opens the display that suits the output: plain if asked for, without a terminal, or without rich."""
+    if is_plain or not output.isatty():
+        yield PlainDisplay(output, num_steps=num_steps)
         return
     try:
         from lockstep.demo.live import LiveDisplay
     except ImportError:
-        print("(for a live table: pip install 'lockstep-ps[demo]')")
-        yield PlainDisplay(num_steps=num_steps)
+        output.write("(for a live table: pip install 'lockstep-ps[demo]')\n")
+        yield PlainDisplay(output, num_steps=num_steps)
         return
-    with LiveDisplay(num_steps=num_steps) as display:
+    with LiveDisplay(output, num_steps=num_steps) as display:
         yield display
 
 
 class PlainDisplay:
     """One line a second."""
 
-    def __init__(self, *, num_steps: int) -> None:
+    def __init__(self, output: BoundedOutput, *, num_steps: int) -> None:
+        self._output = output
         self._num_steps = num_steps
         self._shown_at = 0.0
         self._shown: DemoStatus | None = None
@@ -58,7 +59,7 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         """Prints the words."""
-        print(text, flush=True)
+        self._output.write(f"{text}\n")
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
         """Prints a line if the last one is a second old and there is something new."""

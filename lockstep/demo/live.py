@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, cast
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,15 +12,18 @@ from rich.text import Text
 
 from lockstep.demo.observer import DemoStatus, WorkerCounts
 from lockstep.launcher.supervisor import Process, describe_end
+from ps_protocol.process.output import BoundedOutput
 
 
 class LiveDisplay:
     """A table that is drawn anew in place."""
 
-    def __init__(self, *, num_steps: int) -> None:
+    def __init__(self, output: BoundedOutput, *, num_steps: int) -> None:
+        self._output = output
         self._num_steps = num_steps
+        console = Console(file=cast(IO[str], output))  # which writes whole frames to it, and asks whether it is a terminal
         # Drawn only in `show`, from the caller's thread.
-        self._live = Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -34,7 +37,9 @@ class LiveDisplay:
         self._live.console.print(Text(text))
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
-        """Draws the table."""
+        """Draws the table, unless the last one is still to be read: a frame that is dropped later would leave its lines behind."""
+        if self._output.is_behind:
+            return
         headline = self._headline(status) if status else Text("waiting for the first worker to give the model its first values …")
         self._live.update(Group(headline, Text(), _process_table(status, processes)), refresh=True)
 

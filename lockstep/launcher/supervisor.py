@@ -20,9 +20,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Self, TextIO
+from typing import IO, Protocol, Self
 
 from lockstep.launcher.guardian import TOKEN_VARIABLE
+from lockstep.launcher.orphans import Orphans
 
 # The output of several processes, each line with the name of its process.
 
@@ -56,11 +57,21 @@ class LineSplitter:
         self._rest = b""
 
 
+class LineStream(Protocol):
+    """Where lines go. It takes each of them at once, whoever reads: nothing may stop a supervisor."""
+
+    def write(self, text: str, /) -> object:
+        """Takes a line."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+
+
 class PrefixedOutput:
     """Writes lines as `[worker 1] text`, in one colour a process if the stream is a terminal."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+    def __init__(self, stream: LineStream) -> None:
+        self._stream = stream
         self._has_colours = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._colours: dict[str, int] = {}
 
@@ -82,7 +93,6 @@ class PrefixedOutput:
     def _write(self, name: str, text: str, colour: int) -> None:
         prefix = f"\x1b[{colour}m[{name}]\x1b[0m" if self._has_colours else f"[{name}]"
         self._stream.write(f"{prefix} {text}\n")
-        self._stream.flush()
 
 
 # One child process: its output, its log, its end.
@@ -226,10 +236,11 @@ class Interrupted(Exception):
 class Supervisor:
     """Owns processes within a `with` block, in the main thread; leaving the block ends them and removes `directory`.
 
-    `directory` is private (mode 0700), with a path short enough for Unix sockets.
+    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block. `adopts_orphans`: what the
+    processes leave behind becomes children of this process and is ended, too. Only for a program that has no other children.
     """
 
-    def __init__(self, *, log_directory: Path, show_line: ShowLine) -> None:
+    def __init__(self, *, log_directory: Path, show_line: ShowLine, adopts_orphans: bool = False) -> None:
         self.directory = Path()
         self.token = secrets.token_hex(8)
         self.processes: list[Process] = []
@@ -238,6 +249,7 @@ class Supervisor:
         self._stack = ExitStack()
         self._interrupts: list[signal.Signals] = []
         self._is_stopping = False
+        self._orphans = Orphans(tell=self._tell_guardian) if adopts_orphans else None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -245,6 +257,8 @@ class Supervisor:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._catch_signals(stack)
             self._start_guardian(stack)
+            if self._orphans is not None:
+                stack.enter_context(self._orphans)
             stack.callback(self.stop)
             self._stack = stack.pop_all()
         return self
@@ -288,6 +302,8 @@ class Supervisor:
         ended = [process for process in self.processes if process.is_running and process.has_exited()]
         for process in ended:
             self._reap(process)
+        if self._orphans is not None:
+            self._orphans.look(self._own_children())
         if self._interrupts and not self._is_stopping:
             raise Interrupted(self._interrupts[0])
         return ended
@@ -300,6 +316,8 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
         while self._has_running():  # SIGKILL cannot be refused
             self.poll(timeout_s=0.1)
+        if self._orphans is not None:
+            self._orphans.end(self._own_children())
 
     def end_in_order(self, first: Process, *, awaited: Sequence[Process], grace_s: float) -> None:
         """SIGTERM to `first` alone, then waits until all `awaited` have ended by themselves, or for `grace_s`, or a further Ctrl-C."""
@@ -312,9 +330,15 @@ class Supervisor:
         with suppress(KeyError, ValueError):
             self._selector.unregister(process.pipe)
         process.signal_group(signal.SIGKILL)  # its remaining children
-        with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
-            self._guardian_pipe.write(f"forget {process.pid}\n".encode())  # while its pid cannot be reused yet
+        self._tell_guardian(f"forget {process.pid}")  # while its pid cannot be reused yet
         process.reap()
+
+    def _tell_guardian(self, words: str) -> None:
+        with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
+            self._guardian_pipe.write(f"{words}\n".encode())
+
+    def _own_children(self) -> set[int]:
+        return {self._guardian_pid, *(process.pid for process in self.processes if process.is_running)}
 
     def _await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> None:
         deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
@@ -348,7 +372,7 @@ class Supervisor:
         pipe = subprocess.PIPE
         guardian = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd="/", start_new_session=True, bufsize=0)
         assert guardian.stdin is not None and guardian.stdout is not None
-        self._guardian_pipe = guardian.stdin
+        self._guardian_pipe, self._guardian_pid = guardian.stdin, guardian.pid
         stack.callback(guardian.wait, _GUARDIAN_S)
         stack.callback(guardian.stdin.close)  # the sign to clean up
         with guardian.stdout as answer:

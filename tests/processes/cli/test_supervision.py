@@ -26,7 +26,7 @@ from lockstep.launcher.supervisor import ProcessSpec
 from lockstep.launcher.supervisor import Interrupted, Supervisor
 logs, count, program = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
-    with Supervisor(log_directory=logs, show_line=lambda name, line: print(name, line, flush=True)) as supervisor:
+    with Supervisor(log_directory=logs, show_line=lambda name, line: print(name, line, flush=True), adopts_orphans=True) as supervisor:
         print(supervisor.directory, flush=True)
         for index in range(count):
             supervisor.start(ProcessSpec(name=f"child {index}", command=[sys.executable, "-c", program], environment={}))
@@ -43,6 +43,16 @@ import subprocess, sys, threading
 sleep = [sys.executable, "-c", "import threading; threading.Event().wait(300)"]
 subprocess.Popen(sleep)
 subprocess.Popen(sleep, start_new_session=True)
+print("ready", flush=True)
+threading.Event().wait(300)
+"""
+# A child whose grandchild nothing leads to any more: two sessions and two ends away, with an empty environment.
+DAEMON = """
+import os, subprocess, sys, threading
+sleep = [sys.executable, "-c", "import os, signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait(300)"]
+fork = f"import subprocess; print(subprocess.Popen({sleep!r}, env={{}}, start_new_session=True, stdout=2).pid, flush=True)"
+quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+print("daemon", subprocess.run([sys.executable, "-c", fork], env={}, start_new_session=True, **quiet).stdout.strip(), flush=True)
 print("ready", flush=True)
 threading.Event().wait(300)
 """
@@ -128,6 +138,35 @@ def test_nothing_outlives_a_launcher_that_is_killed_while_it_starts_processes(tm
         process.kill()
         wait_until(lambda: not carriers(f"starting {delay_s}"), timeout_s=5.0, what="all processes are gone")
         assert not Path(lines[0]).exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_daemon_with_an_empty_environment_does_not_outlive_the_launcher(tmp_path: Path, end: signal.Signals) -> None:
+    with launcher(tmp_path, DAEMON, count=2, mark=f"daemon {end.name}") as process:
+        lines = read_until(process, is_last=lambda lines: num_ready(lines) == 2)
+        daemons = [int(line.split()[-1]) for line in lines if " daemon " in line]
+        assert len(daemons) == 2 and all(map(is_running, daemons))
+        parents = [psutil.Process(pid).ppid() for pid in daemons]
+        assert parents == [process.pid] * 2
+        # It looks twice a second, and tells its guardian.
+        begin = time.monotonic()
+        wait_until(lambda: time.monotonic() > begin + 1.5)
+        process.send_signal(end)
+        process.wait(5.0)
+        wait_until(lambda: not any(map(is_running, daemons)), timeout_s=5.0, what="the daemons are gone")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
+def test_orphans_that_end_are_not_left_as_zombies(tmp_path: Path) -> None:
+    leave = "import subprocess, sys, threading\n"
+    fork = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', ''], start_new_session=True).pid, flush=True)"
+    leave += f"print('left', subprocess.run([sys.executable, '-c', {fork!r}], stdout=subprocess.PIPE, text=True).stdout, flush=True)\n"
+    leave += "print('ready', flush=True); threading.Event().wait(300)"
+    with launcher(tmp_path, leave, count=1, mark="zombies") as process:
+        lines = read_until(process, is_last=lambda lines: num_ready(lines) == 1)
+        (pid,) = [int(line.split()[-1]) for line in lines if " left " in line]
+        wait_until(lambda: not psutil.pid_exists(pid), timeout_s=5.0, what="it is reaped")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")

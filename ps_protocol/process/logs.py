@@ -1,0 +1,141 @@
+"""A role's log on its way to standard error: bounded in rate, whoever causes its lines, and never waited for. Knows the log; no role."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+
+from ps_protocol.process.output import BoundedOutput
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# What one place in the code may log at once, and how much comes to that with every second, in lines. A longer text counts for several.
+_BURST = 50.0
+_LINES_PER_S = 1.0
+_LINE_CHARACTERS = 256
+# How often it is said what was left out.
+_PERIOD_S = 10.0
+# Who ends a role does not want to wait for a reader of its log.
+_PATIENCE_S = 1.0
+# So much of a message says which one was left out.
+_SAMPLE_CHARACTERS = 120
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Has a role's log go to standard error, from INFO on, by a thread of its own; the end of the block waits until it is written.
+
+    For the rest of the process: what threads log after the block is dropped. Python's own way would wait for a reader, and hold a lock that
+    the end of the process waits for.
+    """
+    with BoundedOutput(sys.stderr, patience_s=_PATIENCE_S) as output:
+        with closing(_log_to(output, logging.INFO, _FORMAT)):
+            yield
+
+
+@contextmanager
+def warnings_to_stderr() -> Iterator[None]:
+    """Does the same for a command: its warnings look as Python shows them by default."""
+    with BoundedOutput(sys.stderr) as output:
+        output.hurry()
+        with closing(_log_to(output, logging.WARNING, "%(message)s")):
+            yield
+
+
+def _log_to(output: BoundedOutput, level: int, form: str) -> "BoundedLogHandler":
+    handler = BoundedLogHandler(output)
+    handler.setFormatter(logging.Formatter(form))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(level)
+    return handler
+
+
+@dataclass(slots=True)
+class _Site:
+    """One place that logs: what it may still log, and what was left out."""
+
+    budget: float
+    at: float
+    sample: str = ""
+    num_left_out: int = 0
+    left_out_since: float = 0.0
+    record: logging.LogRecord | None = None
+
+
+class BoundedLogHandler(logging.Handler):
+    """Writes what each place in the code logs, up to 50 lines at once and one line a second; says every 10 s how many were left out.
+
+    A place is a line of code and, for errors with a traceback, the class of the error. What one logs too often leaves the others alone.
+    """
+
+    def __init__(self, output: BoundedOutput) -> None:
+        super().__init__()
+        self._output = output
+        self._sites: dict[tuple[object, ...], _Site] = {}
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues a record's text, or counts it."""
+        now = time.monotonic()
+        key = (record.pathname, record.lineno, record.levelno, record.exc_info[0] if record.exc_info else None)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = _Site(budget=_BURST, at=now)
+        site.budget = min(_BURST, site.budget + (now - site.at) * _LINES_PER_S)
+        site.at = now
+        if site.budget < 1.0:
+            self._leave_out(site, record, now)
+            return
+        try:
+            text = self.format(record)
+            site.sample = record.getMessage()[:_SAMPLE_CHARACTERS]
+        except Exception:
+            self.handleError(record)
+            return
+        site.budget -= max(1.0, len(text) / _LINE_CHARACTERS)
+        self._write(text)
+
+    def close(self) -> None:
+        """Says what was left out since it was said last."""
+        self._say_what_was_left_out()
+        super().close()
+
+    def _leave_out(self, site: _Site, record: logging.LogRecord, now: float) -> None:
+        if not site.num_left_out:
+            site.left_out_since, site.record = now, record
+        site.num_left_out += 1
+        if self._timer is None:
+            self._timer = threading.Timer(_PERIOD_S, self._say_what_was_left_out)
+            self._timer.daemon = True
+            with suppress(RuntimeError):  # no thread to be had: the next one to be left out tries again
+                self._timer.start()
+                return
+            self._timer = None
+
+    def _say_what_was_left_out(self) -> None:
+        self.acquire()
+        try:
+            timer, self._timer = self._timer, None
+            if timer is not None:
+                timer.cancel()
+            now = time.monotonic()
+            for site in self._sites.values():
+                self._say_what_one_left_out(site, now)
+        finally:
+            self.release()
+
+    def _say_what_one_left_out(self, site: _Site, now: float) -> None:
+        first, count = site.record, site.num_left_out
+        if first is None:
+            return
+        site.record, site.num_left_out = None, 0
+        words = "… %d more like this in the last %.0f s: %s"
+        values = (count, max(1.0, now - site.left_out_since), site.sample)
+        self._write(self.format(logging.LogRecord(first.name, first.levelno, first.pathname, first.lineno, words, values, None)))
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # standard error is gone, and there is nowhere to say so
+            self._output.write(f"{text}\n")

@@ -1,0 +1,172 @@
+"""Text on its way to a stream that perhaps nobody reads: a bounded queue, and the thread that writes. Knows bytes; no log, no process."""
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TextIO
+
+# What may wait to be read. A pipe holds 64 KiB more.
+_MAX_BYTES = 1 << 20
+# A pipe takes this much at once: lines of several processes that share one are not mixed.
+_CHUNK_BYTES = 4096
+# The end waits for a reader that takes nothing for this long.
+_PATIENCE_S = 5.0
+# For a user who has asked for the end: how long it waits altogether, and the most that is worth writing then.
+_HURRY_S = 0.2
+_LAST_BYTES = 1 << 14
+
+
+class BoundedOutput:
+    """Writes text to a stream without ever making the caller wait for a reader. Thread-safe.
+
+    Up to `max_bytes` wait to be read. Then the oldest are dropped, so that the last words stay, and a line that begins with `prefix` says
+    how many they were. It writes below the stream's own buffer, whose lock a blocked thread would hold until the process ends.
+    `patience_s`: how long the end waits for a reader that takes nothing.
+    """
+
+    def __init__(self, stream: TextIO | None, *, max_bytes: int = _MAX_BYTES, patience_s: float = _PATIENCE_S, prefix: str = "") -> None:
+        self._is_terminal = stream is not None and stream.isatty()
+        self._write_all = _writer_of(stream)
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._prefix = prefix
+        # Reentrant, as are all its holders: a signal handler may log while its thread is in here.
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._num_dropped = 0
+        self._num_written = 0
+        self._is_writing = self._is_closed = self._is_hurried = False
+        self._error: OSError | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be written."""
+        return self._is_writing or bool(self._waiting)
+
+    def write(self, text: str) -> int:
+        """Queues text, whole lines of it; does nothing once closed. Raises OSError if an earlier text could not be written."""
+        data = text.encode("utf-8", "backslashreplace")
+        with self._changed:
+            if self._error is not None:
+                raise OSError(self._error.errno, self._error.strerror)  # the class follows from the number
+            if data and not self._is_closed:
+                self._waiting.append(data)
+                self._num_bytes += len(data)
+                self._drop_beyond(self._max_bytes)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: what is written is on its way."""
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._is_terminal
+
+    def hurry(self) -> None:
+        """Has `close` wait for 0.2 s at most, and write the last lines only."""
+        self._is_hurried = True
+
+    def close(self) -> None:
+        """Waits until all is written, or nobody has read for a while. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            if self._is_hurried:
+                self._drop_beyond(_LAST_BYTES)
+            self._changed.notify_all()
+            if self._is_hurried:
+                self._changed.wait_for(lambda: not self.is_behind, _HURRY_S)
+                return
+            while self.is_behind and self._is_read():
+                pass
+
+    def _is_read(self) -> bool:
+        seen = self._num_written
+        return self._changed.wait_for(lambda: self._num_written != seen or not self.is_behind, self._patience_s)
+
+    def _drop_beyond(self, num_bytes: int) -> None:
+        """Drops the oldest texts, but never the last one."""
+        while self._num_bytes > num_bytes and len(self._waiting) > 1:
+            data = self._waiting.popleft()
+            self._num_bytes -= len(data)
+            self._num_dropped += max(1, data.count(b"\n"))
+
+    def _run(self) -> None:
+        while data := self._take():
+            try:
+                self._write_all(data)
+            except OSError as error:
+                self._give_up(error)
+                return
+            with self._changed:
+                self._num_written += 1
+                self._is_writing = False
+                self._changed.notify_all()
+
+    def _take(self) -> bytes:
+        """Waits for text and returns what one write takes of it; empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            parts = []
+            if self._num_dropped:
+                words = f"… {self._num_dropped} line{'s' * (self._num_dropped != 1)} dropped: nobody read the output"
+                parts.append(f"{self._prefix}{words}\n".encode())
+                self._num_dropped = 0
+            size = sum(map(len, parts))
+            while self._waiting and (not size or size + len(self._waiting[0]) <= _CHUNK_BYTES):
+                parts.append(self._waiting.popleft())
+                size += len(parts[-1])
+                self._num_bytes -= len(parts[-1])
+            self._is_writing = bool(parts)
+            return b"".join(parts)
+
+    def _give_up(self, error: OSError) -> None:
+        with self._changed:
+            self._error = error
+            self._waiting.clear()
+            self._num_bytes = 0
+            self._is_writing = False
+            self._changed.notify_all()
+
+
+def write_last(stream: TextIO | None, text: str, *, is_hurried: bool = False) -> None:
+    """Writes the last words of a program, and waits until they are read or nobody reads; `is_hurried`: for 0.2 s at most."""
+    with BoundedOutput(stream) as output:
+        if is_hurried:
+            output.hurry()
+        output.write(text)
+
+
+def _writer_of(stream: TextIO | None) -> Callable[[bytes], object]:
+    """Returns what writes all of some bytes to a stream, or waits until it can."""
+    if stream is None:  # the process was started without one
+        return len
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # a stream in memory, which has no buffer below
+        memory = stream
+        return lambda data: memory.write(data.decode())
+
+    def write(data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
+            except BlockingIOError:  # another process that has the same terminal made it so
+                select.select((), (descriptor,), ())
+
+    return write

@@ -1,0 +1,157 @@
+"""Nobody reads what the launcher or a role says: training goes on, failures are handled, and Ctrl-C ends all of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import worker_client
+from tests.support.commands import TRAIN, are_gone
+from tests.support.processes import announced, start_role
+from tests.support.unread import Unread, full_pipe, stopped_terminal
+from tests.support.waiting import wait_until
+
+OUTPUTS = pytest.mark.parametrize("unread", [full_pipe, stopped_terminal], ids=["full pipe", "Ctrl-S"])
+MakeUnread = Callable[[], AbstractContextManager[Unread]]
+# What Ctrl-C may take: 2 s are promised; other tests keep the machine busy. It took for ever.
+END_S = 6.0
+# Fifty steps a second, each with more words than a terminal takes; three of them fill a pipe.
+TALKATIVE = "import threading\n" + TRAIN.replace('print("step"', 'threading.Event().wait(0.02); print("talk " * 5_000); print("step"')
+
+
+@contextmanager
+def launched(*arguments: str, output: Unread) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", "lockstep", *arguments]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output.descriptor, stderr=output.descriptor, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def up(tmp_path: Path, *flags: str, worker: str, output: Unread) -> Iterator["subprocess.Popen[bytes]"]:
+    script = tmp_path / "train.py"
+    script.write_text(worker)
+    with launched("up", *flags, "--run-dir", str(tmp_path / "run"), "--", sys.executable, str(script), output=output) as process:
+        yield process
+
+
+def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def running(process: "subprocess.Popen[bytes]", module: str) -> list[psutil.Process]:
+    found = []
+    for one in family(process):
+        try:
+            if module in one.cmdline() and "-m" in one.cmdline():
+                found.append(one)
+        except psutil.Error:  # gone meanwhile
+            continue
+    return found
+
+
+def last_step(log: Path) -> int:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return max((int(line.split()[1]) for line in lines if line.startswith("step ") and line.split()[1:]), default=0)
+
+
+@OUTPUTS
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path, unread: MakeUnread, number: signal.Signals, code: int) -> None:
+    with unread() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
+        log = tmp_path / "run" / "logs" / "worker-0.log"
+        wait_until(lambda: last_step(log) >= 10, timeout_s=30.0, what="ten steps are made")
+        (chief,) = running(process, "chief")
+        chief.kill()
+        wait_until(lambda: [one for one in running(process, "chief") if one.pid != chief.pid], timeout_s=10.0, what="there is a new chief")
+        step = last_step(log)
+        wait_until(lambda: last_step(log) > step + 3, timeout_s=20.0, what="training goes on")
+        everybody = family(process)
+        begin = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(20.0) == code
+        assert time.monotonic() - begin < END_S
+        assert are_gone(everybody)
+
+
+@OUTPUTS
+def test_what_was_dropped_is_counted_for_whom_reads_later_and_the_reason_is_kept(tmp_path: Path, unread: MakeUnread) -> None:
+    with unread() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
+        log = tmp_path / "run" / "logs" / "worker-0.log"
+        wait_until(lambda: last_step(log) >= 80, timeout_s=30.0, what="more is said than is kept")
+        output.resume()
+        parts: list[str] = []
+
+        def has_said(words: str) -> bool:
+            parts.append(output.read())
+            return words in "".join(parts)
+
+        wait_until(lambda: has_said("dropped: nobody read the output"), timeout_s=20.0, what="the reader is told what is missing")
+        (worker_process,) = [one for one in family(process) if str(tmp_path / "train.py") in one.cmdline()]
+        worker_process.kill()
+        wait_until(lambda: has_said("ending all") and process.poll() is not None, timeout_s=20.0, what="the end is told")
+        assert "worker 0" in "".join(parts) and "killed by SIGKILL" in "".join(parts)
+        assert process.returncode == 128 + signal.SIGKILL
+
+
+@OUTPUTS
+def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path, unread: MakeUnread) -> None:
+    with unread() as output, up(tmp_path, "--workers", "2", "--max-steps", "10", worker=TALKATIVE, output=output) as process:
+        assert process.wait(40.0) == 0
+
+
+@OUTPUTS
+def test_signal_ends_a_demo_that_nobody_watches(tmp_path: Path, unread: MakeUnread) -> None:
+    flags = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "100000", "--output", str(tmp_path / "demo")]
+    with unread() as output, launched("demo", *flags, output=output) as process:
+        metrics = tmp_path / "demo" / "metrics.csv"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, timeout_s=40.0, what="the demo trains")
+        (chief,) = running(process, "chief")
+        chief.kill()
+        wait_until(lambda: [one for one in running(process, "chief") if one.pid != chief.pid], timeout_s=10.0, what="there is a new chief")
+        everybody = family(process)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20.0) == 130
+        assert time.monotonic() - begin < END_S
+        assert are_gone(everybody)
+
+
+@OUTPUTS
+def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path, unread: MakeUnread) -> None:
+    with unread() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
+        sockets = [f"unix:{tmp_path}/{name}.sock" for name in ("ps", "chief")]
+        server = start_role(stack, "ps_server", "--index", 0, "--address", sockets[0], announce=tmp_path / "ps", log=log)
+        flags = ["--address", sockets[1], "--ps", sockets[0], "--workers", "1", "--max-steps", "20"]
+        chief = start_role(stack, "chief", *flags, announce=tmp_path / "chief", log=log)
+        address = [announced(process, tmp_path / name) for process, name in ((server, "ps"), (chief, "chief"))][1]
+        with worker_client.connect(address, worker_index=0, timeout_s=20.0) as session:
+            session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+            while not session.is_finished:
+                session.step({"w": np.ones(4)})
+            assert session.read()["w"][0] == -10.0
+        assert [process.wait(20.0) for process in (chief, server)] == [0, 0]
+
+
+@OUTPUTS
+def test_signal_ends_a_role_with_a_blocked_log(tmp_path: Path, unread: MakeUnread) -> None:
+    with unread() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
+        server = start_role(stack, "ps_server", "--index", 0, "--address", "127.0.0.1:0", announce=tmp_path / "ps", log=log)
+        announced(server, tmp_path / "ps")
+        begin = time.monotonic()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20.0) == 0
+        assert time.monotonic() - begin < END_S
