@@ -78,7 +78,8 @@ log = logging.getLogger("lockstep.server")
 # A call holds a thread while it lasts, but for long-lived streams that events serve; `ShareMemory` is one that does, for each worker, and
 # `idle_streams` bounds these. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
 MAX_THREADS = 4_096
-# Beyond any cluster: a caller that opens calls without end is refused instead of queued.
+# Beyond any cluster: a caller that opens calls without end is refused instead of queued. Streams that events serve are not among them:
+# `IdleStreams` bounds those.
 MAX_CONCURRENT_RPCS = 8_192
 # How long a checkpoint that is being written may still take when the process ends: what supervisors allow, less what the rest takes.
 SAVE_GRACE_S = 5.0

@@ -221,6 +221,10 @@ class GrpcShardCaller:
             stream.end()
 
 
+class _StreamEnded(Unavailable):
+    """The server has ended the stream without an answer."""
+
+
 class ShardStream:
     """Opens a stream with the first command, and another one when it has broken. For one event loop."""
 
@@ -241,16 +245,15 @@ class ShardStream:
             if not has_served:
                 self._call = self._open(metadata=self._metadata())
             is_whole = False
-            self._deadline.begin(timeout_s, on_expiry=self._call.cancel)
+            self._deadline.begin(timeout_s, on_expiry=self._cancel)
             try:
                 try:
                     answer = await self._exchange(request)
-                except Unavailable:
+                except _StreamEnded:
                     if not has_served:
                         raise
                     # The server had too many streams at rest, and ended this one in order after its last answer.
                     self._call = self._open(metadata=self._metadata())
-                    self._deadline.begin(timeout_s, on_expiry=self._call.cancel)
                     answer = await self._exchange(request)
                 is_whole = True
             except grpc.aio.AioRpcError as error:
@@ -273,19 +276,22 @@ class ShardStream:
         self._deadline.close()
         self._drop()
 
-    def _drop(self) -> None:
+    def _cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
-            self._call = None
+
+    def _drop(self) -> None:
+        self._cancel()
+        self._call = None
 
     async def _exchange(self, request: pb.CommandRequest) -> pb.CommandResponse:
         try:
             await self._call.write(request.SerializeToString())
         except asyncio.InvalidStateError:
-            raise Unavailable(f"cannot reach {self._target}: it has ended the stream of commands") from None
+            raise _StreamEnded(f"cannot reach {self._target}: it has ended the stream of commands") from None
         data = await self._call.read()
         if data is grpc.aio.EOF:
-            raise Unavailable(f"cannot reach {self._target}: it has ended the stream of commands; did it end?")
+            raise _StreamEnded(f"cannot reach {self._target}: it has ended the stream of commands; did it end?")
         answer = decode_message(pb.CommandResponse, data)
         if answer.call != request.call:
             raise Unavailable(f"{self._target}: it answers command {answer.call}, not {request.call}; the stream is begun anew")

@@ -24,7 +24,7 @@ from chief.shards.requests import (
 )
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
-from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyRequest,
@@ -297,9 +297,10 @@ class ShardWork:
         """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
         link, authority = self._calls.links[index], self._authority
         status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
-        theirs = status.fence.chief_incarnation
-        if theirs not in (0, authority.fence.chief_incarnation):
-            log.warning("parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, theirs)
+        theirs, own = status.fence, authority.fence
+        if theirs != NOBODY and (theirs.life, theirs.chief_incarnation) != (own.life, own.chief_incarnation):
+            number = theirs.chief_incarnation
+            log.warning("parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, number)
             return
         try:
             await link.shutdown(epoch=authority.fence.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)

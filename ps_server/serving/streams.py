@@ -46,6 +46,8 @@ log = logging.getLogger("lockstep.server")
 IDLE_LIMIT_S = 30.0
 # Leaves threads for all other calls.
 MAX_LONG_LIVED = 3_072
+# At rest or under way, beyond any cluster: a caller that opens streams without end is refused.
+MAX_OPEN = 8_192
 
 Message = TypeVar("Message")
 
@@ -93,9 +95,10 @@ class IdleStreams:
     A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
     """
 
-    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_long_lived: int = MAX_LONG_LIVED) -> None:
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_long_lived: int = MAX_LONG_LIVED, max_open: int = MAX_OPEN) -> None:
         self._limit_s = limit_s
         self._max_long_lived = max_long_lived
+        self._max_open = max_open
         self._takes_long_lived = True
         self._streams: set[Stream] = set()
         # Those of them that may rest.
@@ -140,10 +143,12 @@ class IdleStreams:
             yield stream
 
     def begin(self, context: grpc.ServicerContext, *, name: str) -> Stream:
-        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send."""
+        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send. Raises LimitExceeded."""
         stream = Stream(context, name)
         stream.begin_waiting()
         with self._lock:
+            if len(self._streams) >= self._max_open:
+                raise LimitExceeded(f"{name}: {self._max_open} streams are open at this server; end some of them")
             self._streams.add(stream)
         return stream
 

@@ -92,7 +92,7 @@ class WorkerData:
         status: ClusterStatus = yield Status()
         if not worker.state.reads_latest:
             if status.global_step > worker.state.local_step:
-                yield from worker.wait(timeout_s=wait.left_s())
+                yield from worker.follow(timeout_s=wait.left_s())
         elif self._is_waited_for(status):
             yield from worker.contribute(None, is_waited_for=True, timeout_s=wait.left_s())
 

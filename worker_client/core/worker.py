@@ -347,12 +347,21 @@ class Worker:
 
     def wait(self, *, timeout_s: float | None) -> Asking[bool]:
         """Waits for a token, or the end; after a rollback there is one for the step that stands. Returns whether training goes on."""
+        if self._may_compute:
+            self._check_present()
+            self._may_compute = False  # once: whoever skips that step waits for the next one
+            return not self.state.is_finished
+        return (yield from self.follow(timeout_s=timeout_s))
+
+    def follow(self, *, timeout_s: float | None) -> Asking[bool]:
+        """Waits for a token, or the end, also if this worker may compute where it is. Returns whether training goes on."""
         try:
             self._check_present()
-            if not self.state.is_finished and not self._may_compute:
+            if not self.state.is_finished:
                 yield from self._take_token(None, timeout_s)
         except LOST as error:
             yield from self._come_back(error, timeout_s=timeout_s)
+            self._may_compute = False  # that is what this wait has ended with
         return not self.state.is_finished
 
     def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...]) -> Asking[PushCommit]:

@@ -179,6 +179,28 @@ def test_without_room_for_streams_at_rest_each_call_has_one_of_its_own() -> None
         wait_until(lambda: not idle_streams.num_streams, what="the streams have ended")
 
 
+def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=2)
+    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    is_over = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        is_over.wait(TIMEOUT_S)
+        yield from ()
+
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
+        channel = raw._channel
+        opened = [channel.stream_stream(f"/{SERVICE}/Push")(silent(), timeout=TIMEOUT_S) for _ in range(2)]
+        wait_until(lambda: idle_streams.num_streams == 2, what="both streams are open")
+        with pytest.raises(grpc.RpcError) as caught:
+            next(channel.stream_stream(f"/{SERVICE}/Read")(iter(()), timeout=TIMEOUT_S))
+        assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+        for call in opened:
+            call.cancel()
+        is_over.set()
+        wait_until(lambda: not idle_streams.num_streams, what="the streams have ended")
+
+
 def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
         trainer = Trainer(shard)

@@ -153,6 +153,30 @@ def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(
     around.asked.clear()
     assert around.run(around.worker.wait(timeout_s=None)) is True
     assert around.asked == []
+    around.run(around.worker.wait(timeout_s=None))
+    assert around.asked[0] == "AwaitToken", "who skips that step waits for the next one"
+
+
+def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroundings) -> None:
+    def other_epoch(_: ask.AwaitToken) -> Any:
+        around.move()
+        raise EpochMismatch("epoch 2")
+
+    assert around.run(around.worker.wait(timeout_s=None), AwaitToken=other_epoch) is True
+    around.asked.clear()
+    around.run(around.worker.wait(timeout_s=None))
+    assert around.asked[0] == "AwaitToken"
+
+
+def test_who_follows_the_steps_asks_for_a_token_also_where_it_may_compute(around: Surroundings) -> None:
+    def other_epoch(_: ask.Push) -> Any:
+        around.move()
+        raise EpochMismatch("epoch 2")
+
+    around.run(around.worker.contribute("gradients", is_waited_for=False), Push=other_epoch)
+    around.asked.clear()
+    around.run(around.worker.follow(timeout_s=None))
+    assert around.asked[0] == "AwaitToken"
 
 
 def test_the_way_back_of_a_call_that_reads_has_its_limit(around: Surroundings) -> None:
