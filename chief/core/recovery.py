@@ -108,6 +108,7 @@ class Search:
     has_lost: bool = False
     has_looked: bool = False  # at what shards hold
     has_tried: bool = False  # to restore one
+    is_again: bool = False  # this chief had begun before, with nothing
     num_failures: int = 0  # of storage, one after the other
     only: str = ""
     excluded: list[str] = field(default_factory=list)
@@ -245,6 +246,8 @@ class Recovery:
         # The settings that the earlier chief gave the shards, by shard, and the highest step that one of them was at.
         self._settings_versions: tuple[int, ...] = ()
         self._step_found = 0
+        # Which process each shard was when it was empty.
+        self._empty: dict[int, int] = {}
 
     @property
     def why(self) -> str:
@@ -287,6 +290,7 @@ class Recovery:
         chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
         self._settings_versions = tuple(status.settings_version for status in statuses)
         self._step_found = max((status.step for status in statuses if status.step is not None), default=0)
+        self._empty = {index: status.process_incarnation for index, status in enumerate(statuses) if status.step is None}
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
@@ -318,6 +322,8 @@ class Recovery:
                 return
         elif not self._host.is_over and self.has_nothing and has_applied([event.adoption]):
             self._lose_what_another_had()
+        elif not self._host.is_over and self.has_nothing and self._is_another(event):
+            self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained", is_again=False)
         elif not self._host.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
@@ -332,6 +338,26 @@ class Recovery:
         else:
             self._leave_epoch()
             self._seek(Search(why=why, is_start=False, has_lost=True))
+
+    def _is_another(self, event: ShardAdopted) -> bool:
+        """Whether another process was adopted than the empty one that was looked at; then there may be checkpoints that were not there."""
+        was = self._empty.get(event.shard)
+        self._empty[event.shard] = event.process_incarnation
+        return self._config.checkpoints is not None and was != event.process_incarnation
+
+    def _begin_again(self, why: str, *, is_again: bool) -> None:
+        """A shard that was empty is another process now. A chief that this one knows nothing of may have trained on the former meanwhile.
+
+        `is_again`: a worker may have begun to create the variables.
+        """
+        if self._config.checkpoints is None:
+            self._out.note(f"{why}: all begin anew", is_warning=True)
+            self._begin_anew(is_again=is_again)
+            return
+        if is_again:
+            self._model.restart()
+        self._servers.release_all()
+        self._seek(Search(why=why, is_start=True, has_looked=True, is_again=is_again))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
@@ -358,8 +384,8 @@ class Recovery:
             self._out.note(text, is_warning=True)
             self._restore(stage.search, stage.checkpoint, stage.manifest_sha256)
         elif isinstance(stage, _Begun) or (self._model.model is not None and not self._model.is_created):
-            self._out.note(f"{why} before the model was initialised: all begin anew", is_warning=True)
-            self._begin_anew(is_again=True)
+            self._empty[shard] = self._servers[shard].process_incarnation
+            self._begin_again(f"{why} before the model was initialised", is_again=True)
         elif self._host.is_finishing:
             self._host.finish_as_asked(now)
         elif self._config.checkpoints is None:
@@ -481,7 +507,7 @@ class Recovery:
         elif why := nothing_found(search, restore=config.restore, step=self._host.training.step, failure=self._checkpoints.failure):
             self._host.fail(why)
         else:
-            self._begin_anew(highest_epoch=search.highest_epoch)
+            self._begin_anew(is_again=search.is_again, highest_epoch=search.highest_epoch)
 
     def _restore(self, search: Search, checkpoint: Checkpoint, manifest_sha256: str) -> None:
         members = self._members

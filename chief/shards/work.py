@@ -443,16 +443,19 @@ class ShardWork:
 
     async def _adopt(self, index: int) -> tuple[int, Adoption]:
         calls, authority = self._calls, self._authority
-        status = await calls.look_at(index)
-        adoption = await calls.insist(
-            index,
-            lambda: calls.links[index].adopt(
-                authority.fence,
-                chief_address=authority.chief_address,
-                session_keys=authority.session_keys,
-                timeout_s=CONTROL_TIMEOUT_S,
-            ),
-        )
+        before, status = None, await calls.look_at(index)
+        while before is None or before.process_incarnation != status.process_incarnation:
+            # Another process may have taken the former's place until it was adopted: then it is not known which one it was.
+            adoption = await calls.insist(
+                index,
+                lambda: calls.links[index].adopt(
+                    authority.fence,
+                    chief_address=authority.chief_address,
+                    session_keys=authority.session_keys,
+                    timeout_s=CONTROL_TIMEOUT_S,
+                ),
+            )
+            before, status = status, await calls.look_at(index)
         authority.learn(adoption.session_keys)
         calls.adopted(index, process_incarnation=status.process_incarnation)
         log.info(

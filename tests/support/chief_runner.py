@@ -51,6 +51,7 @@ class FakeLink:
         self.process_incarnation = 7
         self.step: int | None = None
         self.epoch = self.chief_incarnation = 0
+        self.life = eras.LIFE
         self.chief_address = ""
         self.num_looks = 0
         self.chief_heard_ago_s: float | None = None
@@ -85,11 +86,13 @@ class FakeLink:
         fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
         fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, report=ShardReport())
         fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
-        return ShardStatus(**{**fields, "fence": eras.fence(self.epoch, self.chief_incarnation)})
+        own = eras.fence(self.epoch, self.chief_incarnation, life=self.life) if self.chief_incarnation or self.epoch else NOBODY
+        return ShardStatus(**{**fields, "fence": own})
 
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         await self._answer("adopt")
         self.epoch, self.chief_incarnation, self.chief_address = fence.epoch, fence.chief_incarnation, chief_address
+        self.life = fence.life
         return self.adoption
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:

@@ -393,6 +393,24 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
         assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
 
 
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restarted(has_trained: bool) -> None:
+    """Another chief may have trained there and saved, of which this one knows nothing."""
+    other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(other, other.train(0), 5)
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    if has_trained:
+        driver.storage.update(other.storage)
+    driver.shards[0].process = 77
+    driver.send(messages.ShardSeen(shard=0, process_incarnation=77))
+    driver.send(messages.ShardAdopted(shard=0, process_incarnation=77, adoption=Adoption(step=None, layout_hash="")))
+    if has_trained:
+        assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+    else:
+        assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 1)
+
+
 @pytest.mark.parametrize(("steps_before", "goes_back_to"), [(0, 0), (5, 4)])
 def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought_back(steps_before: int, goes_back_to: int) -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)

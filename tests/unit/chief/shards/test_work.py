@@ -229,6 +229,33 @@ def test_shards_of_another_chief_are_not_ended() -> None:
     play(act)
 
 
+def test_shards_of_a_chief_of_another_life_are_not_ended() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[1].life += 1
+        await scene.side.shut_down_all(reason="told to", within_s=5.0)
+        assert [link.ended_because for link in scene.links] == ["told to", ""]
+
+    play(act)
+
+
+def test_a_shard_that_restarts_while_it_is_adopted_is_reported_as_the_process_that_it_is() -> None:
+    async def act(scene: Scene) -> None:
+        link = scene.links[1]
+        link.hangs.add("adopt")
+        scene.side.carry_out(adopting())
+        await scene.settle()
+        link.process_incarnation = 8
+        link.errors["adopt"] = [Unavailable("ps-1: connection lost")]
+        link.hangs.clear()
+        link.never.set()
+        await scene.one_of(messages.ShardAdopted)
+        assert [one.process_incarnation for one in scene.all_of(messages.ShardAdopted)] == [7, 8]
+
+    play(act)
+
+
 def test_a_record_that_is_overtaken_is_given_up() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
