@@ -216,14 +216,10 @@ class ShardsConfigured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionsMissing:
-    """Shards do not have contributions to the step that is under way, each with its shard; so that step is not done, unless `is_elsewhere`.
-
-    `is_elsewhere`: another replica of that shard has them, and the step is done with them.
-    """
+    """Shards do not have contributions to the step that is under way, each with its shard; so that step is not done."""
 
     missing: tuple[tuple[int, PushId], ...]
     epoch: int | None = None
-    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -804,19 +804,18 @@ class Training:
         is_at_it = self._under_way in (UnderWay.PREPARE, UnderWay.APPLY) and self._is_current(event.epoch)
         if step is None or told is None or not is_at_it:
             return ()
-        if not event.is_elsewhere:
-            known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
-            without = [of_shard | {push_id for index, push_id in event.missing if index == shard} for shard, of_shard in enumerate(known)]
-            if without == known or not set().union(*without) <= {*step.contributors}:
-                self._host.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
-                return ()
-            told = replace(told, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
-            nowhere = set[PushId].intersection(*without) if step.redo is None else ()
-            if sum(self._data.uncount(push_id) for push_id in nowhere):
-                if isinstance(told, ApplyStep):
-                    told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
-                self._answer_about_ranges(now)
-            self._have(told)
+        known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
+        without = [of_shard | {push_id for index, push_id in event.missing if index == shard} for shard, of_shard in enumerate(known)]
+        if without == known or not set().union(*without) <= {*step.contributors}:
+            self._host.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
+            return ()
+        told = replace(told, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
+        nowhere = set[PushId].intersection(*without) if step.redo is None else ()
+        if sum(self._data.uncount(push_id) for push_id in nowhere):
+            if isinstance(told, ApplyStep):
+                told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
+            self._answer_about_ranges(now)
+        self._have(told)
         return tuple(sorted({push_id for _, push_id in event.missing}))
 
     def refuse_about(self, push_ids: Sequence[PushId], error: PsError) -> None:

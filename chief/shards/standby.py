@@ -12,7 +12,7 @@ from chief.core import messages
 from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
-from ps_protocol.errors import ContributionMissing, EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.session_secret import joined_keys
@@ -26,7 +26,6 @@ from ps_protocol.roles.shard import (
     SaveRequest,
     ShardSettings,
     ShardStatus,
-    contributions_named,
 )
 
 # A replica that does not answer within this, while its twin does, is lost.
@@ -250,9 +249,9 @@ class ReplicatedLink:
         self._identity = self._told = 0
         # Held while replicas are taken in or emptied.
         self.changing = asyncio.Lock()
-        self._report: Callable[[rec.Event], None] = lambda event: None
+        self._report: Callable[[rec.ReplicasChanged], None] = lambda event: None
 
-    def attach(self, report: Callable[[rec.Event], None]) -> None:
+    def attach(self, report: Callable[[rec.ReplicasChanged], None]) -> None:
         """Reports from now on who holds the shard, beginning now."""
         self._report = report
         self._say()
@@ -444,10 +443,7 @@ class ReplicatedLink:
             raise min(errors.values(), key=order_of)
         for one, error in errors.items():
             answer = await once_more(one, call, error, self.fence)
-            if isinstance(answer, ContributionMissing):
-                # Its worker has not given all replicas the same.
-                missing = tuple((self.index, push_id) for push_id in contributions_named(answer.facts))
-                self._report(rec.ContributionsMissing(missing=missing, epoch=self.fence.epoch, is_elsewhere=True))
+            # Also one that lacks a contribution: its worker may not have heard yet that there is another replica to give it to.
             if isinstance(answer, PsError):
                 lost[one] = answer.message
             else:

@@ -33,12 +33,12 @@ class Scene:
         """Both commit; returns the calls with which they wait."""
         return self.honest.ask(commit=self.honest.next_commit()), self.forger.ask(commit=self.forger.next_commit())
 
-    def lack(self, *shards: int, push_id: PushId | None = None, is_elsewhere: bool = False) -> None:
+    def lack(self, *shards: int, push_id: PushId | None = None) -> None:
         """These shards do not have the forged contribution."""
         self.driver.to_apply.clear()
         self.driver.to_prepare.clear()
         missing = tuple((shard, push_id or self.forged) for shard in shards)
-        self.driver.send(ev.ContributionsMissing(missing=missing, epoch=self.driver.coordinator.epoch, is_elsewhere=is_elsewhere))
+        self.driver.send(ev.ContributionsMissing(missing=missing, epoch=self.driver.coordinator.epoch))
 
 
 def test_the_step_is_applied_without_it_where_it_is_missing_and_the_others_go_on() -> None:
@@ -112,18 +112,6 @@ def test_a_mean_that_is_limited_is_prepared_without_it_too() -> None:
     scene.driver.send(ev.StepPrepared(step=0, sums=sums))
     (told,) = scene.driver.to_apply
     assert told.without == ((), (scene.forged,))
-
-
-def test_what_only_a_standby_lacks_does_not_change_the_step_that_is_under_way() -> None:
-    scene = Scene()
-    _, forger = scene.step()
-    before = scene.driver.to_apply[0]
-    scene.lack(1, is_elsewhere=True)
-    assert not scene.driver.to_apply
-    scene.driver.to_apply.append(before)
-    scene.driver.apply()
-    assert isinstance(scene.forger.error(forger), ContributionMissing)
-    assert scene.driver.step == 1
 
 
 def test_a_report_of_a_step_that_is_done_changes_nothing() -> None:
