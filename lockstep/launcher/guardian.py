@@ -97,7 +97,7 @@ def _sweep(token: str) -> None:
         for pid in carriers:
             with suppress(ProcessLookupError, PermissionError):  # gone
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.01)  # nothing tells when processes of others have ended
 
 
 def _carriers(token: str) -> Iterator[int]:

@@ -49,7 +49,7 @@ class Orphans:
             for pid in self._known:
                 with suppress(ProcessLookupError, PermissionError):  # gone, or another user's
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # nothing tells when a process that is no child has ended
 
     def _find(self, own: Collection[int]) -> set[int]:
         self._looked_at = time.monotonic()

@@ -58,7 +58,7 @@ class LineSplitter:
 
 
 class LineStream(Protocol):
-    """Where lines go. It takes each of them at once, whoever reads: nothing may stop a supervisor."""
+    """The supervisor's output. A write returns at once, even if nobody reads: a blocked terminal must not stop the supervisor."""
 
     def write(self, text: str, /) -> object:
         """Takes a line."""

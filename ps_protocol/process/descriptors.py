@@ -37,7 +37,7 @@ EVERYWHERE = (Network(_MAPPED + bytes(4), 0), Network(bytes(16), 0))
 
 
 def network_of(host: str) -> Network:
-    """Returns what counts as one address: with IPv6 whoever has one has 2**64 of them."""
+    """Returns the network that counts as one caller: the address itself, or the /64 of an IPv6 address, which one host can fill."""
     if ":" in host:
         return Network(socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] + bytes(8), 64)
     return Network(_MAPPED + socket.inet_aton(host), 32)
@@ -79,7 +79,7 @@ def look(descriptor: int) -> tuple[int, int] | None:
 
 
 def caller_at(descriptor: int, *, port: int) -> tuple[str, int] | None:
-    """Returns host and port of whoever made a connection to a port; None if nobody did, ("", 0) if it is over. Hosts of IPv4 are plain."""
+    """Returns the host and port that a connection came from; None if nobody did, ("", 0) if it is over. Hosts of IPv4 are plain."""
     with suppress(OSError), _socket_at(descriptor) as one:
         if one.getsockname()[1] != port or one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return None

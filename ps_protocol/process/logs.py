@@ -1,4 +1,4 @@
-"""A role's log on its way to standard error: bounded in rate, whoever causes its lines, and never waited for. Knows the log; no role."""
+"""A role's log on its way to standard error: bounded in rate, and never waited for. Knows the log; no role."""
 
 import logging
 import sys

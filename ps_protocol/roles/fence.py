@@ -1,6 +1,6 @@
 """When and by whom something is said: a cluster's life and epoch, and the chief's number, as one value. Knows no call.
 
-Only the codec takes these values apart. Whoever compares them compares the whole value, except to say in words what differs.
+Only the codec takes these values apart. Compare whole values, except to say in words what differs, or where only the epoch is sent.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Cuts connections of strangers that send more than it takes to be let in, and has their addresses wait. Knows connections; no method.
 
-Whoever reaches a port can send to it without a token, and gRPC reads it all: most frames cost their sender nothing, and no option bounds
-them. So a thread looks at the connections that were made to the port, and at how much has come over each. One belongs to a stranger until
-a call on it is let in. This costs those who were let in nothing, and bounds whatever a stranger can think of.
+Any host that reaches a port can send to it without a token, and gRPC reads everything: most frames cost the sender nothing, and no option
+bounds them. So a thread looks at the connections that were made to the port, and at how much has come over each. A connection belongs to a
+stranger until a call on it is let in. This costs those who were let in nothing, and bounds whatever a stranger can think of.
 """
 
 import itertools

@@ -1,6 +1,7 @@
 """Strangers who send as fast as they can: training goes on nearly as fast, and no step differs. Needs the machine for itself."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.chaos.processes import Cluster
 from tests.support import certificates
 from tests.support.floods import KINDS
 from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 # One of each sort; FLOODS=all has all that there are.
@@ -36,7 +39,7 @@ NAMES = [
 ]
 CHOSEN = [*KINDS] if os.environ.get("FLOODS") == "all" else NAMES
 PLAN = Plan(num_ps=1, num_workers=2, num_steps=ENDLESS, pace_s=0.01, lease_s=5.0, durability=None, transport="grpc")
-NUM_CONNECTIONS, SECONDS, PAUSE_S = 4, 3.0, 1.0
+NUM_CONNECTIONS, SECONDS, NUM_STEPS = 4, 3.0, 50
 # Of the steps before and after. Others may have used the machine.
 TARGET, NUM_TRIES = 0.8, 3
 # Headers that unfold to 16 MiB, which gRPC takes from whoever does not acknowledge its settings: 10 ms each, until a connection is cut.
@@ -76,9 +79,19 @@ def can_connect(address: str) -> bool:
     return True
 
 
+def steps(cluster: Cluster, since: float, until: float) -> list[Any]:
+    """One worker's steps in that time."""
+    return [event for event in cluster.events(0) if event["event"] == "step" and since <= event["at"] < until]
+
+
 def rate(cluster: Cluster, since: float, until: float) -> float:
     """Steps a second of one worker."""
-    return len([event for event in cluster.events(0) if event["event"] == "step" and since <= event["at"] < until]) / (until - since)
+    return len(steps(cluster, since, until)) / (until - since)
+
+
+def await_steps(cluster: Cluster, since: float) -> None:
+    """Returns after enough steps to take a rate of."""
+    wait_until(lambda: len(steps(cluster, since, math.inf)) >= NUM_STEPS, timeout_s=60, what="steps to compare with")
 
 
 def flooded(cluster: Cluster, name: str, kind: str, *, tls: bool) -> tuple[float, float, float, Mapping[str, int]]:
@@ -86,12 +99,12 @@ def flooded(cluster: Cluster, name: str, kind: str, *, tls: bool) -> tuple[float
     command = [sys.executable, "-m", "tests.support.floods", cluster.address(name), kind, *(["--tls"] if tls else [])]
     command += ["--connections", str(NUM_CONNECTIONS), "--seconds", str(SECONDS)]
     begin = time.monotonic()
-    time.sleep(PAUSE_S)
+    await_steps(cluster, begin)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         from_, until = time.monotonic(), time.monotonic() + SECONDS
         words, _ = process.communicate(timeout=60)
     end = time.monotonic()
-    time.sleep(PAUSE_S)
+    await_steps(cluster, end)
     return rate(cluster, begin, from_), rate(cluster, from_, until), rate(cluster, end, time.monotonic()), json.loads(words)
 
 

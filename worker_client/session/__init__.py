@@ -2,6 +2,6 @@
 
 Knows the seams to chief and shards; no transport, no command line, and nothing of the original's API.
 `session`: what a worker's program calls. `observer`: the same for those who only read. `calls`: a worker's calls of the chief. `training`:
-its shards and memory at one place. `membership`: its lease and its connections. `reading`: what can be read. `data`: ranges of the
-training data. `changes`: what may be changed in a running cluster.
+its shards and memory at one place. `membership`: its lease and its connections. `reading`: what can be read. `changes`: what may be
+changed in a running cluster.
 """

@@ -10,8 +10,10 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
+from worker_client.core.data import WorkerData
 from worker_client.core.outcomes import MetricReport, Push
 from worker_client.core.requests import run
 from worker_client.core.worker import Worker
@@ -19,9 +21,29 @@ from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
-from worker_client.session.data import DataBatches
 from worker_client.session.membership import Membership, failure_text
 from worker_client.session.training import Contribution, Training
+
+
+class DataBatches:
+    """The iterator over a worker's ranges of the training data; made by `Session.batches()`. For one thread."""
+
+    def __init__(self, spec: DataSpec, *, calls: WorkerCalls, member: Membership, former: "DataBatches | None") -> None:
+        self.spec = spec
+        self.timeout_s: float | None = None
+        self._calls, self._member = calls, member
+        first: int = 1 if former is None else former.data.request_id + 1
+        self.data: WorkerData = WorkerData(spec, calls.worker, request_id=first, begin_wait=Wait)
+
+    def __iter__(self) -> Iterator[DataRange]:
+        return self
+
+    def __next__(self) -> DataRange:
+        self._member.check_open()
+        given = run(self.data.next(timeout_s=self.timeout_s), self._calls.acts)
+        if given is None:
+            raise StopIteration
+        return given
 
 
 class Session:

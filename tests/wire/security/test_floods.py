@@ -201,22 +201,14 @@ def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server
 
 def test_flood_stops_no_caller(server: ParameterServer) -> None:
     """Without the guard, next to nothing is answered while it lasts."""
-    with contextlib.closing(GrpcShard(server.address)) as shard:
-
-        def num_answers(seconds: float) -> int:
-            number, end = 0, time.monotonic() + seconds
-            while time.monotonic() < end:
-                shard.status()
-                number += 1
-                time.sleep(0.005)
-            return number
-
-        before = num_answers(1.0)
-        words = [sys.executable, "-m", "tests.support.floods", server.address, "priority", "--seconds", "2"]
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-            during = num_answers(2.0)
-            process.communicate(timeout=30)
-    assert during >= before / 2  # of twice the time
+    words = [sys.executable, "-m", "tests.support.floods", server.address, "priority", "--seconds", "2"]
+    num_answers = 0
+    with contextlib.closing(GrpcShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        while process.poll() is None:
+            shard.status()
+            num_answers += 1
+        process.communicate(timeout=30)
+    assert num_answers >= 50
 
 
 def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server: ParameterServer) -> None:
@@ -228,7 +220,7 @@ def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server:
             with contextlib.ExitStack() as stack, contextlib.suppress(TimeoutError):
                 for _ in range(30):
                     stack.enter_context(connect(port, timeout_s=0.2))
-                time.sleep(0.1)  # long enough to be seen
+                time.sleep(0.1)  # the stranger's own pause: a connection that is over before a look at it counts for nothing
             return not is_let_in(port)
 
         wait_until(come_in_vain, timeout_s=20, what="the address has to wait")
