@@ -26,8 +26,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
-from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, numbered
-from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, numbered, session_secret
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
 _WINDOW = 16

@@ -21,9 +21,8 @@ from chief.shards.work import ShardWork
 from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
-from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.fence import KEY_BYTES, NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
-from ps_protocol.roles.session_secret import KEY_BYTES
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,

@@ -24,7 +24,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
 from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request
-from ps_protocol.roles.session_secret import KEY_BYTES
+from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")

@@ -1,4 +1,4 @@
-"""The chief's RPCs: who serves one call, and one standing stream. Decides nothing.
+"""The chief's RPCs: who serves one call, and one long-lived stream. Decides nothing.
 
 All methods take bytes, so that what is no message at all is refused by us, with a reason. None has a thread of its own: a message is
 handled in the thread that receives for the whole server, and the answer is sent by the thread that has it.
@@ -16,7 +16,7 @@ from chief.core import messages as ev
 from chief.serving.runner import Runner
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
 from ps_protocol.roles.chief import CommitResult, DeregisterRequest, HeartbeatRequest, ParticipantKind, RegisterRequest, TokenReply
-from ps_protocol.rpc.server_stream import Handler, Peer, standing_method_handler
+from ps_protocol.rpc.server_stream import Handler, Peer, stream_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -211,7 +211,7 @@ class ChiefService:
 def chief_service_handler(service: ChiefService) -> grpc.GenericRpcHandler:
     """Returns the handler of every RPC of the service's descriptor, for `server.add_generic_rpc_handlers((handler,))`."""
     handlers: dict[str, Any] = {
-        method.name: standing_method_handler(partial(service.begin, method.name), server_name="the chief")
+        method.name: stream_handler(partial(service.begin, method.name), server_name="the chief")
         for method in pb.DESCRIPTOR.services_by_name["ChiefService"].methods
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -1,4 +1,4 @@
-"""The ways to one parameter server, over gRPC or a standing stream: one attempt a call, and repeating is the caller's."""
+"""The ways to one parameter server, over gRPC or a long-lived stream: one attempt a call, and repeating is the caller's."""
 
 import asyncio
 import itertools
@@ -120,7 +120,7 @@ class BlockingCaller:
 
 
 class GrpcShardCaller:
-    """Implements ShardCaller over a standing stream of its own.
+    """Implements ShardCaller over a long-lived stream of its own.
 
     Who begins a step sends it, and a thread of this caller's takes the answers: no thread has to wake another on the way to the shard.
     """

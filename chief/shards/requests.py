@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
-from ps_protocol.roles.fence import NOBODY, Fence
-from ps_protocol.roles.session_secret import joined_keys
+from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
 

@@ -13,9 +13,8 @@ from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
 from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
-from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.session_secret import joined_keys
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,

@@ -311,12 +311,12 @@ def _workers(status: ClusterStatus) -> Iterator[str]:
     """The most silent first: it is most likely the one that is waited for."""
     workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
     for one in sorted(workers, key=lambda one: -one.seen_ago_s):
-        yield f"  worker {one.index}: {_standing(one, status)}, last seen {duration_text(one.seen_ago_s)} ago ({one.host} pid {one.pid})"
+        yield f"  worker {one.index}: {_state_text(one, status)}, last seen {duration_text(one.seen_ago_s)} ago ({one.host} pid {one.pid})"
     places = status.total_num_replicas
     yield from (f"  worker {index}: has never joined" for index in range(places) if index not in {one.index for one in workers})
 
 
-def _standing(one: ParticipantStatus, status: ClusterStatus) -> str:
+def _state_text(one: ParticipantStatus, status: ClusterStatus) -> str:
     if one.state == "lapsed":
         return "gone: its lease has ended"
     if one.state == "left":

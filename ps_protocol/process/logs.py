@@ -1,10 +1,11 @@
-"""A role's log on its way to standard error: bounded in rate, and never waited for. Knows the log; no role."""
+"""A role's log: written to standard error at a bounded rate, and never waited for. Knows the log; no role."""
 
 import logging
+import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ _LINE_CHARACTERS = 256
 # How often it is said what was left out.
 _PERIOD_S = 10.0
 # Who ends a role does not want to wait for a reader of its log.
-_PATIENCE_S = 1.0
+_TIMEOUT_S = 1.0
 # So much of a message says which one was left out.
 _SAMPLE_CHARACTERS = 120
 
@@ -30,7 +31,7 @@ def logging_to_stderr() -> Iterator[None]:
     For the rest of the process: what threads log after the block is dropped. Python's own way would wait for a reader, and hold a lock that
     the end of the process waits for.
     """
-    with BoundedOutput(sys.stderr, patience_s=_PATIENCE_S) as output:
+    with BoundedOutput(sys.stderr, timeout_s=_TIMEOUT_S) as output:
         with closing(_log_to(output, logging.INFO, _FORMAT)):
             yield
 
@@ -139,3 +140,27 @@ class BoundedLogHandler(logging.Handler):
     def _write(self, text: str) -> None:
         with suppress(OSError):  # standard error is gone, and there is nowhere to say so
             self._output.write(f"{text}\n")
+
+
+class SeldomWarning:
+    """One kind of warning that anybody who reaches a port can cause: logged every 10 s at most. Thread-safe.
+
+    Never waits: another thread logs it, since the log may be a pipe that nobody reads.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._next_at = 0.0
+
+    def warn(self, words: str, values: Callable[[], tuple[object, ...]]) -> None:
+        """Warns, unless it has within the last 10 s; `values`, which belong into the words, are asked for only then."""
+        with self._lock:
+            if time.monotonic() < self._next_at:
+                return
+            self._next_at = math.inf  # until it is written
+        threading.Thread(target=self._write, args=(words, values()), name="warning", daemon=True).start()
+
+    def _write(self, words: str, values: tuple[object, ...]) -> None:
+        self._log.warning(words, *values)
+        self._next_at = time.monotonic() + _PERIOD_S

@@ -13,7 +13,7 @@ _MAX_BYTES = 1 << 20
 # A pipe takes this much at once: lines of several processes that share one are not mixed.
 _CHUNK_BYTES = 4096
 # The end waits for a reader that takes nothing for this long.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 # For a user who has asked for the end: how long it waits altogether, and the most that is worth writing then.
 _HURRY_S = 0.2
 _LAST_BYTES = 1 << 14
@@ -24,14 +24,14 @@ class BoundedOutput:
 
     Up to `max_bytes` wait to be read. Then the oldest are dropped, so that the last words stay, and a line that begins with `prefix` says
     how many they were. It writes below the stream's own buffer, whose lock a blocked thread would hold until the process ends.
-    `patience_s`: how long the end waits for a reader that takes nothing.
+    `timeout_s`: how long the end waits for a reader that takes nothing.
     """
 
-    def __init__(self, stream: TextIO | None, *, max_bytes: int = _MAX_BYTES, patience_s: float = _PATIENCE_S, prefix: str = "") -> None:
+    def __init__(self, stream: TextIO | None, *, max_bytes: int = _MAX_BYTES, timeout_s: float = _TIMEOUT_S, prefix: str = "") -> None:
         self._is_terminal = stream is not None and stream.isatty()
         self._write_all = _writer_of(stream)
         self._max_bytes = max_bytes
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._prefix = prefix
         # Reentrant, as are all its holders: a signal handler may log while its thread is in here.
         self._changed = threading.Condition()
@@ -96,7 +96,7 @@ class BoundedOutput:
 
     def _is_read(self) -> bool:
         seen = self._num_written
-        return self._changed.wait_for(lambda: self._num_written != seen or not self.is_behind, self._patience_s)
+        return self._changed.wait_for(lambda: self._num_written != seen or not self.is_behind, self._timeout_s)
 
     def _drop_beyond(self, num_bytes: int) -> None:
         """Drops the oldest texts, but never the last one."""

@@ -1,8 +1,9 @@
-"""When and by whom something is said: a cluster's life and epoch, and the chief's number, as one value. Knows no call.
+"""What shows when, and by whom, something is said: era and fence of a cluster, and the secret of a registration. Pure; knows no call.
 
-Only the codec takes these values apart. Compare whole values, except to say in words what differs, or where only the epoch is sent.
+Only the codec takes eras and fences apart. Compare whole values, except to say in words what differs, or where only the epoch is sent.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -51,3 +52,25 @@ def numbered(chief_incarnation: int, count: int) -> int:
 def chief_of(number: int) -> int:
     """Returns the chief that gave a number."""
     return 1 + (number >> _BITS_OF_A_CHIEF)
+
+
+# A participant shows its session secret with each call: a number that only chiefs can make, and only the participant and the servers see.
+# A chief makes it with a key of its own, and gives its keys to the servers that it adopts. So they know an incarnation that it has admitted
+# without having been told of it, and nobody can make up one.
+
+KEY_BYTES = 32
+# Of one life of a cluster, those of the latest chiefs; an epoch sees one chief, rarely two.
+MAX_KEYS = 16
+
+_SECRET_BYTES = 8
+
+
+def session_secret(key: bytes, *, name: str, incarnation: int) -> int:
+    """Returns the secret of one incarnation of the participant `name`, as "worker 3"."""
+    digest = hashlib.blake2b(f"{name}/{incarnation}".encode(), key=key, digest_size=_SECRET_BYTES)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def joined_keys(first: tuple[bytes, ...], others: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Returns all keys, each once, the first ones first."""
+    return tuple(dict.fromkeys((*first, *others)))[:MAX_KEYS]

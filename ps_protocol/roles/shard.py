@@ -92,7 +92,7 @@ class PushHeader:
     refused: tuple[int, ...] = ()
     encoding: FloatEncoding = FloatEncoding.AS_IS
     encoded_bytes: int = 0
-    memory_slot: int | None = None
+    gradient_buffer: int | None = None
     secret: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import grpc
 
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
-from ps_protocol.rpc.notes import Notes
-from ps_protocol.rpc.server_stream import Handler, Peer, never_waiting, standing_method_handler
+from ps_protocol.process.logs import SeldomWarning
+from ps_protocol.rpc.server_stream import Handler, Peer, never_waiting, stream_handler
 from ps_protocol.rpc.status import answering, ending_with, set_status
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.certificates import certified_roles
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole, check_allowed, is_open, is_standing
+from ps_protocol.security.permissions import CallerRole, check_allowed, is_long_lived, is_open
 from ps_protocol.security.tokens import TokenTable, authorization_in
 
 # Calls of observers and operators: only so many at once, so that they do not keep workers from training.
@@ -65,7 +65,7 @@ log = logging.getLogger("lockstep.rpc")
 _Seen = tuple[int, CallerRole]  # the table's version, and the role that the caller's token had by it
 
 
-class StandingCalls:
+class LongLivedCalls:
     """The calls under way that last. Thread-safe; a thread of its own looks at the tokens for as long as there are such calls."""
 
     def __init__(self, tokens: TokenTable) -> None:
@@ -84,7 +84,7 @@ class StandingCalls:
         if not context.add_callback(lambda: self._forget(context)):
             self._forget(context)
         if begins:
-            threading.Thread(target=self._look, name="standing-calls", daemon=True).start()
+            threading.Thread(target=self._look, name="long-lived-calls", daemon=True).start()
         return role
 
     def _forget(self, context: grpc.ServicerContext) -> None:
@@ -110,7 +110,7 @@ class StandingCalls:
                 if context in self._calls:
                     self._calls[context] = version, role
             return
-        log.warning("ended a standing call, since its token was removed role=%s peer=%s", role.value, context.peer())
+        log.warning("ended a long-lived call, since its token was removed role=%s peer=%s", role.value, context.peer())
         self._forget(context)
         # The caller opens the stream again, and is then refused for its token.
         context.cancel()
@@ -134,7 +134,7 @@ class OpenCalls:
 
     def handler_of(self, method: Any) -> "grpc.RpcMethodHandler[bytes, bytes]":
         """Returns what serves a method of one message each way in place of its own handler, which must not wait."""
-        return standing_method_handler(lambda peer, context: self._begin(method, peer, context), server_name="this server")
+        return stream_handler(lambda peer, context: self._begin(method, peer, context), server_name="this server")
 
     def _begin(self, method: Any, peer: Peer, context: grpc.ServicerContext) -> Handler:
         self._on_call(context)
@@ -194,12 +194,12 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
     ) -> None:
         self._cluster, self._tokens, self._checks_certificates, self._strangers = cluster, tokens, checks_certificates, strangers
         self._nothing = self._absence()
-        self._standing = StandingCalls(tokens) if tokens is not None else None
+        self._long_lived = LongLivedCalls(tokens) if tokens is not None else None
         self._open = OpenCalls(on_call=self._charge)
         self._guests = GuestCalls()
         self._guarded: dict[tuple[str, int, CallerRole | None], MethodHandler] = {}
         self._refusals: dict[str, MethodHandler] = {}
-        self._notes, self._num_refused = Notes(), 0
+        self._warning, self._num_refused = SeldomWarning(log), 0
 
     def intercept_service(self, continuation: Callable[[Any], MaybeHandler], details: Any) -> MaybeHandler:
         """Returns what handles the call: the method's own handler, or one that refuses."""
@@ -221,7 +221,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
             except PsError as error:
                 return self._refusal(error)
         is_guest = role is not None and are_guests({role})
-        if self._strangers is not None or is_guest or self._checks_certificates or (self._standing is not None and is_standing(method)):
+        if self._strangers is not None or is_guest or self._checks_certificates or (self._long_lived is not None and is_long_lived(method)):
             guest = role if is_guest else None
             if self._strangers is not None and not handler.request_streaming:
                 self._strangers.expect()
@@ -249,7 +249,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
                 end(context)
                 self._charge(context)
                 self._num_refused += 1
-                self._notes.warn("refused a call: %s peer=%s refused_so_far=%d", lambda: (message, context.peer(), self._num_refused))
+                self._warning.warn("refused a call: %s peer=%s refused_so_far=%d", lambda: (message, context.peer(), self._num_refused))
                 send_response(None)
 
             # Without waiting for the request: a refused caller holds no thread.
@@ -303,9 +303,9 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
             guest = guest or (min(roles, key=lambda role: role.value) if are_guests(roles) else None)
         if guest is not None:
             self._guests.enter(guest, context)
-        if self._standing is not None and is_standing(method):
+        if self._long_lived is not None and is_long_lived(method):
             # Once more: the tokens may have changed since the call was let in.
-            check_allowed(method, self._standing.watch(context))
+            check_allowed(method, self._long_lived.watch(context))
 
     def _charge(self, context: grpc.ServicerContext) -> None:
         if self._strangers is not None:

@@ -50,7 +50,7 @@ def never_waiting(serve: Serve) -> Serve:
     return serve
 
 
-# What serves a standing stream and what it sees of the caller: two interfaces.
+# What serves a long-lived stream and what it sees of the caller: two interfaces.
 
 
 class Peer(Protocol):
@@ -97,7 +97,7 @@ class FinishingHandler(Handler, Protocol):
 Begin = Callable[[Peer, grpc.ServicerContext], Handler]
 
 
-# A standing stream by grpcio's public interface: two threads, one reads and one writes.
+# A long-lived stream by grpcio's public interface: two threads, one reads and one writes.
 
 
 class ThreadedPeer:
@@ -120,7 +120,7 @@ class ThreadedPeer:
             set_status(self._context, defect(self._server_name))
             return
         self._context.add_callback(self.end)
-        threading.Thread(target=self._read, args=(handler,), name="standing-stream", daemon=True).start()
+        threading.Thread(target=self._read, args=(handler,), name="stream", daemon=True).start()
         try:
             for answer in iter(self._answers.get, None):
                 with self._changed:
@@ -246,7 +246,7 @@ _NO_FLAGS = 0
 _MAX_UNSENT = 4_096
 
 
-def standing_method_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
+def stream_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
     """Returns the handler of a bidirectional method of bytes; `begin` is called for each stream. For servers of `grpc.server`.
 
     Unary methods are the same on the wire: one message, the end of the caller's side (`finish`), one answer, and the end.
@@ -257,7 +257,7 @@ def standing_method_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMetho
             peer = _EventPeer(context, finish=lambda: send_response(None), server_name=server_name)
         except (ImportError, AttributeError):
             by_threads = ThreadedPeer(requests, context, server_name=server_name)
-            threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="standing-stream", daemon=True).start()
+            threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="stream", daemon=True).start()
             return
         peer.start(begin)
 

@@ -6,14 +6,17 @@ stranger until a call on it is let in. This costs those who were let in nothing,
 """
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 
 from ps_protocol.process.descriptors import EVERYWHERE, Network, caller_at, cut, descriptors, listening_at, look, network_of, shut_out
+from ps_protocol.process.logs import SeldomWarning
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
-from ps_protocol.rpc.notes import Notes
+
+log = logging.getLogger("lockstep.rpc")
 
 # What may come before a call is let in. TLS and headers take some KiB, and the messages that gRPC takes ahead of a call 128.
 BUDGET_BYTES, BUDGET_BYTES_A_S = 160 << 10, 8 << 10
@@ -121,7 +124,7 @@ class StrangerGuard:
         self._round_began_at = 0.0
         self._budget = BUDGET_BYTES
         self._turnstile, self._waiting = Turnstile(), frozenset[Network]()
-        self._notes, self._num_cut = Notes(), 0
+        self._warning, self._num_cut = SeldomWarning(log), 0
 
     def start(self, port: int) -> None:
         """Begins to watch a port at which the process listens already; does nothing where connections cannot be looked at."""
@@ -244,7 +247,7 @@ class StrangerGuard:
             self._turnstile.count(network_of(one.host), Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
             self._num_cut += 1
             about = num_bytes >> 10, one.peer, self._num_cut
-            self._notes.warn("cut a connection that sent %d KiB, and no call that is let in peer=%s cut_so_far=%d", lambda: about)
+            self._warning.warn("cut a connection that sent %d KiB, and no call that is let in peer=%s cut_so_far=%d", lambda: about)
 
     def _know(self, descriptor: int, one: _Open) -> None:
         """It is known what becomes of a stranger."""

@@ -55,7 +55,7 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
 # Says only whether the process is alive; those who ask, kubelet and load balancers, have no token.
 _OPEN = frozenset({f"/{HEALTH}/Check"})
 # Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
-_STANDING = frozenset(
+_LONG_LIVED = frozenset(
     {f"/{_PACKAGE}.ParameterService/{method}" for method in ["Push", "Read", "ShareMemory", "Command"]}
     | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "ReadRows"]}
     | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
@@ -68,9 +68,9 @@ def is_open(method: str) -> bool:
     return method in _OPEN
 
 
-def is_standing(method: str) -> bool:
+def is_long_lived(method: str) -> bool:
     """Whether a call of the method may last: then its token must stay good, too."""
-    return method in _STANDING
+    return method in _LONG_LIVED
 
 
 def check_allowed(method: str, role: CallerRole, *, proof: str = "token") -> None:

@@ -46,7 +46,7 @@ _SEAL_FUTURE_WRITE = 0x0010
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class Segment:
+class SharedSegment:
     """One mapped segment. `arenas` are views of the mapping, which lasts as long as any of them; `descriptor` is None once it is closed.
 
     The descriptor goes with the segment, if not before: while one is open, so is the memory, though no process maps it.
@@ -95,15 +95,15 @@ class SegmentMaker:
         plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in cluster)[:64]
         self._name = f"{NAME_PREFIX}{plain}-ps{index}-{process_incarnation:x}"
 
-    def variables(self, arena_bytes: int) -> Segment:
+    def variables(self, arena_bytes: int) -> SharedSegment:
         """Returns a segment for the variables: two arenas, all zero."""
         return self._make(SegmentKind.VARIABLES, arena_bytes, "variables")
 
-    def gradients(self, arena_bytes: int, *, worker: int) -> Segment:
-        """Returns a slot for a worker, all zero."""
+    def gradients(self, arena_bytes: int, *, worker: int) -> SharedSegment:
+        """Returns a buffer for a worker, all zero."""
         return self._make(SegmentKind.GRADIENTS, arena_bytes, f"w{worker}")
 
-    def _make(self, kind: SegmentKind, arena_bytes: int, suffix: str) -> Segment:
+    def _make(self, kind: SegmentKind, arena_bytes: int, suffix: str) -> SharedSegment:
         if not can_share():
             raise OSError("no memfd with seals on this system")
         descriptor = os.memfd_create(f"{self._name}-{suffix}", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -117,7 +117,7 @@ class SegmentMaker:
         except BaseException:
             os.close(descriptor)
             raise
-        segment = Segment(whole, kind=kind, arena_bytes=arena_bytes, descriptor=descriptor)
+        segment = SharedSegment(whole, kind=kind, arena_bytes=arena_bytes, descriptor=descriptor)
         words, nonce = segment.words, secrets.token_bytes(NONCE_BYTES)
         words[NONCE_AT], words[NONCE_AT + 1] = int.from_bytes(nonce[:8], "little"), int.from_bytes(nonce[8:], "little")
         words[FORMAT_AT], words[KIND_AT], words[ARENA_BYTES_AT] = FORMAT, kind, arena_bytes
@@ -125,7 +125,7 @@ class SegmentMaker:
         return segment
 
 
-def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind, arena_bytes: int) -> Segment:
+def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind, arena_bytes: int) -> SharedSegment:
     """Maps a segment of another process, that of variables for reading only. Raises OSError, in words, if it is not there or another."""
     path = f"/proc/{pid}/fd/{descriptor}"
     # Before it is opened: with what else may lie there, opening could block or do something.
@@ -142,7 +142,7 @@ def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind,
         whole = _map(own, num_bytes, is_written=is_written)
     finally:
         os.close(own)
-    segment = Segment(whole, kind=kind, arena_bytes=arena_bytes, descriptor=None)
+    segment = SharedSegment(whole, kind=kind, arena_bytes=arena_bytes, descriptor=None)
     if tuple(segment.words[:NONCE_AT]) != (MAGIC, FORMAT, kind, arena_bytes):
         raise OSError(f"{path} has another header than expected; install the same version of Lockstep on both sides")
     return segment

@@ -8,15 +8,15 @@ from ps_protocol.errors import TooManyPushes
 # worker maps a segment only if the first six are what it expects. There are two kinds.
 #
 # *Variables*: two arenas, which no worker can write. The shard publishes in the header whom it serves (EPOCH, 0: nobody), how contributions
-# are taken (MODE), the step that it collects them for (OPEN_STEP), how many of one worker it holds (MAX_SLOTS), and for each of the two
+# are taken (MODE), the step that it collects them for (OPEN_STEP), how many of one worker it holds (MAX_BUFFERS), and for each of the two
 # arenas its step (NO_STEP while it is being written) and its version. A version grows after the step was withdrawn and before the first
 # byte is overwritten: who finds version and step, copies, and finds the same version again, has copied no mixture.
 #
-# *Gradients*: one arena, a slot, for one contribution of one worker. The worker writes 0 to SEQUENCE, then the gradients, then who and for
-# what (WORKER to OF_EPOCH), and the sequence of the push last: from then on the contribution is whole. The shard copies each number once
-# and believes none: a contribution that does not have the very id, step and epoch that the chief names is not there. DONE is the shard's:
-# the last sequence in this slot that it has applied or dropped; CLOSED is not 0 once it looks here no more for what comes anew: the worker
-# sees that sooner than it hears that the sharing has ended. The three counts are what the worker did without a call.
+# *Gradients*: one arena, a buffer, for one contribution of one worker. The worker writes 0 to SEQUENCE, then the gradients, then who and
+# for what (WORKER to OF_EPOCH), and the sequence of the push last: from then on the contribution is whole. The shard copies each number
+# once and believes none: a contribution that does not have the very id, step and epoch that the chief names is not there. DONE is the
+# shard's: the last sequence in this buffer that it has applied or dropped; CLOSED is not 0 once it looks here no more for what comes anew:
+# the worker sees that sooner than it hears that the sharing has ended. The three counts are what the worker did without a call.
 
 HEADER_BYTES = 4096
 
@@ -37,17 +37,17 @@ Words = memoryview
 MAGIC_AT, FORMAT_AT, KIND_AT, ARENA_BYTES_AT, NONCE_AT = range(5)
 
 # Of the variables.
-EPOCH, MODE, OPEN_STEP, MAX_SLOTS = range(8, 12)
+EPOCH, MODE, OPEN_STEP, MAX_BUFFERS = range(8, 12)
 
 # Of each of its two arenas, from there on.
 ARENA_AT = (16, 24)
 
 VERSION, STEP = range(2)
 
-# Of a slot: what its worker writes. No two writers share a cache line.
+# Of a buffer: what its worker writes. No two writers share a cache line.
 SEQUENCE, WORKER, INCARNATION, OF_STEP, OF_EPOCH, NUM_PUSHES, NUM_STALE, NUM_DUPLICATES = range(8, 16)
 
-# Of a slot: what the shard writes.
+# Of a buffer: what the shard writes.
 DONE, CLOSED = range(16, 18)
 
 
@@ -59,9 +59,9 @@ class SegmentKind(enum.IntEnum):
 
 
 class PushMode(enum.IntEnum):
-    """How a shard takes contributions that lie in slots."""
+    """How a shard takes contributions that lie in buffers."""
 
-    # Each by a call that names its slot: they are applied on arrival.
+    # Each by a call that names its buffer: they are applied on arrival.
     BY_CALL = 0
     # Those of the open step, without a call.
     OPEN_STEP_ONLY = 1

@@ -1,4 +1,4 @@
-"""A parameter server whose memory this worker shares: the `Shard` in which nothing travels. Knows slots and arenas; calls where it must."""
+"""A parameter server whose memory this worker shares: the `Shard` that sends nothing if it can. Knows buffers, arenas and calls."""
 
 import dataclasses
 import logging
@@ -18,13 +18,13 @@ from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory import words as at
-from ps_protocol.shared_memory.segment import Segment
-from ps_protocol.shared_memory.slots import WorkerSlot, WorkerSlots, cut
+from ps_protocol.shared_memory.buffers import GradientBuffer, GradientBuffers, cut
+from ps_protocol.shared_memory.segment import SharedSegment
 from ps_protocol.shared_memory.words import NO_STEP, PushMode, SegmentKind
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import decode_message
 
-# The variables of a shard as they lie in memory that it shares: which arena has which step, and copies of one step. No RPC, no slot.
+# The variables of a shard as they lie in memory that it shares: which arena has which step, and copies of one step. No RPC, no buffer.
 
 
 # A copy is faster than a step. A reader that is overtaken this often asks the server, which may wait for its readers.
@@ -34,7 +34,7 @@ _MAX_TRIES = 3
 class SharedVariables:
     """What a shard publishes, for reading. Thread-safe."""
 
-    def __init__(self, segment: Segment, *, layout_hash: str) -> None:
+    def __init__(self, segment: SharedSegment, *, layout_hash: str) -> None:
         self._arenas = segment.arenas
         self._words = segment.words
         self._layout_hash = layout_hash
@@ -47,9 +47,9 @@ class SharedVariables:
         return int(self._words[at.EPOCH])
 
     @property
-    def max_slots(self) -> int:
+    def max_buffers(self) -> int:
         """How many contributions of one worker the shard holds."""
-        return int(self._words[at.MAX_SLOTS])
+        return int(self._words[at.MAX_BUFFERS])
 
     def view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
         """Returns the arena of a step; None if it is not there, or not for this caller."""
@@ -118,13 +118,13 @@ class MemoryLink:
         """Whether the shard still shares, as far as is known here."""
         return not self._ended.is_set()
 
-    def claim(self, claim: pb.MemoryClaim) -> tuple[list[Segment], int]:
-        """Returns the segments, that of the variables first, and the number of slots. Raises MemoryNotShared, or what the shard raises."""
+    def claim(self, claim: pb.MemoryClaim) -> tuple[list[SharedSegment], int]:
+        """Returns the segments, the variables' first, and the number of buffers. Raises MemoryNotShared, or what the shard raises."""
         return self._converse(pb.ShareMemoryRequest(claim=claim), first_kind=SegmentKind.VARIABLES)
 
-    def want(self, num_slots: int) -> tuple[list[Segment], int]:
-        """Asks for so many slots in all; returns the new ones and the number of all."""
-        return self._converse(pb.ShareMemoryRequest(num_slots=num_slots), first_kind=SegmentKind.GRADIENTS)
+    def want(self, num_buffers: int) -> tuple[list[SharedSegment], int]:
+        """Asks for so many buffers in all; returns the new ones and the number of all."""
+        return self._converse(pb.ShareMemoryRequest(num_buffers=num_buffers), first_kind=SegmentKind.GRADIENTS)
 
     def close(self) -> None:
         """Ends the stream, and says so to the shard, which then gives the memory back at once. Takes 0.1 s at most. Idempotent."""
@@ -139,12 +139,12 @@ class MemoryLink:
         # Lets go of the thread by which gRPC sends.
         self._sent.put(None)
 
-    def _converse(self, request: pb.ShareMemoryRequest, *, first_kind: SegmentKind) -> tuple[list[Segment], int]:
+    def _converse(self, request: pb.ShareMemoryRequest, *, first_kind: SegmentKind) -> tuple[list[SharedSegment], int]:
         """Whatever goes wrong ends the stream: the shard then takes back what it has offered."""
         try:
             with translating(self.target, awaited="its memory", timeout_s=self._timeout_s):
                 answer = self._ask(request)
-                segments: list[Segment] = []
+                segments: list[SharedSegment] = []
                 if answer.HasField("offer"):
                     segments = self._map(answer.offer, first_kind)
                     answer = self._ask(pb.ShareMemoryRequest(proof=pb.MemoryProof(nonces=[segment.nonce for segment in segments])))
@@ -154,7 +154,7 @@ class MemoryLink:
         if not answer.HasField("grant"):
             self.close()
             raise MalformedMessage(f"{self.target}: its answer about shared memory is no grant")
-        return segments, answer.grant.num_slots
+        return segments, answer.grant.num_buffers
 
     def _ask(self, request: pb.ShareMemoryRequest) -> pb.ShareMemoryResponse:
         # A message has no deadline of its own in a stream that lasts; this one cancels the stream, and may not outlive the question.
@@ -172,7 +172,7 @@ class MemoryLink:
             raise Unavailable(f"{self.target}: the stream by which its memory is shared has ended")
         return decode_message(pb.ShareMemoryResponse, answer)
 
-    def _map(self, offer: pb.MemoryOffer, first_kind: SegmentKind) -> list[Segment]:
+    def _map(self, offer: pb.MemoryOffer, first_kind: SegmentKind) -> list[SharedSegment]:
         if len(offer.segments) > _MAX_SEGMENTS:
             raise MalformedMessage(f"{self.target}: offers {len(offer.segments)} segments, {_MAX_SEGMENTS} at most")
         kinds = [first_kind, *[SegmentKind.GRADIENTS] * len(offer.segments)]
@@ -193,8 +193,8 @@ class MemoryLink:
 
 # A parameter server whose memory this worker shares: the `Shard` in which nothing travels.
 #
-# A push is a few numbers in a slot's header, and a read is the server's own memory. Whatever is out of the ordinary (another epoch, rows, a
-# step that is not open, a server that ends) is asked of the server, which decides and has the words.
+# A push is a few numbers in a buffer's header, and a read is the server's own memory. In all other cases (another epoch, rows, a step that
+# is not open, a server that ends) the server is called: it decides, and says why.
 
 
 log = logging.getLogger("lockstep.rpc")
@@ -208,13 +208,13 @@ def share_memory(
     incarnation: int,
     layout: Layout,
     secret: int = 0,
-    num_slots: int = 1,
+    num_buffers: int = 1,
     timeout_s: float = CONTROL_TIMEOUT_S,
 ) -> "SharedMemoryShard":
     """Maps the memory of a shard whose variables stand, and returns it as a Shard that owns `shard`: its `close` closes both.
 
-    `secret`: the worker's, see Participant. `num_slots`: for gradients, at first; more are asked for when they are needed. Blocks for a few
-    calls. Raises MemoryNotShared if it cannot be (then `shard` is as good as before), and what any call raises.
+    `secret`: the worker's, see Participant. `num_buffers`: for gradients, at first; it asks for more when they are needed. Blocks for
+    a few calls. Raises MemoryNotShared if it cannot be (then `shard` is as good as before), and what any call raises.
     """
     boot_id = memory_segments.boot_id()
     if not boot_id:
@@ -224,13 +224,13 @@ def share_memory(
         worker=worker,
         incarnation=incarnation,
         layout_hash=layout.hash,
-        num_slots=num_slots,
+        num_buffers=num_buffers,
         boot_id=boot_id,
         secret=secret,
     )
     link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s)
     try:
-        (variables, *slots), _ = link.claim(claim)
+        (variables, *buffers), _ = link.claim(claim)
     except MemoryNotShared:
         raise
     except Unimplemented as error:
@@ -238,21 +238,21 @@ def share_memory(
         raise MemoryNotShared(error.message, is_same_host=error.facts.get("same_host") == "true") from None
     except LimitExceeded as error:
         raise MemoryNotShared(error.message, is_same_host=True) from None
-    own = WorkerSlots(variables.words, worker=worker, incarnation=incarnation)
-    for slot in slots:
-        own.add(slot.arenas[0], slot.words)
+    own = GradientBuffers(variables.words, worker=worker, incarnation=incarnation)
+    for buffer in buffers:
+        own.add(buffer.arenas[0], buffer.words)
     return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
 
 
 class SharedMemoryShard(ForwardingShard):
     """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
 
-    def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, slots: WorkerSlots, *, layout: Layout) -> None:
+    def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, buffers: GradientBuffers, *, layout: Layout) -> None:
         super().__init__(shard)
         self._shard = shard
         self._link = link
         self._variables = variables
-        self._slots = slots
+        self._buffers = buffers
         self._layout_hash, self._nbytes, self._num_slices = layout.hash, layout.nbytes, len(layout.slices)
         self._lock = threading.Lock()
         self._is_loss_known = False
@@ -305,15 +305,15 @@ class SharedMemoryShard(ForwardingShard):
         return None
 
     def gradient_memory(self) -> Array | None:
-        """Returns a slot's arena; None once memory is not shared any more."""
-        return self._memory_of(self._free_slot)
+        """Returns a buffer's arena; None once memory is not shared any more."""
+        return self._memory_of(self._free_buffer)
 
     def kept_memory(self) -> Array | None:
-        """Returns the arena of one slot that is set apart: always the same, and written by pushes from it only, so its views can be kept.
+        """Returns the arena of one buffer that is set apart: always the same, and written by pushes from it only, so its views can be kept.
 
         None once memory is not shared any more. Raises TooManyPushes while the contribution that was last in it may still be applied.
         """
-        return self._memory_of(self._kept_slot)
+        return self._memory_of(self._kept_buffer)
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
         """Does what `push_gradients` does if that takes no call; else does nothing and returns None."""
@@ -321,7 +321,7 @@ class SharedMemoryShard(ForwardingShard):
             return self._push_locally(header, gradients)
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution in memory; calls the server if it has more to know than a slot says. An encoded one travels."""
+        """Stages one contribution in memory; calls the server if it has more to know than a buffer says. An encoded one travels."""
         is_encoded = header.encoding is not FloatEncoding.AS_IS
         with self._lock:
             reply = None if is_encoded else self._push_locally(header, gradients)
@@ -329,11 +329,11 @@ class SharedMemoryShard(ForwardingShard):
                 return reply
             has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
             if has_arena and gradients.nbytes >= self._nbytes and self._is_mine(header):
-                slot = self._slots.for_pieces(gradients.pieces) or self._free_slot()
-                if slot is not None:
-                    # Perhaps a slot was all that was missing.
-                    return self._push_locally(header, gradients) or self._push_by_call(slot, header, gradients, timeout_s)
-            self._slots.pass_over(header)
+                buffer = self._buffers.for_pieces(gradients.pieces) or self._free_buffer()
+                if buffer is not None:
+                    # Perhaps a buffer was all that was missing.
+                    return self._push_locally(header, gradients) or self._push_by_call(buffer, header, gradients, timeout_s)
+            self._buffers.pass_over(header)
         reply = self._shard.push_gradients(header, gradients, timeout_s=timeout_s)
         self._note_loss()
         return reply
@@ -343,7 +343,7 @@ class SharedMemoryShard(ForwardingShard):
         return self._shard.handshake(timeout_s)
 
     def close(self) -> None:
-        """Gives the slots back and closes the connection. Idempotent."""
+        """Gives the buffers back and closes the connection. Idempotent."""
         self._is_loss_known = True
         self._link.close()
         self._shard.close()
@@ -351,69 +351,69 @@ class SharedMemoryShard(ForwardingShard):
     def _push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
         if header.sparse or header.absent or header.metrics or not self._is_mine(header):
             return None
-        if header.refused and self._slots.release(header.refused):
+        if header.refused and self._buffers.release(header.refused):
             return None
-        reply = self._slots.known(header)
+        reply = self._buffers.known(header)
         if reply is not None:
             return reply
-        if gradients.nbytes != self._nbytes or not self._slots.can_commit(header):
+        if gradients.nbytes != self._nbytes or not self._buffers.can_commit(header):
             return None
-        slot = self._slots.for_pieces(gradients.pieces)
-        if slot is None:
+        buffer = self._buffers.for_pieces(gradients.pieces)
+        if buffer is None:
             return None
-        slot.fill(gradients.pieces)
-        reply = self._slots.commit(slot, header)
+        buffer.fill(gradients.pieces)
+        reply = self._buffers.commit(buffer, header)
         # If it was closed meanwhile, the server may not have seen this one: it is sent, and still counts once.
-        return None if self._slots.is_closed else reply
+        return None if self._buffers.is_closed else reply
 
-    def _push_by_call(self, slot: WorkerSlot, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
-        """The arena lies in the slot; only the rest travels."""
+    def _push_by_call(self, buffer: GradientBuffer, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
+        """The arena lies in the buffer; only the rest travels."""
         arena, rest = cut(gradients.pieces, self._nbytes)
-        slot.fill(arena)
-        is_repeated = self._slots.begin_call(slot, header)
-        told = dataclasses.replace(header, memory_slot=slot.index, refused=self._slots.release(header.refused))
+        buffer.fill(arena)
+        is_repeated = self._buffers.begin_call(buffer, header)
+        told = dataclasses.replace(header, gradient_buffer=buffer.index, refused=self._buffers.release(header.refused))
         reply = self._shard.push_gradients(told, Segments(rest), timeout_s=timeout_s)
-        self._slots.end_call(slot, header, reply.result, is_repeated=is_repeated)
+        self._buffers.end_call(buffer, header, reply.result, is_repeated=is_repeated)
         return reply
 
     def _is_mine(self, header: PushHeader) -> bool:
         return (
             self._link.is_open
-            and not self._slots.is_closed
+            and not self._buffers.is_closed
             and self._variables.epoch == header.era.epoch
             and header.layout_hash == self._layout_hash
-            and self._slots.are_of(header.push_id)
+            and self._buffers.are_of(header.push_id)
         )
 
-    def _memory_of(self, find: Callable[[], WorkerSlot | None]) -> Array | None:
+    def _memory_of(self, find: Callable[[], GradientBuffer | None]) -> Array | None:
         with self._lock:
-            slot = find() if self._link.is_open else None
-            if slot is not None:
-                return slot.memory
+            buffer = find() if self._link.is_open else None
+            if buffer is not None:
+                return buffer.memory
             if not self._link.is_open:
                 return None
-            limit, in_flight = self._variables.max_slots, self._slots.num_busy
-        raise words.too_many_pushes(self._slots.worker, in_flight=in_flight, limit=limit)
+            limit, in_flight = self._variables.max_buffers, self._buffers.num_busy
+        raise words.too_many_pushes(self._buffers.worker, in_flight=in_flight, limit=limit)
 
-    def _kept_slot(self) -> WorkerSlot | None:
-        if not self._slots.has_kept:
-            slot = self._free_slot()
-            if slot is not None:
-                self._slots.keep(slot)
-        return self._slots.kept()
+    def _kept_buffer(self) -> GradientBuffer | None:
+        if not self._buffers.has_kept:
+            buffer = self._free_buffer()
+            if buffer is not None:
+                self._buffers.keep(buffer)
+        return self._buffers.kept()
 
-    def _free_slot(self) -> WorkerSlot | None:
-        slot = self._slots.free()
-        if slot is None and len(self._slots) < self._variables.max_slots:
+    def _free_buffer(self) -> GradientBuffer | None:
+        buffer = self._buffers.free()
+        if buffer is None and len(self._buffers) < self._variables.max_buffers:
             try:
-                segments, _ = self._link.want(len(self._slots) + 1)
+                segments, _ = self._link.want(len(self._buffers) + 1)
             except PsError as error:
                 log.warning("%s: no more memory to share: %s", self._link.target, error.message)
                 return None
             for segment in segments:
-                self._slots.add(segment.arenas[0], segment.words)
-            slot = self._slots.free()
-        return slot
+                self._buffers.add(segment.arenas[0], segment.words)
+            buffer = self._buffers.free()
+        return buffer
 
     def _note_loss(self) -> None:
         if not self._link.is_open and not self._is_loss_known:

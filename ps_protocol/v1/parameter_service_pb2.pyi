@@ -258,7 +258,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "memory_slot", "content_bytes", "secret")
+    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "gradient_buffer", "content_bytes", "secret")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -276,7 +276,7 @@ class PushHeader(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_SLOT_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BUFFER_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     era: _tensor_pb2.Era
@@ -289,10 +289,10 @@ class PushHeader(_message.Message):
     refused: _containers.RepeatedScalarFieldContainer[int]
     encoding: FloatEncoding
     encoded_bytes: int
-    memory_slot: int
+    gradient_buffer: int
     content_bytes: int
     secret: int
-    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., memory_slot: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ...) -> None: ...
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., gradient_buffer: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -355,32 +355,32 @@ class CommandResponse(_message.Message):
     def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyReply, _Mapping]] = ..., prepare: _Optional[_Union[PrepareReply, _Mapping]] = ..., configure: _Optional[_Union[ConfigureReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class ShareMemoryRequest(_message.Message):
-    __slots__ = ("claim", "proof", "num_slots")
+    __slots__ = ("claim", "proof", "num_buffers")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
-    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     claim: MemoryClaim
     proof: MemoryProof
-    num_slots: int
-    def __init__(self, claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., proof: _Optional[_Union[MemoryProof, _Mapping]] = ..., num_slots: _Optional[int] = ...) -> None: ...
+    num_buffers: int
+    def __init__(self, claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., proof: _Optional[_Union[MemoryProof, _Mapping]] = ..., num_buffers: _Optional[int] = ...) -> None: ...
 
 class MemoryClaim(_message.Message):
-    __slots__ = ("epoch", "worker", "incarnation", "layout_hash", "num_slots", "boot_id", "secret")
+    __slots__ = ("epoch", "worker", "incarnation", "layout_hash", "num_buffers", "boot_id", "secret")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
-    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker: int
     incarnation: int
     layout_hash: str
-    num_slots: int
+    num_buffers: int
     boot_id: str
     secret: int
-    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., num_slots: _Optional[int] = ..., boot_id: _Optional[str] = ..., secret: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., num_buffers: _Optional[int] = ..., boot_id: _Optional[str] = ..., secret: _Optional[int] = ...) -> None: ...
 
 class MemoryProof(_message.Message):
     __slots__ = ("nonces",)
@@ -413,10 +413,10 @@ class MemorySegment(_message.Message):
     def __init__(self, descriptor: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class MemoryGrant(_message.Message):
-    __slots__ = ("num_slots",)
-    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    num_slots: int
-    def __init__(self, num_slots: _Optional[int] = ...) -> None: ...
+    __slots__ = ("num_buffers",)
+    NUM_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    num_buffers: int
+    def __init__(self, num_buffers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without")

@@ -96,7 +96,7 @@ def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
         refused=header.refused,
         encoding=_ENCODINGS[header.encoding],
         encoded_bytes=header.encoded_bytes,
-        memory_slot=header.memory_slot,
+        gradient_buffer=header.gradient_buffer,
         secret=header.secret,
     )
 
@@ -122,7 +122,7 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
         refused=tuple(message.refused),
         encoding=_decode_encoding(message.encoding),
         encoded_bytes=message.encoded_bytes,
-        memory_slot=message.memory_slot if message.HasField("memory_slot") else None,
+        gradient_buffer=message.gradient_buffer if message.HasField("gradient_buffer") else None,
         secret=message.secret,
     )
 

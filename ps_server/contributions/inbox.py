@@ -480,13 +480,13 @@ class Inbox:
 
     def _check_room(self, header: PushHeader) -> None:
         push_id = header.push_id
-        in_flight = self._num_held[push_id.worker, push_id.incarnation] + self._shared.num_waiting(push_id, but=header.memory_slot)
+        in_flight = self._num_held[push_id.worker, push_id.incarnation] + self._shared.num_waiting(push_id, but=header.gradient_buffer)
         if in_flight >= self.max_staged_per_worker:
             raise too_many_pushes(push_id.worker, in_flight=in_flight, limit=self.max_staged_per_worker)
 
     def _lend(self, contribution: Contribution, header: PushHeader) -> None:
         push_id = contribution.push_id
-        buffer = None if header.memory_slot is None else self._shared.buffer(push_id, header.memory_slot)
+        buffer = None if header.gradient_buffer is None else self._shared.buffer(push_id, header.gradient_buffer)
         contribution.memory = self._staging.lend(
             header.sparse,
             header.absent,

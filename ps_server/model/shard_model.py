@@ -408,7 +408,7 @@ class ShardModel:
     def _publish(self) -> None:
         words = self._arena.words
         words[at.MODE] = push_mode(self._settings.current)
-        words[at.MAX_SLOTS] = self.spec.max_staged_per_worker
+        words[at.MAX_BUFFERS] = self.spec.max_staged_per_worker
         words[at.OPEN_STEP] = self.step
 
     def _begin_out(self) -> VersionedBuffer:

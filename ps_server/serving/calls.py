@@ -13,9 +13,8 @@ import grpc
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
-from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, Fence
 from ps_protocol.roles.identity import parse_address
-from ps_protocol.roles.session_secret import KEY_BYTES, MAX_KEYS
 from ps_protocol.roles.shard import (
     RestoreRequest,
     RowsRequest,
@@ -24,7 +23,7 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
-from ps_protocol.shared_memory.segment import Segment
+from ps_protocol.shared_memory.segment import SharedSegment
 from ps_protocol.v1 import accumulator_service_pb2 as accumulator_pb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -159,7 +158,7 @@ class ParameterService:
             worker=claim.worker,
             incarnation=claim.incarnation,
             layout_hash=claim.layout_hash,
-            num_buffers=claim.num_slots,
+            num_buffers=claim.num_buffers,
             secret=claim.secret,
         )
 
@@ -193,16 +192,16 @@ def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemo
             sharing.prove(proof.proof.nonces, offered)
         # What ends the stream may keep this frame for long, and whatever is named here with it: that shall not be as much as the model.
         offered = ()
-        yield pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_slots=sharing.num_buffers))
+        yield pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_buffers=sharing.num_buffers))
         wish = next(messages, None)
         if wish is None:
             return
-        if not wish.HasField("num_slots"):
+        if not wish.HasField("num_buffers"):
             raise MalformedMessage("ShareMemoryRequest: want the number of buffers that the worker asks for, and nothing else")
-        num_buffers = wish.num_slots
+        num_buffers = wish.num_buffers
 
 
-def _offer(segments: Sequence[Segment]) -> pb.MemoryOffer:
+def _offer(segments: Sequence[SharedSegment]) -> pb.MemoryOffer:
     pieces = [pb.MemorySegment(descriptor=segment.descriptor, num_bytes=segment.num_bytes) for segment in segments]
     return pb.MemoryOffer(pid=os.getpid(), segments=pieces)
 

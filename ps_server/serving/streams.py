@@ -23,7 +23,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
-from ps_protocol.rpc.server_stream import Peer, StreamThread, standing_method_handler
+from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -700,14 +700,14 @@ class StreamService:
     def __init__(self, shard: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None] = lambda: None) -> None:
         name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
-        self.Push = standing_method_handler(
+        self.Push = stream_handler(
             lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, name=name), server_name=name
         )
-        self.Read = standing_method_handler(
+        self.Read = stream_handler(
             lambda peer, context: VariablesStream(shard, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
             server_name=name,
         )
-        self.Command = standing_method_handler(
+        self.Command = stream_handler(
             lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, on_chief_call=on_chief_call, name=name),
             server_name=name,
         )

@@ -10,8 +10,7 @@ from types import TracebackType
 
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LeaseExpired, LimitExceeded, ShuttingDown, Superseded, Unavailable
 from ps_protocol.process.waiting import QuickCondition
-from ps_protocol.roles.fence import NOBODY, Era, Fence
-from ps_protocol.roles.session_secret import joined_keys, session_secret
+from ps_protocol.roles.fence import NOBODY, Era, Fence, joined_keys, session_secret
 from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.

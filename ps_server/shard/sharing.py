@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
-from ps_protocol.shared_memory.segment import Segment, SegmentMaker
+from ps_protocol.shared_memory.segment import SegmentMaker, SharedSegment
 from ps_server.contributions.shared_buffers import SharedBuffer
 from ps_server.model.shard_model import ShardModel
 from ps_server.shard.gate import Gate
@@ -41,7 +41,7 @@ class Sharing:
         self.is_ended = False
         self.buffers: list[SharedBuffer] = []
         self._owner = owner
-        self._offered: list[Segment] = []
+        self._offered: list[SharedSegment] = []
         self._is_granted = False
 
     def __enter__(self) -> "Sharing":
@@ -60,7 +60,7 @@ class Sharing:
         """Buffers that the worker may use."""
         return len(self.buffers)
 
-    def offer(self, num_buffers: int) -> Sequence[Segment]:
+    def offer(self, num_buffers: int) -> Sequence[SharedSegment]:
         """Makes memory for so many buffers in all, no more than the shard holds contributions of one worker; returns what is new.
 
         The first offer begins with the segment of the variables. Raises LimitExceeded if the worker has no buffer and gets none; where it
@@ -77,7 +77,7 @@ class Sharing:
                 raise
         return self._offered if self._is_granted else [self._owner.variables(self.model), *self._offered]
 
-    def prove(self, nonces: Sequence[bytes], offered: Sequence[Segment]) -> None:
+    def prove(self, nonces: Sequence[bytes], offered: Sequence[SharedSegment]) -> None:
         """Lets the worker use what it was offered; raises InvalidSpec unless it has read the nonces there."""
         if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
             raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
@@ -121,14 +121,14 @@ class Sharings:
         self.variables(model)
         return Sharing(self, model, claim, on_end=on_end)
 
-    def variables(self, model: ShardModel) -> Segment:
+    def variables(self, model: ShardModel) -> SharedSegment:
         """Returns the segment that a model's variables lie in."""
         memory = model.memory
-        if self._maker is None or not isinstance(memory, Segment):
+        if self._maker is None or not isinstance(memory, SharedSegment):
             raise Unimplemented(f"{self._name}: its system has no memory that could be shared", facts={"same_host": "true"})
         return memory
 
-    def make_buffer(self, sharing: Sharing) -> Segment:
+    def make_buffer(self, sharing: Sharing) -> SharedSegment:
         """Makes memory for one contribution; raises LimitExceeded."""
         assert self._maker is not None
         maker, nbytes, worker = self._maker, sharing.model.spec.layout.nbytes, sharing.claim.worker

@@ -106,7 +106,7 @@ class WorkerNode:
             ask.Open: self._open,
             ask.Stage: self._stage,
             ask.HearShards: self._hear_shards,
-            ask.Push: self._push,
+            ask.PushParts: self._push,
             ask.Fetch: self._fetch,
             ask.FetchNewest: self._fetch_newest,
             ask.Pause: lambda request: _sleep(request.seconds),
@@ -210,8 +210,8 @@ class WorkerNode:
     def _do(self, steps: ask.Asking[Any]) -> Task:
         return _run(steps, self._acts)
 
-    def _begin_wait(self, what: str, timeout_s: float | None) -> ask.Patience:
-        return _Patience()
+    def _begin_wait(self, what: str, timeout_s: float | None) -> ask.Deadline:
+        return _NoDeadline()
 
     def _ask(self, method: str, *arguments: Any) -> Task:
         yield from self._await_renewal()
@@ -360,7 +360,7 @@ class WorkerNode:
         yield from ()
         return request.content
 
-    def _push(self, request: ask.Push) -> Task:
+    def _push(self, request: ask.PushParts) -> Task:
         me, has_gradient = self._participant, request.staged is not None
         if not has_gradient:
             self._world.seen["contribution without a gradient"] += 1
@@ -434,7 +434,7 @@ class WorkerNode:
         return arena_of(self._layouts[index], lambda size: gradient_of(push_id, shard=index, size=size))
 
 
-class _Patience:
+class _NoDeadline:
     def left_s(self) -> float | None:
         return _NO_LIMIT_S
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ps_protocol.errors import Unavailable
-from ps_protocol.roles.session_secret import KEY_BYTES
+from ps_protocol.roles.fence import KEY_BYTES
 from tests.simulation.tasks import Attempt, Call, Life, Process, Running, Task
 
 

@@ -26,7 +26,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.session_secret import KEY_BYTES
+from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import PushHeader, PushId, PushResult, ShardSpec
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard

@@ -59,7 +59,7 @@ class SharingWorkers(ForwardingShard):
             own = GrpcShard(self.shard.address)
             try:
                 self.of[key] = share_memory(
-                    own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_slots=1, secret=secret
+                    own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_buffers=1, secret=secret
                 )
             except MemoryNotShared:
                 own.close()

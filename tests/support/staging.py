@@ -27,10 +27,10 @@ class StagingShard:
         self.step = STEP
 
     def open(
-        self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, memory_slot: int | None = None
+        self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, gradient_buffer: int | None = None
     ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        header = PushHeader(era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, memory_slot=memory_slot)
+        header = PushHeader(era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, gradient_buffer=gradient_buffer)
         return self.inbox.open(header, current_step=self.step)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.roles.chief import ClusterStatus, LeaseReply, LeaseResult, ParticipantKind
 from worker_client.core.place import LOST
-from worker_client.core.requests import Asking, Lease, LeaseAhead, Patience, Skipping, Status
+from worker_client.core.requests import Asking, Deadline, Lease, LeaseAhead, Skipping, Status
 from worker_client.core.worker import Worker
 
 # Enough that asking is not felt, and so few that a lost worker's are soon done by others.
@@ -25,7 +25,7 @@ NUM_AHEAD = 4
 class WorkerData:
     """One worker's ranges of one data set. `request_id`: the number of the next wish, which no other of the worker has."""
 
-    def __init__(self, spec: DataSpec, worker: Worker, *, request_id: int, begin_wait: Callable[[str, float | None], Patience]) -> None:
+    def __init__(self, spec: DataSpec, worker: Worker, *, request_id: int, begin_wait: Callable[[str, float | None], Deadline]) -> None:
         self.spec = spec
         self.request_id = request_id
         self._worker = worker
@@ -81,7 +81,7 @@ class WorkerData:
             if reply.result is not LeaseResult.WAIT:
                 return
 
-    def _keep_up(self, wait: Patience) -> Asking[None]:
+    def _keep_up(self, wait: Deadline) -> Asking[None]:
         """Others have gone on while this worker had nothing to do."""
         worker = self._worker
         if worker.num_unnamed:

@@ -6,7 +6,7 @@ from typing import Any
 from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, WorkerIndexTaken
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import Participant, Registration
-from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Patience, Pause, Register, Renew
+from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Deadline, Pause, Register, Renew
 from worker_client.core.state import OpenCommits
 
 # What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again. Superseded: by
@@ -98,7 +98,7 @@ class Place:
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
             return  # what is asked next ends in the same way, and finds out what to do about it
 
-    def await_other(self, participant: Participant, cause: PsError, wait: Patience) -> Asking[PsError]:
+    def await_other(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[PsError]:
         """Returns once the holder is no longer this participant: a server has begun again, and the chief will soon know, too.
 
         What it returns is what the chief says of that, if it says anything. Raises the cause if the chief knows of nothing to the end of

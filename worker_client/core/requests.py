@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Asking = Generator[Any, Any, Result]
 
 
-class Patience(Protocol):
+class Deadline(Protocol):
     """One wait: it says now and then what it waits for, and gives up at its deadline."""
 
     def left_s(self) -> float | None:
@@ -138,14 +138,14 @@ class Arrived(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Make a contribution ready; answered with something for `Push`. `content` None: it has no gradient for any variable."""
+    """Make a contribution ready; answered with something for `PushParts`. `content` None: it has no gradient for any variable."""
 
     content: Any
     step: int
     is_waited_for: bool
 
 
-class Push(NamedTuple):
+class PushParts(NamedTuple):
     """Give all shards their parts of a contribution; answered with a PushResult of each."""
 
     staged: Any
@@ -195,7 +195,7 @@ class Give(NamedTuple):
     is_copied: bool
 
 
-class HeldStep(NamedTuple):
+class Held(NamedTuple):
     """Answered with the step of the variables that are held, None if it is not one step, and whether the model has dense ones."""
 
 

@@ -46,6 +46,7 @@ from worker_client.core.requests import (
     Complete,
     Count,
     Create,
+    Deadline,
     Do,
     Expect,
     Fetch,
@@ -53,11 +54,10 @@ from worker_client.core.requests import (
     FreeGradients,
     Give,
     HearShards,
-    HeldStep,
+    Held,
     Open,
-    Patience,
     ProtectGradients,
-    Push,
+    PushParts,
     ReadRows,
     Stage,
     Status,
@@ -77,7 +77,7 @@ class Worker:
     for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster.
     """
 
-    def __init__(self, place: Place, *, begin_wait: Callable[[str, float | None], Patience], timeout_s: float) -> None:
+    def __init__(self, place: Place, *, begin_wait: Callable[[str, float | None], Deadline], timeout_s: float) -> None:
         self.place = place
         self.who = f"worker {place.participant.index}"
         self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
@@ -144,7 +144,7 @@ class Worker:
         wait = self._begin_wait(f"the session of {self.who} asks what has become of its servers", self._timeout_s)
         return (yield from self.place.await_other(participant, cause, wait))
 
-    def _take_part(self, model: ModelSpec, registration: Registration, wait: Patience, *, may_create: bool) -> Asking[bool]:
+    def _take_part(self, model: ModelSpec, registration: Registration, wait: Deadline, *, may_create: bool) -> Asking[bool]:
         """Agrees on the model and comes to the first step; in strict sync waits for one that takes something from this worker."""
         reply, has_created = yield from self._agree(model, registration.participant, wait, may_create=may_create)
         commits, participant = self.place.commits, registration.participant
@@ -157,7 +157,7 @@ class Worker:
             yield from self._take_token(None, wait.left_s())
         return has_created
 
-    def _agree(self, model: ModelSpec, participant: Participant, wait: Patience, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
+    def _agree(self, model: ModelSpec, participant: Participant, wait: Deadline, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
         """Returns once the variables stand, and whether this worker gave their first values."""
         has_created = False
         while True:
@@ -228,7 +228,7 @@ class Worker:
             yield from self._hear_of_end()
         yield from self._fetch()
         self.state.has_newest = False  # the next asks anew
-        wait: Patience | None = None
+        wait: Deadline | None = None
         while True:
             try:
                 given: dict[str, Array] = yield Give(is_copied)
@@ -247,7 +247,7 @@ class Worker:
             try:
                 found = yield ReadRows(name, indices, state.local_step, is_aligned=True)
             except StepGone as error:
-                if (yield HeldStep())[0] == state.local_step:
+                if (yield Held())[0] == state.local_step:
                     # The step has moved on by two since its variables were read; what is computed from them will be dropped anyway.
                     break
                 yield from self._move_on(wait, error)
@@ -255,7 +255,7 @@ class Worker:
                 rows: Array = found.values
                 return rows
         found = yield ReadRows(name, indices, None, is_aligned=not state.policy.applies_on_arrival)
-        if found.step is not None and state.follows_reads and not (yield HeldStep())[1]:
+        if found.step is not None and state.follows_reads and not (yield Held())[1]:
             state.local_step = found.step
         rows = found.values
         return rows
@@ -267,7 +267,7 @@ class Worker:
 
     def _fetch(self) -> Asking[None]:
         state = self.state
-        wait: Patience | None = None
+        wait: Deadline | None = None
         while not state.reads_latest:
             try:
                 # Nothing is written there later, but the servers go away.
@@ -279,7 +279,7 @@ class Worker:
         if not state.has_newest:
             state.read_newest((yield FetchNewest(not state.policy.applies_on_arrival)))
 
-    def _move_on(self, wait: Patience, error: StepGone) -> Asking[None]:
+    def _move_on(self, wait: Deadline, error: StepGone) -> Asking[None]:
         """The worker's step is no longer kept: others went on without it, or the policy is no longer that of steps."""
         wait.explain(error.message)
         yield from self._hear_policy()
@@ -372,7 +372,7 @@ class Worker:
         push_id = state.number_push()
         try:
             try:
-                results: list[PushResult] = yield Push(staged, push_id, step, tuple(state.refused))
+                results: list[PushResult] = yield PushParts(staged, push_id, step, tuple(state.refused))
                 state.refused.clear()
             except TooManyPushes as error:
                 if not state.policy.accepts_stale:
@@ -394,7 +394,7 @@ class Worker:
             if state.is_finished or not state.policy.accepts_stale:
                 return [PushResult.STALE]  # it will never be applied
             try:
-                results: list[PushResult] = yield Push(staged, push_id, step, tuple(state.refused))
+                results: list[PushResult] = yield PushParts(staged, push_id, step, tuple(state.refused))
             except TooManyPushes as error:
                 why = error.message
             else:

@@ -2,7 +2,7 @@
 
 The user may have two sets of arrays. Those of the worker's own memory no server sees: they are copied with each push. Those on memory that
 shards set apart for him (lent) are sent without a copy, and only where he gets no word before the contribution is over. What he gives
-otherwise is copied into another slot, so whatever views he has made of his arrays, what he writes there changes nothing under way.
+otherwise is copied into another buffer, so whatever views he has made of his arrays, what he writes there changes nothing under way.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _MAX_KEPT = 64
 
 
 class GradientMemory:
-    """Stagings, one for each combination of the shards' slots, made once. For one thread.
+    """Stagings, one for each combination of the shards' buffers, made once. For one thread.
 
     `own` is memory that no server sees; all of them share its variables that are split over shards. `give`: memory for one contribution.
     `give_kept`: memory that is the same each time and that `give` never gives; it raises TooManyPushes while what was sent from it is

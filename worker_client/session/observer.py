@@ -157,8 +157,8 @@ class Observer:
             try:
                 return act(variables, reader)
             except LOST as error:
-                patience = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
-                run(self._member.place.await_other(participant, error, patience), self._member.acts)
+                deadline = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
+                run(self._member.place.await_other(participant, error, deadline), self._member.acts)
                 log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.era.epoch, error.message)
                 self._step = None
 

@@ -90,12 +90,12 @@ class Training:
         # Not kept: it would hold this object, and this it.
         return {
             ask.Stage: self._stage,
-            ask.Push: self._push,
+            ask.PushParts: self._push,
             ask.Expect: self._expect,
             ask.Fetch: self._fetch,
             ask.FetchNewest: self._fetch_newest,
             ask.Give: self._give,
-            ask.HeldStep: lambda _: (self._variables.step, bool(self._variables.views)),
+            ask.Held: lambda _: (self._variables.step, bool(self._variables.views)),
             ask.ReadRows: self._read_rows,
             ask.Do: lambda request: request.act(self),
             ask.FreeGradients: self._free_gradients,
@@ -154,7 +154,7 @@ class Training:
         parts = self._shard_parts.parts(staged, is_last_counted=state.num_pushes not in state.refused)
         return _Staged(parts, metrics, staging)
 
-    def _push(self, request: ask.Push) -> list[PushResult]:
+    def _push(self, request: ask.PushParts) -> list[PushResult]:
         staged, push_id, step, refused = request
         results = self._shards.push(
             staged.parts, layout_hashes=self._shard_parts.layout_hashes, push_id=push_id, step=step, metrics=staged.metrics, refused=refused

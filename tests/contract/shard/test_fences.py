@@ -13,7 +13,7 @@ from ps_protocol.errors import (
     Superseded,
 )
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, Shard
 from tests.support.eras import era, fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from chief.serving.service import SERVICE
-from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.fence import session_secret
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2

@@ -16,5 +16,5 @@ def test_grpc_knows_the_name_of_the_option(name: str) -> None:
 
 
 def test_servers_take_the_pings_of_idle_clients() -> None:
-    """Else they cut a connection that rests, after a minute, as one that pings too often: and with it all standing streams."""
+    """Else they cut a connection that rests, after a minute, as one that pings too often: and with it all long-lived streams."""
     assert dict(server_options())["grpc.http2.max_ping_strikes"] == 0  # as many as they like

@@ -97,7 +97,7 @@ def test_an_incarnation_from_nowhere_locks_no_later_process_out(chief: RunningCh
                     shard.push_gradients(header, Segments([aligned_bytes(layout.nbytes)]))
                 with pytest.raises(LeaseExpired):
                     share_memory(
-                        shard, epoch=header.era.epoch, worker=worker, incarnation=incarnation, layout=layout, num_slots=1, secret=1
+                        shard, epoch=header.era.epoch, worker=worker, incarnation=incarnation, layout=layout, num_buffers=1, secret=1
                     )
         assert both_wait(honest, other, (honest.push(), other.push())) == (TokenResult.TOKEN, None)
         with client_of(chief) as client, Worker(client, 0, takeover=True) as successor:

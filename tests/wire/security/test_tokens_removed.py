@@ -1,4 +1,4 @@
-"""Tokens that are taken away: standing calls that began with them end, and those who have the new ones go on as if nothing had been."""
+"""Tokens that are taken away: long-lived calls that began with them end, and those who have the new ones go on as if nothing had been."""
 
 import contextlib
 import queue
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.rpc.admission import StandingCalls
+from ps_protocol.rpc.admission import LongLivedCalls
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security import tokens as credentials
@@ -58,7 +58,7 @@ def addresses(tokens: Tokens) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def standing(access: Access, address: str, method: str) -> Iterator[Any]:
+def open_call(access: Access, address: str, method: str) -> Iterator[Any]:
     messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with access.open_channel(address) as channel:
         begin: Any = channel.stream_stream(method)
@@ -69,16 +69,16 @@ def standing(access: Access, address: str, method: str) -> Iterator[Any]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
-    """Whose standing calls the servers have let in."""
+    """Whose long-lived calls the servers have let in."""
     roles: queue.SimpleQueue[CallerRole] = queue.SimpleQueue()
-    watch = StandingCalls.watch
+    watch = LongLivedCalls.watch
 
-    def noted(calls: StandingCalls, context: grpc.ServicerContext) -> CallerRole:
+    def noted(calls: LongLivedCalls, context: grpc.ServicerContext) -> CallerRole:
         role = watch(calls, context)
         roles.put(role)
         return role
 
-    monkeypatch.setattr(StandingCalls, "watch", noted)
+    monkeypatch.setattr(LongLivedCalls, "watch", noted)
     return roles
 
 
@@ -93,18 +93,18 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
         (f"{CHIEF}/Converse", "worker"),
     ],
 )
-def test_standing_call_ends_when_its_token_is_removed(
+def test_long_lived_call_ends_when_its_token_is_removed(
     tokens: Tokens, watched: "queue.SimpleQueue[CallerRole]", addresses: dict[str, str], method: str, role: str
 ) -> None:
     address = addresses[method.rpartition("/")[0]]
-    with standing(tokens.of(role), address, method) as call:
+    with open_call(tokens.of(role), address, method) as call:
         while watched.get(timeout=10).value != role:
             pass  # the chief's own calls
         # Another change of the file does it no harm.
         tokens.lines["ps"] = [credentials.new_token()]
         tokens.write()
         tokens.lines[role] = [credentials.new_token()]
-        with standing(tokens.of(role), address, method) as refused, pytest.raises(grpc.RpcError):
+        with open_call(tokens.of(role), address, method) as refused, pytest.raises(grpc.RpcError):
             next(refused)
         assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
         assert call.is_active()
@@ -114,8 +114,8 @@ def test_standing_call_ends_when_its_token_is_removed(
         assert call.code() is grpc.StatusCode.CANCELLED
 
 
-def test_standing_call_ends_when_its_token_is_given_to_another_role(tokens: Tokens, addresses: dict[str, str]) -> None:
-    with standing(tokens.of("worker"), addresses[SHARD], f"{SHARD}/Push") as call:
+def test_long_lived_call_ends_when_its_token_is_given_to_another_role(tokens: Tokens, addresses: dict[str, str]) -> None:
+    with open_call(tokens.of("worker"), addresses[SHARD], f"{SHARD}/Push") as call:
         tokens.lines["observer"] += tokens.lines["worker"]
         tokens.lines["worker"] = [credentials.new_token()]
         tokens.write()

@@ -46,8 +46,10 @@ def trainer(server: ParameterServer) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_slots: int = 1) -> Iterator[SharedMemoryShard]:
-    shard = share_memory(GrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_slots=num_slots)
+def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_buffers: int = 1) -> Iterator[SharedMemoryShard]:
+    shard = share_memory(
+        GrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
+    )
     with contextlib.closing(shard):
         yield shard
 
@@ -58,7 +60,7 @@ def claim(**changes: object) -> pb.MemoryClaim:
         "worker": 0,
         "incarnation": 1,
         "layout_hash": MIXED.hash,
-        "num_slots": 1,
+        "num_buffers": 1,
         "boot_id": memory_segments.boot_id(),
     }
     return pb.MemoryClaim(**{**fields, **changes})  # type: ignore[arg-type]
@@ -82,7 +84,7 @@ def allocated(trainer: Trainer) -> int:
     ("messages", "reason"),
     [
         ([b"\xff\xff"], "MALFORMED_MESSAGE"),
-        ([say(num_slots=1)], "MALFORMED_MESSAGE"),
+        ([say(num_buffers=1)], "MALFORMED_MESSAGE"),
         ([], "MALFORMED_MESSAGE"),
         ([say(claim=claim(epoch=EPOCH + 1))], "EPOCH_MISMATCH"),
         ([say(claim=claim(layout_hash="another"))], "LAYOUT_MISMATCH"),
@@ -90,10 +92,10 @@ def allocated(trainer: Trainer) -> int:
         ([say(claim=claim(boot_id="another host"))], "UNIMPLEMENTED"),
         ([say(claim=claim(boot_id=""))], "UNIMPLEMENTED"),
         ([say(claim=claim())], "TRUNCATED_STREAM"),
-        ([say(claim=claim()), say(num_slots=2)], "MALFORMED_MESSAGE"),
+        ([say(claim=claim()), say(num_buffers=2)], "MALFORMED_MESSAGE"),
         ([say(claim=claim()), say(proof=pb.MemoryProof())], "INVALID_SPEC"),
         ([say(claim=claim()), say(proof=pb.MemoryProof(nonces=[b"x" * 16, b"y" * 16]))], "INVALID_SPEC"),
-        ([say(claim=claim(num_slots=0)), say(proof=pb.MemoryProof(nonces=[b""]))], "INVALID_SPEC"),
+        ([say(claim=claim(num_buffers=0)), say(proof=pb.MemoryProof(nonces=[b""]))], "INVALID_SPEC"),
     ],
 )
 def test_wrong_claim_is_refused_and_takes_no_memory(server: ParameterServer, trainer: Trainer, messages: list[bytes], reason: str) -> None:
@@ -108,7 +110,7 @@ def test_wrong_claim_is_refused_and_takes_no_memory(server: ParameterServer, tra
 
 def test_slots_are_counted_and_given_back(server: ParameterServer, trainer: Trainer) -> None:
     before = allocated(trainer)
-    with sharing(server, num_slots=2):
+    with sharing(server, num_buffers=2):
         assert allocated(trainer) == before + 2 * MIXED.nbytes
         assert trainer.shard.status().report.num_sharing == 1
     wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
@@ -116,7 +118,7 @@ def test_slots_are_counted_and_given_back(server: ParameterServer, trainer: Trai
 
 
 def test_wish_for_slots_without_end_is_cut_to_what_the_shard_holds(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server, num_slots=1_000_000):
+    with sharing(server, num_buffers=1_000_000):
         assert allocated(trainer) == 2 * MIXED.nbytes * 2
 
 
@@ -188,7 +190,7 @@ def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> No
         trainer = Trainer(shard, layout)
         trainer.create(1.0)
         with contextlib.closing(
-            share_memory(GrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_slots=0)
+            share_memory(GrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
         ) as reader:
             training = pool.submit(lambda: [trainer.train(step, worker=1) for step in range(60)])
             into, last = np.zeros(layout.nbytes, np.uint8), 0
@@ -226,7 +228,7 @@ def test_contribution_that_a_worker_withdraws_harms_no_other(server: ParameterSe
     with sharing(server) as bad:
         header, other = trainer.header(0), trainer.header(1)
         bad.push_gradients(header, Segments([trainer.arena(1.0)]))
-        bad._slots._slots[0].words[words.SEQUENCE] = 0
+        bad._buffers._buffers[0].words[words.SEQUENCE] = 0
         trainer.push(other)
         with pytest.raises(ContributionMissing) as caught:
             trainer.apply(header.push_id, other.push_id)
@@ -292,7 +294,7 @@ def descriptors_of(suffix: str) -> list[Path]:
 
 def test_no_descriptor_leads_to_a_buffer_that_was_handed_over(server: ParameterServer, trainer: Trainer) -> None:
     before = num_mapped()
-    with sharing(server, worker=7, num_slots=2) as shard:
+    with sharing(server, worker=7, num_buffers=2) as shard:
         assert num_mapped() == before + 2 * 2 + 1  # both sides map two buffers, and the worker the variables
         assert descriptors_of("-w7") == []
         assert descriptors_of("-variables")  # for the next worker
@@ -330,7 +332,7 @@ def test_buffer_whose_seals_a_stranger_has_set_is_not_used(
     before = allocated(trainer)
     make = SegmentMaker.gradients
 
-    def sealed(self: SegmentMaker, arena_bytes: int, *, worker: int) -> memory_segments.Segment:
+    def sealed(self: SegmentMaker, arena_bytes: int, *, worker: int) -> memory_segments.SharedSegment:
         segment = make(self, arena_bytes, worker=worker)
         assert segment.descriptor is not None
         fcntl.fcntl(segment.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)

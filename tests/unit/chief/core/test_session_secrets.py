@@ -17,7 +17,7 @@ from ps_protocol.roles.chief import (
     PushOutcome,
     Request,
 )
-from ps_protocol.roles.session_secret import session_secret
+from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import KEY, Driver, Worker
 from tests.support.recovery_driver import RecoveryDriver

@@ -95,7 +95,7 @@ def test_end_waits_for_a_slow_reader_and_no_longer_than_told_for_none() -> None:
         thread.join(10.0)
         assert len(b"".join(parts).splitlines()) == 5_001
     with pipe() as (_, stream):
-        output = BoundedOutput(stream, patience_s=0.1)
+        output = BoundedOutput(stream, timeout_s=0.1)
         fill(output, 5_000)
         begin = time.monotonic()
         output.close()

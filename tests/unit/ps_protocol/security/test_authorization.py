@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
 from ps_protocol.security import tokens
-from ps_protocol.security.permissions import ALLOWED, HEALTH, CallerRole, check_allowed, is_open, is_standing
+from ps_protocol.security.permissions import ALLOWED, HEALTH, CallerRole, check_allowed, is_long_lived, is_open
 from ps_protocol.security.tokens import (
     TokenSource,
     TokenTable,
@@ -73,7 +73,7 @@ def test_calls_that_last_are_those_that_carry_more_than_one_message() -> None:
         for method in service.methods
         if method.client_streaming or method.server_streaming
     }
-    assert {method for method in ALLOWED if is_standing(method)} == streams | {f"/{HEALTH}/Watch"}
+    assert {method for method in ALLOWED if is_long_lived(method)} == streams | {f"/{HEALTH}/Watch"}
 
 
 def test_observer_changes_nothing_and_takes_no_part() -> None:

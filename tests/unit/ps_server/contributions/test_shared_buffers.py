@@ -6,7 +6,7 @@ import pytest
 from ps_protocol.errors import ContributionMissing, InvalidSpec
 from ps_protocol.roles.shard import PushHeader, PushResult
 from ps_protocol.shared_memory import words as at
-from ps_protocol.shared_memory.slots import WorkerSlots
+from ps_protocol.shared_memory.buffers import GradientBuffers
 from ps_protocol.shared_memory.words import PushMode, private_words
 from ps_server.contributions.shared_buffers import SharedBuffer
 from tests.support.eras import era
@@ -18,13 +18,13 @@ EPOCH = 4
 class _Sharing:
     """One worker's slots, as both sides have them, at a shard that collects for STEP."""
 
-    def __init__(self, shard: StagingShard, *, num_slots: int = 1, incarnation: int = 1) -> None:
+    def __init__(self, shard: StagingShard, *, num_buffers: int = 1, incarnation: int = 1) -> None:
         self.shard = shard
         self.board = private_words()
         self.board[at.MODE], self.board[at.OPEN_STEP] = PushMode.OPEN_STEP_ONLY, STEP
-        self.worker = WorkerSlots(self.board, worker=0, incarnation=incarnation)
+        self.worker = GradientBuffers(self.board, worker=0, incarnation=incarnation)
         self.slots = []
-        for _ in range(num_slots):
+        for _ in range(num_buffers):
             memory, words = np.zeros(NBYTES, np.uint8), private_words()
             self.slots.append(SharedBuffer(memory, words, worker=0, incarnation=incarnation, epoch=EPOCH))
             self.worker.add(memory, words)
@@ -165,7 +165,7 @@ def test_whole_contribution_of_a_worker_that_went_is_applied(shard: StagingShard
 
 
 def test_slots_of_a_worker_that_went_are_given_back_when_their_step_is_gone(shard: StagingShard) -> None:
-    sharing = _Sharing(shard, num_slots=2)
+    sharing = _Sharing(shard, num_buffers=2)
     sharing.push(1)
     shard.shared.remove(sharing.slots)
     assert shard.released == [sharing.slots[1]]
@@ -193,7 +193,7 @@ def test_worker_reads_in_its_slot_that_the_shard_looks_there_no_more(shard: Stag
 
 def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
-    contribution = shard.open(0, memory_slot=0)
+    contribution = shard.open(0, gradient_buffer=0)
     assert contribution.memory is not None and contribution.memory.dense is sharing.slots[0].memory
     shard.shared.remove(sharing.slots)
     assert not shard.released
@@ -204,9 +204,9 @@ def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> No
 def test_buffer_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
     _Sharing(shard)
     with pytest.raises(InvalidSpec, match="it has 1 gradient buffers in shared memory, not one of number 1"):
-        shard.open(0, memory_slot=1)
+        shard.open(0, gradient_buffer=1)
     with pytest.raises(InvalidSpec, match="it has 0 gradient buffers"):
-        shard.open(1, memory_slot=0)
+        shard.open(1, gradient_buffer=0)
 
 
 def test_new_epoch_forgets_what_lies_in_slots(shard: StagingShard) -> None:

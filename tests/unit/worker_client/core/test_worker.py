@@ -48,7 +48,7 @@ class Surroundings:
         self.worker = Worker(self.place, begin_wait=self.begin_wait, timeout_s=60.0)
         self.answers: dict[type, Callable[[Any], Any]] = {
             ask.Agree: lambda _: replace(READY, global_step=self.step),
-            ask.Push: lambda _: [PushResult.STAGED],
+            ask.PushParts: lambda _: [PushResult.STAGED],
             ask.AwaitToken: self.token,
             ask.Count: lambda _: self.counted(),
             ask.Give: lambda _: {},
@@ -109,27 +109,27 @@ def around() -> Surroundings:
 def test_a_step_is_staged_pushed_counted_with_the_wish_for_a_token_and_read(around: Surroundings) -> None:
     outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0))
     assert (outcome.outcome, outcome.step, around.worker.state.local_step) == (PushOutcome.ACCEPTED, 0, 1)
-    assert around.asked == ["Stage", "Push", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
+    assert around.asked == ["Stage", "PushParts", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
 
 
 def test_a_push_is_counted_and_waits_for_nothing(around: Surroundings) -> None:
     assert around.run(around.worker.contribute("gradients", is_waited_for=False)).is_accepted
-    assert around.asked == ["Stage", "Push", "Count"]
+    assert around.asked == ["Stage", "PushParts", "Count"]
 
 
 def test_a_push_that_fails_is_told_to_the_shards_with_the_next(around: Surroundings) -> None:
-    def full(_: ask.Push) -> Any:
+    def full(_: ask.PushParts) -> Any:
         raise TooManyPushes("two are under way")
 
     with pytest.raises(TooManyPushes):
-        around.run(around.worker.contribute("gradients", is_waited_for=False), Push=full)
-    pushes: list[ask.Push] = []
+        around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=full)
+    pushes: list[ask.PushParts] = []
 
-    def staged(push: ask.Push) -> list[PushResult]:
+    def staged(push: ask.PushParts) -> list[PushResult]:
         pushes.append(push)
         return [PushResult.STAGED]
 
-    around.run(around.worker.contribute("gradients", is_waited_for=False), Push=staged)
+    around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=staged)
     assert [(push.push_id.sequence, push.refused) for push in pushes] == [(2, (1,))]
 
 
@@ -143,13 +143,13 @@ def test_an_interrupted_wait_protects_what_is_sent_from(around: Surroundings) ->
 
 
 def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(around: Surroundings) -> None:
-    def other_epoch(_: ask.Push) -> Any:
+    def other_epoch(_: ask.PushParts) -> Any:
         around.move()
         raise EpochMismatch("epoch 2")
 
-    outcome = around.run(around.worker.contribute("gradients", is_waited_for=False), Push=other_epoch)
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=other_epoch)
     assert (outcome.outcome, around.worker.num_rollbacks) == (PushOutcome.ROLLED_BACK, 1)
-    assert around.asked == ["Stage", "Push", "Agree", "Open", "Arrived"]
+    assert around.asked == ["Stage", "PushParts", "Agree", "Open", "Arrived"]
     around.asked.clear()
     assert around.run(around.worker.wait(timeout_s=None)) is True
     assert around.asked == []
@@ -169,11 +169,11 @@ def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroun
 
 
 def test_who_follows_the_steps_asks_for_a_token_also_where_it_may_compute(around: Surroundings) -> None:
-    def other_epoch(_: ask.Push) -> Any:
+    def other_epoch(_: ask.PushParts) -> Any:
         around.move()
         raise EpochMismatch("epoch 2")
 
-    around.run(around.worker.contribute("gradients", is_waited_for=False), Push=other_epoch)
+    around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=other_epoch)
     around.asked.clear()
     around.run(around.worker.follow(timeout_s=None))
     assert around.asked[0] == "AwaitToken"

@@ -34,13 +34,13 @@ def stream_to(handler: Handler) -> Iterator[Streams]:
     generic = grpc.method_handlers_generic_handler("S", {"M": grpc.stream_stream_rpc_method_handler(handler)})
     deadlines = CallDeadlines()
     with serving(generic) as address, contextlib.closing(Connection(address, name="ps 0", service="S")) as connection:
-        with contextlib.closing(Streams(connection, "M", deadlines=deadlines)) as standing:
-            yield standing
+        with contextlib.closing(Streams(connection, "M", deadlines=deadlines)) as streams:
+            yield streams
     deadlines.close()
 
 
-def ask(standing: Streams, *messages: bytes, timeout_s: float = 20.0) -> bytes:
-    return standing.use(lambda use: use.stream.exchange(messages), timeout_s=timeout_s, awaited="an answer")
+def ask(streams: Streams, *messages: bytes, timeout_s: float = 20.0) -> bytes:
+    return streams.use(lambda use: use.stream.exchange(messages), timeout_s=timeout_s, awaited="an answer")
 
 
 def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -54,8 +54,8 @@ def test_one_stream_serves_many_uses() -> None:
         opened.append(context)
         yield from requests
 
-    with stream_to(counted) as standing:
-        assert [ask(standing, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
+    with stream_to(counted) as streams:
+        assert [ask(streams, b"%d" % number) for number in range(20)] == [b"%d" % number for number in range(20)]
     assert len(opened) == 1
 
 
@@ -67,8 +67,8 @@ def test_large_messages_travel_and_are_made_one_by_one() -> None:
             if count == 32 * MIB:
                 yield b"%d" % count
 
-    with stream_to(total) as standing:
-        assert ask(standing, *[bytes(MIB)] * 32) == b"%d" % (32 * MIB)
+    with stream_to(total) as streams:
+        assert ask(streams, *[bytes(MIB)] * 32) == b"%d" % (32 * MIB)
 
 
 def test_answer_that_comes_early_ends_the_sending() -> None:
@@ -83,9 +83,9 @@ def test_answer_that_comes_early_ends_the_sending() -> None:
         while True:
             yield bytes(MIB)
 
-    with stream_to(early) as standing:
-        assert standing.use(lambda use: use.stream.exchange(endless()), timeout_s=20, awaited="") == b"early"
-        assert ask(standing, b"again") == b"late"
+    with stream_to(early) as streams:
+        assert streams.use(lambda use: use.stream.exchange(endless()), timeout_s=20, awaited="") == b"early"
+        assert ask(streams, b"again") == b"late"
 
 
 def test_stream_that_the_server_ends_without_an_answer_is_unavailable_and_the_next_use_opens_another() -> None:
@@ -111,14 +111,14 @@ def test_error_that_ends_the_stream_is_rebuilt() -> None:
                 raise StepGone("step 1 is gone", facts={"step": "3"})
         yield b""
 
-    with stream_to(failing) as standing, pytest.raises(StepGone, match="step 1 is gone") as raised:
-        ask(standing, b"a")
+    with stream_to(failing) as streams, pytest.raises(StepGone, match="step 1 is gone") as raised:
+        ask(streams, b"a")
     assert raised.value.facts == {"step": "3"}
 
 
 def test_server_that_cannot_be_reached_is_unavailable() -> None:
-    with stream_to(echo) as standing:
-        connection = standing._connection
+    with stream_to(echo) as streams:
+        connection = streams._connection
     with contextlib.closing(Connection(connection.address, name="ps 0", service="S")) as late:
         with pytest.raises(Unavailable, match="cannot reach ps 0"):
             ask(Streams(late, "M", deadlines=CallDeadlines()), b"a")
@@ -133,11 +133,11 @@ def test_answer_that_does_not_come_in_time_breaks_the_stream_and_no_other() -> N
                 is_patient.wait(20)
             yield message
 
-    with stream_to(slow) as standing:
-        assert ask(standing, b"a") == b"a"
+    with stream_to(slow) as streams:
+        assert ask(streams, b"a") == b"a"
         with pytest.raises(DeadlineExceeded, match=r"waited for an answer, which did not come within 0\.05 s"):
-            ask(standing, b"slow", timeout_s=0.05)
-        assert ask(standing, b"b") == b"b"
+            ask(streams, b"slow", timeout_s=0.05)
+        assert ask(streams, b"b") == b"b"
         is_patient.set()
 
 
@@ -146,10 +146,10 @@ def test_whatever_the_use_raises_breaks_the_stream() -> None:
         use.stream.send(b"never read")
         raise KeyError("a defect")
 
-    with stream_to(echo) as standing:
+    with stream_to(echo) as streams:
         with pytest.raises(KeyError):
-            standing.use(act, timeout_s=20, awaited="")
-        assert ask(standing, b"a") == b"a"
+            streams.use(act, timeout_s=20, awaited="")
+        assert ask(streams, b"a") == b"a"
 
 
 def test_uses_at_the_same_time_have_streams_of_their_own_and_one_is_kept() -> None:
@@ -206,25 +206,25 @@ def test_close_ends_the_use_under_way_with_cancelled() -> None:
         came.set()
         yield from requests
 
-    with stream_to(silent) as standing:
+    with stream_to(silent) as streams:
 
         def wait() -> None:
             try:
-                ask(standing, b"a")
+                ask(streams, b"a")
             except Cancelled as error:
                 outcome.append(type(error))
 
         thread = threading.Thread(target=wait)
         thread.start()
         assert came.wait(20)
-        standing.close()
+        streams.close()
         thread.join(20)
         assert outcome == [Cancelled]
 
 
 def test_grpcio_has_what_the_direct_stream_needs() -> None:
-    with stream_to(echo) as standing:
-        stream: Stream = _OPEN_STREAM(standing._connection.channel, "/S/M")
+    with stream_to(echo) as streams:
+        stream: Stream = _OPEN_STREAM(streams._connection.channel, "/S/M")
         assert isinstance(stream, client_stream._DirectStream)
         stream.end()
 

@@ -1,4 +1,4 @@
-"""A worker's slots for gradients: which is free, what lies in which, and what became of it. Knows memory and numbers; no lock, no RPC."""
+"""A worker's buffers for gradients: which is free, what lies in which, and what became of it. Knows memory and numbers; no lock, no RPC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _OUTCOMES_KEPT = 64
 
 
 @dataclass(slots=True, eq=False)
-class WorkerSlot:
-    """One slot. `sequence`: of the contribution that it was last used for; `is_busy`: that may still be applied, for all we know here."""
+class GradientBuffer:
+    """One buffer. `sequence`: of the contribution that it was last used for; `is_busy`: that may still be applied, for all we know here."""
 
     index: int
     memory: Array
@@ -25,26 +25,26 @@ class WorkerSlot:
     is_busy: bool = False
 
     def fill(self, pieces: Sequence[Array]) -> None:
-        """Copies pieces that together are an arena into the slot, unless they are the slot itself."""
+        """Copies pieces that together are an arena into the buffer, unless they are the buffer itself."""
         if pieces and pieces[0] is not self.memory:
             Segments([self.memory]).copy_from(Segments(pieces))
 
 
-class WorkerSlots:
-    """The slots that one incarnation of a worker has at one shard. `board`: what the shard publishes. For one thread at a time."""
+class GradientBuffers:
+    """The buffers that one incarnation of a worker has at one shard. `board`: what the shard publishes. For one thread at a time."""
 
     def __init__(self, board: Words, *, worker: int, incarnation: int) -> None:
         self._board = board
         self.worker = worker
         self._incarnation = incarnation
-        self._slots: list[WorkerSlot] = []
-        self._current: WorkerSlot | None = None
-        self._kept: WorkerSlot | None = None
+        self._buffers: list[GradientBuffer] = []
+        self._current: GradientBuffer | None = None
+        self._kept: GradientBuffer | None = None
         self._outcomes: dict[int, tuple[int, PushResult]] = {}
         self._last_sequence = 0
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._buffers)
 
     def are_of(self, push_id: PushId) -> bool:
         """Whether it is for a contribution of this worker's that these are."""
@@ -52,52 +52,52 @@ class WorkerSlots:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the shard has given these slots up, even if no call has said so yet."""
-        return bool(self._slots) and self._slots[0].words[at.CLOSED] != 0
+        """Whether the shard has given these buffers up, even if no call has said so yet."""
+        return bool(self._buffers) and self._buffers[0].words[at.CLOSED] != 0
 
     @property
     def num_busy(self) -> int:
-        """Slots whose contributions may still be applied."""
-        return sum(self._is_busy(slot) for slot in self._slots)
+        """Buffers whose contributions may still be applied."""
+        return sum(self._is_busy(buffer) for buffer in self._buffers)
 
     def add(self, memory: Array, words: Words) -> None:
-        """Adds a slot."""
+        """Adds a buffer."""
         words[at.WORKER], words[at.INCARNATION] = self.worker, self._incarnation
-        self._slots.append(WorkerSlot(len(self._slots), memory, words))
+        self._buffers.append(GradientBuffer(len(self._buffers), memory, words))
 
-    def free(self) -> WorkerSlot | None:
-        """Returns the slot for the next contribution, the same one until it has been used; None if none is free.
+    def free(self) -> GradientBuffer | None:
+        """Returns the buffer for the next contribution, the same one until it has been used; None if none is free.
 
         From now on there is no whole contribution in it. The one used last comes first, so that its arrays can be kept.
         """
         if self._current is None:
-            found = [slot for slot in self._slots if slot is not self._kept and not self._is_busy(slot)]
+            found = [buffer for buffer in self._buffers if buffer is not self._kept and not self._is_busy(buffer)]
             if not found:
                 return None
-            self._current = max(found, key=lambda slot: slot.sequence)
+            self._current = max(found, key=lambda buffer: buffer.sequence)
             self._current.words[at.SEQUENCE] = 0
             self._current.is_busy = False
         return self._current
 
-    def kept(self) -> WorkerSlot | None:
-        """Returns the slot that is set apart as `kept_memory`; None while what was last in it may be applied, or if none is set apart."""
-        slot = self._kept
-        if slot is None or self._is_busy(slot):
+    def kept(self) -> GradientBuffer | None:
+        """Returns the buffer that is set apart as `kept_memory`; None while what was last in it may be applied, or if none is set apart."""
+        buffer = self._kept
+        if buffer is None or self._is_busy(buffer):
             return None
-        slot.words[at.SEQUENCE] = 0
-        return slot
+        buffer.words[at.SEQUENCE] = 0
+        return buffer
 
-    def keep(self, slot: WorkerSlot) -> None:
-        """Sets a free slot apart for good: `free` gives it no more."""
-        self._kept, self._current = slot, None
+    def keep(self, buffer: GradientBuffer) -> None:
+        """Sets a free buffer apart for good: `free` gives it no more."""
+        self._kept, self._current = buffer, None
 
     @property
     def has_kept(self) -> bool:
-        """Whether a slot is set apart."""
+        """Whether a buffer is set apart."""
         return self._kept is not None
 
-    def for_pieces(self, pieces: Sequence[Array]) -> WorkerSlot | None:
-        """Returns the slot for a contribution: the one set apart if the contribution lies in it already, else what `free` returns."""
+    def for_pieces(self, pieces: Sequence[Array]) -> GradientBuffer | None:
+        """Returns the buffer for a contribution: the one set apart if the contribution lies in it already, else what `free` returns."""
         if self._kept is not None and pieces and pieces[0] is self._kept.memory:
             return self.kept() or self.free()
         return self.free()
@@ -119,24 +119,24 @@ class WorkerSlots:
         return None
 
     def can_commit(self, header: PushHeader) -> bool:
-        """Whether the shard takes this contribution from a slot without being called, and it is a new one."""
+        """Whether the shard takes this contribution from a buffer without being called, and it is a new one."""
         mode = self._board[at.MODE]
         is_wanted = mode == PushMode.ANY_STEP or (mode == PushMode.OPEN_STEP_ONLY and header.step == self._board[at.OPEN_STEP])
         return is_wanted and header.push_id.sequence > self._last_sequence
 
-    def commit(self, slot: WorkerSlot, header: PushHeader) -> PushReply:
-        """Makes what lies in the slot a whole contribution."""
-        words, sequence = slot.words, header.push_id.sequence
+    def commit(self, buffer: GradientBuffer, header: PushHeader) -> PushReply:
+        """Makes what lies in the buffer a whole contribution."""
+        words, sequence = buffer.words, header.push_id.sequence
         words[at.OF_STEP], words[at.OF_EPOCH] = header.step, header.era.epoch
         words[at.NUM_PUSHES] += 1
         words[at.SEQUENCE] = sequence
-        self._use(slot, header, PushResult.STAGED)
+        self._use(buffer, header, PushResult.STAGED)
         return PushReply(result=PushResult.STAGED, step=self._board[at.OPEN_STEP])
 
-    def begin_call(self, slot: WorkerSlot, header: PushHeader) -> bool:
-        """Notes that a call about the contribution in the slot begins; returns whether an earlier call may have reached the shard."""
-        is_repeated = slot.sequence == header.push_id.sequence
-        slot.sequence, slot.step = header.push_id.sequence, header.step
+    def begin_call(self, buffer: GradientBuffer, header: PushHeader) -> bool:
+        """Notes that a call about the contribution in the buffer begins; returns whether an earlier call may have reached the shard."""
+        is_repeated = buffer.sequence == header.push_id.sequence
+        buffer.sequence, buffer.step = header.push_id.sequence, header.step
         self.pass_over(header)
         return is_repeated
 
@@ -144,39 +144,39 @@ class WorkerSlots:
         """Notes that this contribution goes to the shard by a call: from now on only the shard knows whether it is a repetition."""
         self._last_sequence = max(self._last_sequence, header.push_id.sequence)
 
-    def end_call(self, slot: WorkerSlot, header: PushHeader, result: PushResult, *, is_repeated: bool) -> None:
-        """Notes the shard's answer: whether it holds the slot now."""
+    def end_call(self, buffer: GradientBuffer, header: PushHeader, result: PushResult, *, is_repeated: bool) -> None:
+        """Notes the shard's answer: whether it holds the buffer now."""
         if result is PushResult.STAGED or (result is PushResult.DUPLICATE and is_repeated):
-            self._use(slot, header, PushResult.STAGED)
+            self._use(buffer, header, PushResult.STAGED)
         else:
             self._remember(header, result)
 
     def release(self, sequences: Sequence[int]) -> tuple[int, ...]:
-        """Frees the slots of contributions that will never be applied; returns those of `sequences` that the shard has to free itself.
+        """Frees the buffers of contributions that will never be applied; returns those of `sequences` that the shard has to free itself.
 
         It holds the contributions that reached it by a call.
         """
-        mine = {slot.sequence: slot for slot in self._slots if slot.is_busy}
+        mine = {buffer.sequence: buffer for buffer in self._buffers if buffer.is_busy}
         told = []
         for sequence in sequences:
-            slot = mine.get(sequence)
-            if slot is not None and slot.words[at.SEQUENCE] == sequence:
-                slot.words[at.SEQUENCE] = 0
-                slot.is_busy = False
-            elif slot is not None or sequence not in self._outcomes:
+            buffer = mine.get(sequence)
+            if buffer is not None and buffer.words[at.SEQUENCE] == sequence:
+                buffer.words[at.SEQUENCE] = 0
+                buffer.is_busy = False
+            elif buffer is not None or sequence not in self._outcomes:
                 told.append(sequence)
         return tuple(told)
 
-    def _is_busy(self, slot: WorkerSlot) -> bool:
-        if slot.is_busy:
+    def _is_busy(self, buffer: GradientBuffer) -> bool:
+        if buffer.is_busy:
             board = self._board
-            is_over = slot.words[at.DONE] == slot.sequence
-            slot.is_busy = not (is_over or (board[at.MODE] == PushMode.OPEN_STEP_ONLY and board[at.OPEN_STEP] > slot.step))
-        return slot.is_busy
+            is_over = buffer.words[at.DONE] == buffer.sequence
+            buffer.is_busy = not (is_over or (board[at.MODE] == PushMode.OPEN_STEP_ONLY and board[at.OPEN_STEP] > buffer.step))
+        return buffer.is_busy
 
-    def _use(self, slot: WorkerSlot, header: PushHeader, result: PushResult) -> None:
-        slot.sequence, slot.step, slot.is_busy = header.push_id.sequence, header.step, True
-        if self._current is slot:
+    def _use(self, buffer: GradientBuffer, header: PushHeader, result: PushResult) -> None:
+        buffer.sequence, buffer.step, buffer.is_busy = header.push_id.sequence, header.step, True
+        if self._current is buffer:
             self._current = None
         self._remember(header, result)
 
@@ -187,8 +187,8 @@ class WorkerSlots:
             del self._outcomes[next(iter(self._outcomes))]
 
     def _count(self, position: int) -> None:
-        if self._slots:
-            self._slots[0].words[position] += 1
+        if self._buffers:
+            self._buffers[0].words[position] += 1
 
 
 def cut(pieces: Sequence[Array], nbytes: int) -> tuple[list[Array], list[Array]]:
