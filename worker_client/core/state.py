@@ -29,6 +29,8 @@ class OpenCommits:
         self.owner = owner
         self._commits: dict[int, PushCommit] = {}
         self._applied_steps: dict[int, int] = {}
+        # The one that was accepted last, and what the chief has said of it.
+        self._latest: tuple[PushId, CommitResult] | None = None
         self._leased: dict[int, None] = {}
 
     def lease(self, ranges: Iterable[int]) -> None:
@@ -54,6 +56,7 @@ class OpenCommits:
             self._commits.pop(sequence, None)
         else:
             self._applied_steps[sequence] = result.applied_step
+            self._latest = commit.push_id, result
         self.advance(global_step)
 
     def advance(self, global_step: int) -> None:
@@ -64,9 +67,9 @@ class OpenCommits:
             self._commits.pop(sequence, None)
             del self._applied_steps[sequence]
 
-    def is_accepted(self, commit: PushCommit) -> bool:
-        """Whether the chief has said that it counts, and it is not known to be applied."""
-        return commit.push_id.sequence in self._applied_steps
+    def accepted(self, commit: PushCommit) -> CommitResult | None:
+        """Returns what the chief has said of the latest commit, if that is this one and it counts; whether it is applied or not."""
+        return self._latest[1] if self._latest is not None and self._latest[0] == commit.push_id else None
 
     def unanswered(self) -> PushCommit | None:
         """The latest that the chief has not said anything of: it may not have heard of it."""
@@ -80,6 +83,7 @@ class OpenCommits:
         """The epoch or the incarnation that they belong to is over; those to come are of this participant."""
         self._commits.clear()
         self._applied_steps.clear()
+        self._latest = None
         self._leased.clear()
         self.owner = owner
 
@@ -210,16 +214,17 @@ class WorkerState:
 
     # -- after the participant has become another one
 
-    def outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, is_accepted: bool) -> Push | PushCommit:
+    def outcome_at_move(
+        self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None
+    ) -> Push | PushCommit:
         """What became of a contribution whose giver is no more; else the question whose answer tells, for `outcome_of`.
 
-        `is_accepted`: the chief had said that it counts.
+        `accepted`: what the chief had said of it, if that was that it counts.
         """
         if commit is not None and commit.staged:
-            if giver.shares_era(self.participant) and is_accepted:
+            if giver.shares_era(self.participant) and accepted is not None:
                 # No epoch has risen since, nor has the cluster begun anew.
-                result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=self.global_step, applied_step=commit.step)
-                return push_of(result, step=step, is_finished=self.is_finished)
+                return push_of(accepted, step=step, is_finished=self.is_finished)
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
                 # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.

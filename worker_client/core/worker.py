@@ -331,18 +331,18 @@ class Worker:
                 result = yield from self._count(commit)
             return push_of(result, step=step, is_finished=state.is_finished)
         except _LOST_OR_BEHIND as error:
-            is_accepted = commit is not None and state.commits.is_accepted(commit)
+            accepted = state.commits.accepted(commit) if commit is not None else None
             if content is not None:
                 self._ranges = ()  # what becomes of this contribution becomes of them
             yield from self._come_back(error, timeout_s=timeout_s)
-            outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, is_accepted=is_accepted)
+            outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, accepted=accepted)
         while is_waited_for:
             told = self.state.participant
             yield from self._redo(self._look, timeout_s)
             if self.state.participant.shares_era(told):
                 return replace(outcome, is_finished=self.state.is_finished)
             # The cluster has gone back once more, and perhaps to before what was accepted.
-            outcome = yield from self._outcome_at_move(commit, step=step, giver=told, is_accepted=False)
+            outcome = yield from self._outcome_at_move(commit, step=step, giver=told, accepted=None)
         return outcome
 
     def wait(self, *, timeout_s: float | None) -> Asking[bool]:
@@ -455,10 +455,12 @@ class Worker:
         reply: ModelReply = yield from self.place.ask(Agree(state.participant, model, None, may_create=False), state.participant)
         state.hear_policy(reply.policy, global_step=reply.global_step)
 
-    def _outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, is_accepted: bool) -> Asking[Outcome]:
+    def _outcome_at_move(
+        self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None
+    ) -> Asking[Outcome]:
         """What became of a contribution whose giver is no more."""
         state = self.state
-        found = state.outcome_at_move(commit, step=step, giver=giver, is_accepted=is_accepted)
+        found = state.outcome_at_move(commit, step=step, giver=giver, accepted=accepted)
         if isinstance(found, Outcome):
             return found
         try:

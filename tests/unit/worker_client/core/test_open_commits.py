@@ -21,13 +21,15 @@ def accepted(step: int = 5, **fields: object) -> CommitResult:
 def test_commit_is_open_from_its_sending_until_its_step_is_applied() -> None:
     commits, first = OpenCommits(OWNER), commit(1)
     commits.sent(first)
-    assert (commits.all(), commits.is_accepted(first)) == ((first,), False)
+    assert (commits.all(), commits.accepted(first)) == ((first,), None)
     commits.answered(first, accepted(), global_step=5)
-    assert (commits.all(), commits.is_accepted(first)) == ((first,), True)
+    assert (commits.all(), commits.accepted(first)) == ((first,), accepted())
     commits.advance(5)
     assert commits.all() == (first,)
     commits.advance(6)
-    assert (commits.all(), commits.is_accepted(first)) == ((), False)
+    assert (commits.all(), commits.accepted(first)) == ((), accepted()), "what was said of it stays true"
+    commits.sent(commit(2))
+    assert commits.accepted(commit(2)) is None
 
 
 def test_refused_commits_are_not_open() -> None:
@@ -43,7 +45,7 @@ def test_repeated_commit_is_what_it_was_the_first_time() -> None:
     commits.sent(commit(1))
     again = CommitResult(outcome=PushOutcome.DUPLICATE, global_step=5, first_outcome=PushOutcome.ACCEPTED, applied_step=5)
     commits.answered(commit(1), again, global_step=5)
-    assert commits.is_accepted(commit(1))
+    assert commits.accepted(commit(1)) == again
 
 
 def test_commits_are_told_in_order_and_forgotten_together() -> None:
@@ -55,4 +57,4 @@ def test_commits_are_told_in_order_and_forgotten_together() -> None:
     assert [each.push_id.sequence for each in commits.all()] == [2, 3]
     successor = replace(OWNER, era=era(2))
     commits.begin(successor)
-    assert (commits.all(), commits.owner) == ((), successor)
+    assert (commits.all(), commits.owner, commits.accepted(commit(3))) == ((), successor, None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.errors import EpochMismatch, TooManyPushes
+from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, TooManyPushes
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
@@ -155,6 +155,38 @@ def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(
     assert around.asked == []
     around.run(around.worker.wait(timeout_s=None))
     assert around.asked[0] == "AwaitToken", "who skips that step waits for the next one"
+
+
+def test_what_the_chief_has_said_of_a_contribution_stays_true_for_a_worker_taken_for_gone(
+    around: Surroundings,
+) -> None:
+    result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=3, applied_step=2, staleness=2, weight=0.5)
+    replies = iter([TokenReply(result=TokenResult.WAIT, step=2, global_step=2, commit=result)])
+
+    def lease_ends(_: ask.AwaitToken) -> TokenReply:
+        reply = next(replies, None)
+        if reply is None:
+            around.place.registration = replace(FIRST, participant=replace(ME, incarnation=2), global_step=3)
+            raise LeaseExpired("its lease had ended")
+        return reply
+
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0), AwaitToken=lease_ends)
+    assert (outcome.outcome, outcome.applied_step, outcome.staleness, outcome.weight) == (PushOutcome.ACCEPTED, 2, 2, 0.5)
+
+
+def test_a_worker_that_is_taken_for_gone_while_it_reads_after_its_token_hears_that_its_contribution_is_applied(
+    around: Surroundings,
+) -> None:
+    has_failed: list[bool] = []
+
+    def connections_end(_: ask.Fetch) -> None:
+        if not has_failed:
+            has_failed.append(True)
+            around.place.registration = replace(FIRST, participant=replace(ME, incarnation=2), global_step=1)
+            raise Cancelled("it has registered again")
+
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0), Fetch=connections_end)
+    assert (outcome.outcome, outcome.applied_step) == (PushOutcome.ACCEPTED, 0)
 
 
 def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroundings) -> None:
