@@ -29,9 +29,11 @@ from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, name_of
 from ps_protocol.roles.shard import (
+    ONLY_REPLICA,
     Adoption,
     ApplyReply,
     ApplyRequest,
+    ReplicaState,
     RestoreProgress,
     RestoreRequest,
     SaveProgress,
@@ -441,16 +443,14 @@ class GrpcShardLink:
         chief_address: str = "",
         session_keys: tuple[bytes, ...] = (),
         timeout_s: float,
-        is_alone: bool = False,
-        forgets: bool = False,
+        replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
-        """Puts the shard under a chief. `is_alone`, `forgets`: see ReplicaLink."""
+        """Puts the shard under a chief, who counts on it like this, if it is one of several replicas."""
         request = pb.AdoptShardRequest(
             fence=codec.encode(fence),
             chief_address=chief_address,
             session_keys=session_keys,
-            alone=is_alone,
-            forget=forgets,
+            replica=codec.encode(replica),
         )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
         return codec.decode(Adoption, answer)

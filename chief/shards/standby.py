@@ -16,9 +16,11 @@ from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import (
+    ONLY_REPLICA,
     Adoption,
     ApplyReply,
     ApplyRequest,
+    ReplicaState,
     RestoreProgress,
     RestoreRequest,
     SaveProgress,
@@ -42,10 +44,9 @@ class ReplicaLink(ShardLink, Protocol):
         chief_address: str = "",
         session_keys: tuple[bytes, ...] = (),
         timeout_s: float,
-        is_alone: bool = False,
-        forgets: bool = False,
+        replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
-        """As ShardLink. `is_alone`: the chief counts on this replica only; `forgets`: not on this one, which drops its variables."""
+        """As ShardLink; and says how the chief counts on this replica."""
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +247,7 @@ class ReplicatedLink:
         self._first = self.replicas[0]
         self._finding: Finding | None = None
         self._identity = self._told = 0
+        self._num_states = 0  # that replicas have been told, all together
         # Held while replicas are taken in or emptied.
         self.changing = asyncio.Lock()
         self._report: Callable[[rec.ReplicasChanged], None] = lambda event: None
@@ -329,6 +331,9 @@ class ReplicatedLink:
             if min(before.values()) < fence.epoch and not are_equal(adoptions, before):
                 # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
+        for one in members:
+            if adoptions[one].session_keys != self._session_keys:  # another one has told of a key since
+                adoptions[one] = await self.join(one, timeout_s=timeout_s)
         self._identity = self._told or best.process
         self._count_on(members)
         await self.mark_alone()
@@ -351,6 +356,7 @@ class ReplicatedLink:
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
         """Has all members brought back to a checkpoint; done when all are."""
         await self._follow_mode(request.settings)
+        request = self.numbered(request)
         progress = await self._at_members(lambda link: link.restore(request, max_wait_s=max_wait_s, timeout_s=timeout_s))
         return next((one for one in progress if not one.is_done), progress[0])
 
@@ -391,17 +397,21 @@ class ReplicatedLink:
 
     async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
         """Puts one replica under the chief that has the shard."""
+        self._num_states += 1
         adoption = await one.link.adopt(
             self.fence,
             chief_address=self._chief_address,
             session_keys=self._session_keys,
             timeout_s=timeout_s,
-            is_alone=is_alone,
-            forgets=forgets,
+            replica=ReplicaState(version=self._num_states, is_alone=is_alone, forgets=forgets),
         )
         # Another replica, or this shard's chief, may not know them all.
         self._session_keys = joined_keys(self._session_keys, adoption.session_keys)
         return replace(adoption, session_keys=self._session_keys)
+
+    def numbered(self, request: RestoreRequest) -> RestoreRequest:
+        """Returns a request that a replica obeys as long as it is not told anything else."""
+        return replace(request, replica_version=self._num_states)
 
     async def mark_alone(self) -> None:
         """Has the only member, if there is only one, remember that it is that."""
@@ -576,7 +586,7 @@ class ReplicaReturn:
         status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
         await link.join(one, forgets=True)
         one.process = status.process_incarnation
-        until = self._clock() + _RESTORE_TIMEOUT_S
+        request, until = link.numbered(request), self._clock() + _RESTORE_TIMEOUT_S
         while not (await one.link.restore(request, max_wait_s=_POLL_S, timeout_s=_POLL_S + CONTROL_TIMEOUT_S)).is_done:
             if self._clock() > until:
                 raise Unavailable(f"it was not brought back within {_RESTORE_TIMEOUT_S:g} s")

@@ -351,7 +351,8 @@ class SaveProgress:
 class RestoreRequest:
     """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 
-    `manifest_sha256`: of the checkpoint's manifest as the chief has read it.
+    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `replica_version`: of the latest ReplicaState that the chief
+    had given when it asked.
     """
 
     fence: Fence
@@ -359,6 +360,7 @@ class RestoreRequest:
     tag: str
     manifest_sha256: str
     settings: ShardSettings
+    replica_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +370,22 @@ class RestoreProgress:
     is_done: bool
     num_bytes_read: int = 0
     num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """How a chief counts on one of several replicas of a shard. The default: the shard has only this one.
+
+    `version`: the chief numbers what it tells a replica, from 1, so that a copy that comes late changes nothing. `is_alone`: it counts on
+    this one only. `forgets`: it does not count on this one any more, and the replica drops its variables.
+    """
+
+    version: int = 0
+    is_alone: bool = False
+    forgets: bool = False
+
+
+ONLY_REPLICA = ReplicaState()
 
 
 # The seam to a parameter server: what chief and workers ask of a shard, whatever carries it.

@@ -50,18 +50,26 @@ PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_APPLIED: PushResult
 
 class AdoptShardRequest(_message.Message):
-    __slots__ = ("fence", "chief_address", "alone", "forget", "session_keys")
+    __slots__ = ("fence", "chief_address", "replica", "session_keys")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     CHIEF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    ALONE_FIELD_NUMBER: _ClassVar[int]
-    FORGET_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     chief_address: str
-    alone: bool
-    forget: bool
+    replica: ReplicaState
     session_keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., chief_address: _Optional[str] = ..., alone: bool = ..., forget: bool = ..., session_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., chief_address: _Optional[str] = ..., replica: _Optional[_Union[ReplicaState, _Mapping]] = ..., session_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("version", "is_alone", "forgets")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_ALONE_FIELD_NUMBER: _ClassVar[int]
+    FORGETS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    is_alone: bool
+    forgets: bool
+    def __init__(self, version: _Optional[int] = ..., is_alone: bool = ..., forgets: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
     __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys")
@@ -150,20 +158,22 @@ class CheckpointFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class RestoreShardRequest(_message.Message):
-    __slots__ = ("fence", "spec", "tag", "manifest_sha256", "settings", "max_wait")
+    __slots__ = ("fence", "spec", "tag", "manifest_sha256", "settings", "max_wait", "replica_version")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_VERSION_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     spec: ShardSpec
     tag: str
     manifest_sha256: str
     settings: ShardSettings
     max_wait: _duration_pb2.Duration
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    replica_version: int
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., spec: _Optional[_Union[ShardSpec, _Mapping]] = ..., tag: _Optional[str] = ..., manifest_sha256: _Optional[str] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., replica_version: _Optional[int] = ...) -> None: ...
 
 class RestoreShardResponse(_message.Message):
     __slots__ = ("is_done", "num_bytes_read", "num_bytes")

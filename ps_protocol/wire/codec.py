@@ -222,6 +222,7 @@ PAIRS: tuple[Pair, ...] = (
         filled=frozenset({"max_wait"}),
         check=special.check_restore_request,
     ),
+    Pair(value=shard.ReplicaState, message=parameter_service_pb2.ReplicaState),
     Pair(value=shard.RestoreProgress, message=parameter_service_pb2.RestoreShardResponse),
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, encode=step.encode_participant, decode=step.decode_participant),

@@ -16,6 +16,7 @@ from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, Take
 from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, Fence
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import (
+    ReplicaState,
     RestoreRequest,
     RowsRequest,
     SaveRequest,
@@ -73,8 +74,7 @@ class ParameterService:
                 codec.decode(Fence, message.fence),
                 chief_address=message.chief_address,
                 session_keys=_session_keys(message.session_keys),
-                is_alone=message.alone,
-                forgets=message.forget,
+                replica=codec.decode(ReplicaState, message.replica),
             )
             return codec.pack(adoption)
 

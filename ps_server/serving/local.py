@@ -14,12 +14,14 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process.history import History
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import (
+    ONLY_REPLICA,
     Adoption,
     ApplyReply,
     ApplyRequest,
     MetricCell,
     PushHeader,
     PushReply,
+    ReplicaState,
     RestoreProgress,
     RestoreRequest,
     RowsRequest,
@@ -69,11 +71,10 @@ class InProcessShard:
         *,
         chief_address: str = "",
         session_keys: tuple[bytes, ...] = (),
-        is_alone: bool = False,
-        forgets: bool = False,
+        replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
         """Puts the shard under a chief; see Shard.adopt."""
-        return self._shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, is_alone=is_alone, forgets=forgets)
+        return self._shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

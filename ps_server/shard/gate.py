@@ -11,6 +11,7 @@ from types import TracebackType
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LeaseExpired, LimitExceeded, ShuttingDown, Superseded, Unavailable
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.fence import NOBODY, Era, Fence, joined_keys, session_secret
+from ps_protocol.roles.shard import ONLY_REPLICA, ReplicaState
 from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
@@ -431,8 +432,8 @@ class ChiefNotes:
 
     def __init__(self, *, budget: MemoryBudget) -> None:
         self.address = ""
-        # Of several replicas of the shard, the chief counts on this one alone.
-        self.is_alone = False
+        # How the chief counts on this replica, as it has said last.
+        self.replica = ONLY_REPLICA
         self.record = b""
         self.record_version = 0
         self._budget = budget
@@ -445,6 +446,13 @@ class ChiefNotes:
     def heard_ago_s(self, now: float) -> float | None:
         """Returns how long ago the chief was heard; None: never."""
         return None if self._heard_at is None else max(0.0, now - self._heard_at)
+
+    def count_on(self, replica: ReplicaState) -> bool:
+        """The chief says how it counts on this replica; returns whether that is news, and no copy of what it has said before."""
+        is_news = replica.version > self.replica.version
+        if is_news:
+            self.replica = replica
+        return is_news
 
     def keep(self, record: bytes, *, version: int) -> None:
         """Keeps a record, unless there is one of this version or a later one. Raises LimitExceeded."""

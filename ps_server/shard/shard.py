@@ -28,6 +28,7 @@ from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
+    ONLY_REPLICA,
     Adoption,
     ApplyReply,
     ApplyRequest,
@@ -35,6 +36,7 @@ from ps_protocol.roles.shard import (
     PushHeader,
     PushId,
     PushReply,
+    ReplicaState,
     RestoreProgress,
     RestoreRequest,
     RowsRequest,
@@ -120,28 +122,27 @@ class Shard:
         *,
         chief_address: str = "",
         session_keys: tuple[bytes, ...] = (),
-        is_alone: bool = False,
-        forgets: bool = False,
+        replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
         """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings.
 
-        `session_keys`: see Shard. `is_alone`: of several replicas, the chief counts on this one only. `forgets`: not on this one any more,
-        so its model is dropped.
+        `session_keys`: see Shard. `replica`: how the chief counts on this replica, where the shard has several.
         """
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = fences.is_damaged
             self._check_same_chief_locked(fence.chief_incarnation, chief_address)
-            life_before = fences.fence.life
+            before = fences.fence
             is_new_epoch = fences.adopt(fence)
-            self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != life_before)
+            self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != before.life)
             fences.check_running()
             chief.address = chief_address
             chief.heard(time.monotonic())
             if is_new_epoch:
                 self._end_epoch_locked(is_damaged=is_damaged)
-            chief.is_alone = is_alone
-            if forgets:
+            if (fence.life, fence.chief_incarnation) != (before.life, before.chief_incarnation):
+                chief.replica = ONLY_REPLICA  # each chief has numbers of its own
+            if chief.count_on(replica) and replica.forgets:
                 reason = NotInitialized(f"{self._name}: another replica holds the shard, this one has dropped its variables; ask the chief")
                 self._checkpoints.forget_restore(reason)
                 self._drop_model_locked(reason)
@@ -191,6 +192,8 @@ class Shard:
         with self._gate:
             self._gate.check_chief(request.fence)
             self._gate.fences.check_epoch(request.spec.epoch)
+            if request.replica_version < self._gate.chief.replica.version:
+                raise Unavailable(f"{self._name}: the chief has said since how it counts on this replica; repeat the call")
         return self._checkpoints.restore(request, max_wait_s=max_wait_s)
 
     def shutdown(self, *, epoch: int, reason: str) -> None:
@@ -391,7 +394,7 @@ class Shard:
                 settings_version=model.settings_version if model else 0,
                 chief_address=chief.address,
                 chief_heard_ago_s=chief.heard_ago_s(time.monotonic()),
-                is_alone=chief.is_alone,
+                is_alone=chief.replica.is_alone,
                 slots=model.slot_names if model else (),
             )
 

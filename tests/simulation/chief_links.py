@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
+    ONLY_REPLICA,
     Adoption,
     ApplyReply,
     ApplyRequest,
+    ReplicaState,
     RestoreProgress,
     RestoreRequest,
     SaveProgress,
@@ -116,12 +118,11 @@ class SimulatedLink:
         chief_address: str = "",
         session_keys: tuple[bytes, ...] = (),
         timeout_s: float,
-        is_alone: bool = False,
-        forgets: bool = False,
+        replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
         """Puts the shard under the chief."""
         process = self._last_seen  # of one that is started since, it is then seen that it is another one
-        adoption: Adoption = await self._call("adopt", fence, chief_address, session_keys, is_alone, forgets)
+        adoption: Adoption = await self._call("adopt", fence, chief_address, session_keys, replica)
         self._process = process
         return adoption
 

@@ -12,7 +12,15 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.history import History
 from ps_protocol.roles.fence import NOBODY, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, RestoreRequest, SaveRequest, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import (
+    ApplyRequest,
+    PushHeader,
+    ReplicaState,
+    RestoreRequest,
+    SaveRequest,
+    ShardSettings,
+    ShardSpec,
+)
 from ps_server.serving.local import InProcessShard
 from tests.simulation.disk import Crash
 from tests.simulation.oracle import Oracle
@@ -102,9 +110,9 @@ class ShardNode:
         heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
         return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
 
-    def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], is_alone: bool, forgets: bool) -> object:
-        adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, is_alone=is_alone, forgets=forgets)
-        if forgets:
+    def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], replica: ReplicaState) -> object:
+        adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)
+        if adoption.step is None:
             self._oracle.emptied(self._place)
         return adoption
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -12,7 +13,14 @@ from chief.core import messages as rev
 from chief.shards.link import GrpcShardLink
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, trusted
 from ps_protocol import errors
-from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
+from ps_protocol.roles.fence import KEY_BYTES
+from ps_protocol.roles.shard import (
+    ApplyRequest,
+    PushId,
+    PushResult,
+    ReplicaState,
+    ShardSettings,
+)
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -239,8 +247,37 @@ def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches
     assert pair.run(act, is_taken=False) == ([None], None)
 
 
+def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(pair: Pair) -> None:
+    earlier, later = b"1" * KEY_BYTES, b"2" * KEY_BYTES
+    for trainer in pair.trainers:
+        trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(earlier,))
+    pair.restart(PRIMARY)
+
+    async def act(link: ReplicatedLink) -> Any:
+        first, second = (replica.link for replica in link.replicas)
+        adopt, is_adopted = (first.adopt, second.adopt), asyncio.Event()
+
+        async def before(*args: Any, **words: Any) -> Any:
+            try:
+                return await adopt[PRIMARY](*args, **words)
+            finally:
+                is_adopted.set()
+
+        async def after(*args: Any, **words: Any) -> Any:
+            await is_adopted.wait()
+            return await adopt[STANDBY](*args, **words)
+
+        with patch.object(first, "adopt", before), patch.object(second, "adopt", after):
+            await link.status(timeout_s=5)
+            return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:1", session_keys=(later,), timeout_s=5)
+
+    assert pair.run(act, is_taken=False).session_keys == (later, earlier)
+    for trainer in pair.trainers:
+        assert set(trainer.shard.adopt(fence(EPOCH, CHIEF + 1)).session_keys) == {earlier, later}
+
+
 async def _mark_alone(link: ReplicatedLink, which: int) -> None:
-    await link.replicas[which].link.adopt(fence(EPOCH, CHIEF), timeout_s=5, is_alone=True)
+    await link.replicas[which].link.adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=9, is_alone=True))
 
 
 # -- coming back

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint
-from ps_protocol.roles.shard import SaveRequest, SaveState, ShardSettings
+from ps_protocol.roles.shard import ReplicaState, SaveRequest, SaveState, ShardSettings
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
 from tests.support.eras import fence
@@ -176,6 +177,43 @@ def test_later_epoch_breaks_a_restoration_off(training: ShardedTraining, later: 
     later.do_all()
     assert shard.restore(training.restore_request(0, "t"), max_wait_s=1.0).is_done
     training.train(1)
+
+
+def test_a_replica_that_was_brought_back_obeys_no_copy_of_what_it_was_told_before(training: ShardedTraining, later: Later) -> None:
+    _saved(training, later)
+    shard = training.shards[0]
+    assert isinstance(shard, InProcessShard)
+    lost = partial(shard.adopt, fence(training.epoch, CHIEF))
+    assert lost(replica=ReplicaState(version=1, forgets=True)).step is None
+    earlier = dataclasses.replace(training.restore_request(0, "t"), replica_version=1)
+    shard.restore(earlier)
+    later.do_all()
+    training.train(1)
+    _saved(training, later, "another")
+    # It is lost once more, and brought back from a later checkpoint.
+    assert lost(replica=ReplicaState(version=2, forgets=True)).step is None
+    request = dataclasses.replace(training.restore_request(0, "another"), replica_version=2)
+    shard.restore(request)
+    later.do_all()
+    training.train(1)
+    for version in (1, 2):
+        assert lost(replica=ReplicaState(version=version, forgets=True)).step == training.step
+        lost(replica=ReplicaState(version=version, is_alone=True))
+        assert not shard.status().is_alone
+    with pytest.raises(Unavailable):
+        shard.restore(earlier)
+    assert shard.restore(request).is_done
+    training.train(1)
+
+
+def test_what_a_later_chief_says_of_a_replica_holds_whatever_the_numbers_of_the_one_before(training: ShardedTraining) -> None:
+    shard = training.shards[0]
+    assert isinstance(shard, InProcessShard)
+    shard.adopt(fence(training.epoch, CHIEF), replica=ReplicaState(version=7, is_alone=True))
+    assert shard.status().is_alone
+    shard.adopt(fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=1))
+    assert not shard.status().is_alone
+    assert shard.adopt(fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=2, forgets=True)).step is None
 
 
 def test_memory_is_the_same_after_any_number_of_restorations(training: ShardedTraining, later: Later) -> None:
