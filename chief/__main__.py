@@ -6,13 +6,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from chief.config import ChiefConfig, parse_config
-from ps_protocol.errors import PsError
-from ps_protocol.process.failpoints import enable_failpoints
-from ps_protocol.process.listening import allow_many_connections
-from ps_protocol.process.logs import logging_to_stderr
-from ps_protocol.process.output import write_last
-from ps_protocol.rpc import library
+from ps_protocol.process.collector import importing_for_good
+
+with importing_for_good():
+    from chief.config import ChiefConfig, parse_config
+    from ps_protocol.errors import PsError
+    from ps_protocol.process.failpoints import enable_failpoints
+    from ps_protocol.process.listening import allow_many_connections
+    from ps_protocol.process.logs import logging_to_stderr
+    from ps_protocol.process.output import write_last
+    from ps_protocol.rpc import library
 
 _EXIT_USAGE = 2
 
@@ -33,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(config: ChiefConfig) -> int:
     library.expect_workers(config.coordination.num_workers)
     # Not before: it imports grpc.
-    from chief.serving.server import ChiefServer
+    with importing_for_good():
+        from chief.serving.server import ChiefServer
 
     server = ChiefServer(config)
     loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ps_protocol.process.collector import importing_for_good
 from ps_protocol.rpc import library
 
 if TYPE_CHECKING:
@@ -22,14 +23,15 @@ def main() -> int:
     # Each worker has some, and the server does not know how many workers there will be.
     library.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
-    from ps_protocol.errors import PsError
-    from ps_protocol.process.allocator import keep_freed_memory
-    from ps_protocol.process.failpoints import enable_failpoints
-    from ps_protocol.process.listening import allow_many_connections
-    from ps_protocol.process.logs import logging_to_stderr
-    from ps_protocol.process.output import write_last
-    from ps_server.config import parse_config
-    from ps_server.server import ParameterServer
+    with importing_for_good():
+        from ps_protocol.errors import PsError
+        from ps_protocol.process.allocator import keep_freed_memory
+        from ps_protocol.process.failpoints import enable_failpoints
+        from ps_protocol.process.listening import allow_many_connections
+        from ps_protocol.process.logs import logging_to_stderr
+        from ps_protocol.process.output import write_last
+        from ps_server.config import parse_config
+        from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
     allow_many_connections()

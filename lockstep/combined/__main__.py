@@ -12,17 +12,20 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from chief.config import ChiefConfig
-from chief.config import parse_config as parse_chief_config
-from ps_protocol.errors import InvalidSpec, PsError
-from ps_protocol.process.allocator import keep_freed_memory
-from ps_protocol.process.failpoints import enable_failpoints
-from ps_protocol.process.listening import allow_many_connections
-from ps_protocol.process.logs import logging_to_stderr
-from ps_protocol.process.output import write_last
-from ps_protocol.rpc import library
-from ps_server.config import ParameterServerConfig
-from ps_server.config import parse_config as parse_ps_config
+from ps_protocol.process.collector import importing_for_good
+
+with importing_for_good():
+    from chief.config import ChiefConfig
+    from chief.config import parse_config as parse_chief_config
+    from ps_protocol.errors import InvalidSpec, PsError
+    from ps_protocol.process.allocator import keep_freed_memory
+    from ps_protocol.process.failpoints import enable_failpoints
+    from ps_protocol.process.listening import allow_many_connections
+    from ps_protocol.process.logs import logging_to_stderr
+    from ps_protocol.process.output import write_last
+    from ps_protocol.rpc import library
+    from ps_server.config import ParameterServerConfig
+    from ps_server.config import parse_config as parse_ps_config
 
 WITH_CHIEF = "--with-chief"
 _SELF = "self"
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
             library.expect_workers(its_chief.coordination.num_workers)
             # Not before: it imports grpc.
-            from lockstep.combined.server import serve
+            with importing_for_good():
+                from lockstep.combined.server import serve
 
             return asyncio.run(serve(config, settings_at))
     except PsError as error:

@@ -10,11 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
+from ps_protocol.process.collector import importing_for_good
 
-import worker_client
-from tests.chaos import script
-from worker_client import Session
+with importing_for_good():
+    import numpy as np
+
+    import worker_client
+    from tests.chaos import script
+    from worker_client import Session
 
 
 class Diary:

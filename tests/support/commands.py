@@ -59,9 +59,10 @@ def cluster(tmp_path: Path, *, max_steps: int | None = None) -> Iterator[LocalCl
 # Contributes until the cluster says that training is finished, or for as many steps as its first argument says.
 TRAIN = """
 import sys
-import numpy as np
-import worker_client
-from worker_client import PushOutcome
+from ps_protocol.process.collector import importing_for_good
+with importing_for_good():
+    import numpy as np
+    import worker_client
 num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else None
 with worker_client.connect() as session:
     session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))

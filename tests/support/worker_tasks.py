@@ -8,11 +8,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from ps_protocol.process.collector import importing_for_good
 
-import worker_client
-from tests.support.models import MODELS, WIDTH, contribution, ones
-from worker_client import IndexedSlices, Session
+with importing_for_good():
+    import numpy as np
+
+    import worker_client
+    from tests.support.models import MODELS, WIDTH, contribution, ones
+    from worker_client import IndexedSlices, Session
 
 # Of each push: outcome, step of its variables, step that it was applied at, staleness.
 Record = list[Any]
