@@ -17,8 +17,10 @@ from ps_protocol.security.permissions import CallerRole
 
 
 MAX_MESSAGE_BYTES = 16 << 20
-# A process has a connection of its own for each server and user, with a handful of streams and calls.
-MAX_CALLS_A_CONNECTION = 64
+# A process has a connection of its own for each server and user, with a handful of streams and calls. A client that does not acknowledge
+# the server's settings may begin as many altogether, and gRPC lets the headers of each unfold to 16 MiB, which keep the interpreter for
+# 6 ms: four connections with 64 each stopped training for a second or more.
+MAX_CALLS_A_CONNECTION = 16
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     # Bounds what one message can make the receiver allocate. Tensors of any size travel as many frames of FRAME_BYTES.
@@ -69,8 +71,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
-    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds. Headers may unfold
-    # to 16 MiB a call, until a client has acknowledged our settings.
+    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
     ("grpc.max_concurrent_streams", MAX_CALLS_A_CONNECTION),
     # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
     # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 MAX_CONNECTIONS, MAX_SECONDS = 64, 120.0
 _CHUNK_BYTES = 64 << 10
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
+_DATA, _HEADERS, _PRIORITY, RST_STREAM, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
 _END_STREAM, _END_HEADERS = 1, 4
 
 
@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
     "ping answered": Kind(lambda: _again(_frame(_PING, bytes(8), flags=1))),
     "goaway": Kind(lambda: _again(_frame(_GOAWAY, bytes(8)))),
     "unknown frames": Kind(lambda: _again(_frame(0xFA, bytes(16)))),
-    "rst_stream": Kind(lambda: _again(_frame(_RST_STREAM, bytes(4), stream=1))),
+    "rst_stream": Kind(lambda: _again(_frame(RST_STREAM, bytes(4), stream=1))),
     "hpack remembered": Kind(_remembered),
     "hpack unfolded": Kind(_unfolded),
     "hpack continued": Kind(_continued),
@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
     "data of no call": Kind(lambda: _data(3)),
     "empty data": Kind(lambda: itertools.chain([_request_frame(1, _CHECK)], _again(_frame(_DATA, stream=1)))),
     "rapid reset": Kind(
-        lambda: _on_new_streams(lambda stream: _request_frame(stream, _CHECK) + _frame(_RST_STREAM, bytes(4), stream=stream))
+        lambda: _on_new_streams(lambda stream: _request_frame(stream, _CHECK) + _frame(RST_STREAM, bytes(4), stream=stream))
     ),
     "calls": Kind(lambda: _on_new_streams(lambda stream: _request_frame(stream, _STATUS))),
     "calls unread": Kind(lambda: _on_new_streams(lambda stream: _request_frame(stream, _STATUS)), reads=False),

@@ -22,7 +22,7 @@ from ps_protocol.errors import (
     WrongRole,
 )
 from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import MAX_CALLS_A_CONNECTION, open_channel
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from tests.support.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
@@ -116,7 +116,7 @@ def test_two_hundred_blocked_callers_are_released_together() -> None:
     num_workers = 200
     with cluster(replicas_to_aggregate=1) as chief, ExitStack() as stack:
         # More calls than one connection may have at once.
-        clients = [stack.enter_context(client_of(chief)) for _ in range(4)]
+        clients = [stack.enter_context(client_of(chief)) for _ in range(num_workers // (MAX_CALLS_A_CONNECTION - 4))]
         client = clients[0]
         workers = [Worker(clients[index % len(clients)]) for index in range(num_workers + 1)]
         workers[0].join_model()

@@ -1,6 +1,7 @@
 """What callers without a token, or with that of a lesser role, cannot do to a server: hold its threads, or speak for the chief."""
 
 import contextlib
+import itertools
 import logging
 import queue
 import resource
@@ -26,6 +27,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.certificates import Files, make
 from tests.support.eras import fence
+from tests.support.floods import KINDS, RST_STREAM
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
 
@@ -103,6 +105,41 @@ def test_connection_has_so_many_calls_at_once() -> None:
         wait_until(lambda: len(begun) == MAX_CALLS_A_CONNECTION + 1, timeout_s=20, what="that of another connection is begun, and no more")
         for call in calls:
             call.cancel()
+    server.stop(None).wait()
+
+
+def frames(connection: socket.socket) -> Iterator[tuple[int, int]]:
+    """Yields kind and stream of each frame that comes."""
+    with connection.makefile("rb") as file:
+        while head := file.read(9):
+            file.read(int.from_bytes(head[:3]))
+            yield head[3], int.from_bytes(head[5:])
+
+
+def test_connection_that_acknowledges_no_settings_begins_no_more_calls() -> None:
+    """F36: until then gRPC lets the headers of each call unfold to 16 MiB, and giving them to Python takes milliseconds."""
+    sizes: list[int] = []
+
+    def serve(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
+        sizes.append(sum(len(value) for _, value in context.invocation_metadata()))
+        send_response(None)
+
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=server_options())
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"Check": grpc.stream_stream_rpc_method_handler(never_waiting(serve))}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    kind = KINDS["hpack unfolded"]
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(kind.greeting + b"".join(itertools.islice(kind.chunks(), 1 + 4)))
+        ended: set[int] = set()
+        for frame_kind, stream in frames(connection):
+            ended |= {stream} if frame_kind == RST_STREAM else set()
+            if len(ended) == 1 + 4 * 8:
+                break
+        wait_until(lambda: len(sizes) >= MAX_CALLS_A_CONNECTION, timeout_s=20, what="as many as may be are begun")
+        assert len(sizes) == MAX_CALLS_A_CONNECTION
+    assert max(sizes) > 15 << 20
     server.stop(None).wait()
 
 
