@@ -26,7 +26,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
-from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, numbered, session_secret
+from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, joined_keys, numbered, session_secret
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
 _WINDOW = 16
@@ -259,6 +259,8 @@ class Membership:
         self._timers = timers or Timers()
         self._on_lapse = on_lapse
         self._session_key = session_key
+        # All keys of this life, as the shards know them.
+        self._life_keys: tuple[bytes, ...] = ()
         # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
         # chief, or one before it, is in what was brought back.
         self._fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
@@ -394,8 +396,13 @@ class Membership:
         """The numbers of this life, up to this chief's, are in what was brought back or taken over."""
         self._earlier = earlier
 
+    def learn_keys(self, session_keys: tuple[bytes, ...]) -> None:
+        """A shard knows these keys of this life's chiefs."""
+        self._life_keys = joined_keys(self._life_keys, session_keys)
+
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
         """From now on gives numbers as this chief, in this life. Participants admitted before register again and get new numbers."""
+        self._life_keys = ()
         for member in self.all():
             self._end(member)
         for members in self._members.values():
@@ -436,6 +443,8 @@ class Membership:
         """
         former = request.former
         if former is None or former.kind is not request.kind or not (self._is_plausible(former) and self._is_known(former)):
+            return None
+        if not self._is_proven(former):
             return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
@@ -496,6 +505,13 @@ class Membership:
         """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
         is_of_earlier = former.era.life == self._earlier.life and _chief_of(former) <= self._earlier.chief_incarnation
         return self._is_of_this_life(former) or is_of_earlier
+
+    def _is_proven(self, former: Participant) -> bool:
+        """Whether its secret is one that a chief of this life has made. Of an earlier life nobody can say."""
+        if not self._is_of_this_life(former) or not self._life_keys:
+            return True
+        name = name_of(former.kind, former.index)
+        return any(session_secret(key, name=name, incarnation=former.incarnation) == former.secret for key in self._life_keys)
 
     def _places(self, kind: ParticipantKind) -> int:
         return (self._config().num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS

@@ -11,7 +11,7 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec, layouts, place
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
-from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.fence import Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
 from tests.support.chief_driver import KEY, MODEL, Driver, Worker
 from tests.support.eras import fence
@@ -31,6 +31,7 @@ class FakeShard:
     record_version: int = 0
     settings_version: int = 0
     life: int = 0
+    session_keys: tuple[bytes, ...] = ()
 
     def status(self, index: int) -> ShardStatus:
         return ShardStatus(
@@ -56,6 +57,7 @@ class RecoveryDriver(Driver):
 
     has_successors = True
     lives = itertools.count(1)
+    chiefs = itertools.count(2)
 
     def new_life(self) -> int:
         """No two drivers have one."""
@@ -69,6 +71,7 @@ class RecoveryDriver(Driver):
         self.damaged: set[str] = set()
         self.full = False
         self.unreadable = ""  # why storage cannot be read
+        self.session_key = KEY
         self.model: ModelSpec = MODEL
         self.shards = [FakeShard(process=7 + index) for index in range(num_shards)]
         config.setdefault("checkpoints", CheckpointConfig(restore="latest"))
@@ -83,7 +86,10 @@ class RecoveryDriver(Driver):
         """Another chief process takes the place of the old one, which never says anything again."""
         addresses = [f"host-p:{5000 + index}" for index in range(len(self.shards))]
         self.config = replace(self.config, **config)
-        self.coordinator = Coordinator(config=self.config, shard_addresses=addresses, now=self.now, new_life=self.new_life, session_key=KEY)
+        self.session_key = b"chief %d" % next(self.chiefs)
+        self.coordinator = Coordinator(
+            config=self.config, shard_addresses=addresses, now=self.now, new_life=self.new_life, session_key=self.session_key
+        )
         self.orders.clear()
         for waiting in (self.to_apply, self.to_prepare, self.to_configure):
             waiting.clear()
@@ -216,6 +222,8 @@ class RecoveryDriver(Driver):
         for shard in self.shards:
             if fence.epoch > shard.epoch:
                 shard.last_apply = None
+            earlier = shard.session_keys if shard.life == fence.life else ()
+            shard.session_keys = joined_keys((self.session_key,), earlier)
             shard.epoch, shard.chief, shard.life = fence.epoch, fence.chief_incarnation, fence.life
         kept = max(self.shards, key=lambda shard: shard.record_version)
         for index, shard in enumerate(self.shards):
@@ -227,6 +235,7 @@ class RecoveryDriver(Driver):
                 record_version=shard.record_version,
                 last_apply=shard.last_apply,
                 pushes=shard.pushes(),
+                session_keys=shard.session_keys,
             )
             self.send(messages.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 

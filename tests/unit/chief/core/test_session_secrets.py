@@ -87,6 +87,38 @@ def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
     assert driver.coordinator.chief_incarnation == 2
 
 
+def test_nobody_else_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_one_had_admitted() -> None:
+    driver = RecoveryDriver(total_num_replicas=2)
+    first, second = driver.train(0, 1)
+    first.commit()
+    second.commit()
+    driver.new_chief()
+    attacker = driver.register(0, former=stranger(first.participant), host="elsewhere")
+    assert attacker.participant.incarnation > first.participant.incarnation
+    assert driver.come_back(second).participant == second.participant
+    # Not what the worker has pushed, but of its own number only: the name is part of the commit.
+    first.participant, mine = attacker.participant, first.participant
+    with pytest.raises(InvalidSpec, match="want worker 0, incarnation"):
+        first.send_commit(push_id=PushId(worker=0, incarnation=mine.incarnation, sequence=2))
+
+
+def test_worker_keeps_its_place_under_several_chiefs_in_a_row() -> None:
+    driver = RecoveryDriver()
+    worker = driver.train(0)[0]
+    for _ in range(3):
+        worker.commit()
+        driver.new_chief()
+        assert driver.come_back(worker).participant == worker.participant
+
+
+def test_nobody_commits_what_another_worker_has_pushed_with_a_registration_of_its_own() -> None:
+    driver = Driver(total_num_replicas=2)
+    worker, other = driver.train(0, 1)
+    with pytest.raises(InvalidSpec, match="want worker 1, incarnation 1"):
+        other.send_commit(push_id=PushId(worker=0, incarnation=worker.participant.incarnation, sequence=1))
+    assert worker.commit().outcome is PushOutcome.ACCEPTED
+
+
 def test_the_next_chief_lets_nobody_in_beside_the_one_who_came_back() -> None:
     driver = RecoveryDriver()
     worker = driver.train(0)[0]
