@@ -533,7 +533,7 @@ class Recovery:
                 tag=checkpoint.tag,
                 manifest_sha256=manifest_sha256,
                 specs=training.shard_specs(checkpoint.step),
-                settings=training.shard_settings(self._settings.as_they_are(), step=checkpoint.step),
+                settings=training.shard_settings(self._settings.as_they_are()),
             )
         )
 
@@ -630,7 +630,7 @@ class Recovery:
         # At once: a record may have to be kept for the data that is leased while the model is unknown.
         self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
         policy = new_policy(self._config if record is None else self._config.with_policy(record.policy))
-        found = resumption(adoptions, names=names, has_steps=policy.counts(is_applied=False))
+        found = resumption(adoptions, names=names, has_steps=not policy.spec.applies_on_arrival)
         if isinstance(found, str):
             return found
         held = [adoption for adoption in adoptions if adoption is not None]
@@ -675,7 +675,7 @@ class Recovery:
             return False
         if record is not None:
             return record.epoch not in (0, self._members.epoch)
-        has_steps = policy.counts(is_applied=False)
+        has_steps = not policy.spec.applies_on_arrival
         return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in held)
 
     def _take_data(self, stage: _TakingOver, record: ChiefRecord, held: Sequence[Adoption]) -> None:
@@ -721,7 +721,7 @@ class Recovery:
         steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)
-        return counted if policy.counts(is_applied=False) else ()
+        return () if policy.spec.applies_on_arrival else counted
 
     def _secure(self, now: float) -> None:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""

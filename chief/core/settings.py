@@ -29,11 +29,10 @@ Optimizers = dict[str, tuple[OptimizerSpec, OptimizerSpec]]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Change:
-    """A change that is asked for, and what is being introduced of it: of a policy that needs two moves, first another one."""
+    """A change that is asked for; `optimizers`: as they are with it, once it is being introduced, if it is about them."""
 
     key: _Key
     asked: PolicySpec | HyperparameterChange
-    policy: PolicySpec | None = None
     optimizers: Optimizers | None = None
 
 
@@ -101,7 +100,7 @@ class Settings:
     def ask(self, call: int, request: ChangeSettingsRequest) -> None:
         """Takes a change in. Raises InvalidSpec, VariableNotFound or NotInitialized."""
         if request.policy is not None:
-            self._model.check_policy(self._config.with_policy(request.policy).policy)
+            self._check_policy(request.policy)
             self._take_in(("policy", request.request_id), request.policy, call)
         elif request.hyperparameters is not None:
             self._changed(request.hyperparameters)
@@ -119,31 +118,38 @@ class Settings:
 
     @property
     def next_change(self) -> Change | None:
-        """The change that is to be carried out next, if there is one."""
-        return self._pending[0] if self._pending else None
+        """The change that is to be carried out next, if there is one; one that has become impossible since it was asked for is refused."""
+        while self._pending:
+            change = self._pending[0]
+            try:
+                if isinstance(change.asked, PolicySpec):
+                    self._check_policy(change.asked)
+                return change
+            except InvalidSpec as error:
+                self._pending.remove(change)
+                for blocked in self._calls:
+                    if blocked.ask is change:
+                        self._calls.refuse(blocked.who, error)
+        return None
 
-    def prepare(self, change: Change, policy: PolicySpec | None) -> ForShards:
-        """Has this be introduced next of a change (of its policy: `policy`). Returns what shards must know then."""
+    def prepare(self, change: Change) -> ForShards:
+        """Returns what shards must know once a change holds."""
         if isinstance(change.asked, HyperparameterChange):
             change.optimizers = self._changed(change.asked)
-        else:
-            change.policy = policy
-        optimizers = self._optimizers if change.optimizers is None else change.optimizers
-        return self._wanted(change.policy or self._config.policy, optimizers)
+            return self._wanted(self._config.policy, change.optimizers)
+        return self._wanted(change.asked, self._optimizers)
 
     def next_version(self) -> None:
         """Another change is about to be made."""
         self._version += 1
 
-    def apply(self, change: Change) -> bool:
-        """What was prepared holds from now on. Returns whether that is all of the change."""
+    def apply(self, change: Change) -> None:
+        """What was prepared holds from now on."""
         if change.optimizers is not None:
             self._optimizers = change.optimizers
             self._words = self._words_of(change.optimizers)
-        if change.policy is not None:
-            self._config = self._config.with_policy(change.policy)
-            return change.policy == change.asked
-        return True
+        if isinstance(change.asked, PolicySpec):
+            self._config = self._config.with_policy(change.asked)
 
     def complete(self, change: Change, *, step: int) -> None:
         """A change has been carried out: answers the caller that asked for it."""
@@ -172,13 +178,12 @@ class Settings:
         """What shards must know of what holds."""
         return self._wanted(self._config.policy, self._optimizers)
 
-    def tell(self, wanted: ForShards, fence: Fence, *, step: int) -> ShardSettings:
-        """Returns what all shards are to work by from this step on, and counts it as known to them."""
+    def tell(self, wanted: ForShards, fence: Fence) -> ShardSettings:
+        """Returns what all shards are to work by from now on, and counts it as known to them."""
         self._known = wanted
         return ShardSettings(
             fence=fence,
             version=self._version,
-            step=step,
             accepts_stale=wanted.accepts_stale,
             applies_on_arrival=wanted.applies_on_arrival,
             optimizers=wanted.optimizers,
@@ -209,6 +214,16 @@ class Settings:
         self._version = max(self._version, version)
 
     # -- inside
+
+    def _check_policy(self, policy: PolicySpec) -> None:
+        """Raises InvalidSpec if this policy cannot follow the one that holds."""
+        self._model.check_policy(self._config.with_policy(policy).policy)
+        current = self._config.policy
+        if self._model.is_created and policy.applies_on_arrival is not current.applies_on_arrival:
+            raise InvalidSpec(
+                f"policy {policy.text}: the cluster trains with {current.text}; whether parameter servers apply on arrival cannot change"
+                " once there is a model: choose it when the cluster is started (--policy async --no-locking), or before there is a model"
+            )
 
     def _take_in(self, key: _Key, asked: PolicySpec | HyperparameterChange, call: int) -> None:
         if key in self._done:

@@ -371,9 +371,9 @@ class Training:
         max_staged = self._settings.config.max_staged_per_worker
         return self._model.shard_specs(epoch=self._fence.epoch, step=step, max_staged_per_worker=max_staged)
 
-    def shard_settings(self, wanted: ForShards, *, step: int) -> ShardSettings:
-        """Returns what all shards are to work by from this step on."""
-        return self._settings.tell(wanted, self._fence, step=step)
+    def shard_settings(self, wanted: ForShards) -> ShardSettings:
+        """Returns what all shards are to work by from now on."""
+        return self._settings.tell(wanted, self._fence)
 
     # -- the epoch
 
@@ -454,7 +454,7 @@ class Training:
     def _lower_quorum(self) -> None:
         """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
         config, policy = self._settings.config, self._policy
-        if not policy.has_quorum or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
+        if not policy.spec.needs_many_workers or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
             return
         required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
         self._is_quorum_lowered = required < config.num_required
@@ -558,6 +558,8 @@ class Training:
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
+        if commit.is_applied and not policy.spec.applies_on_arrival:
+            raise InvalidSpec(f"push id {push_id}: it cannot have been applied on arrival; under the policy {policy.spec.text} it waits")
         if member.outcomes.is_repeated(push_id, step=commit.step):
             return _repeated(member.outcomes.first_result(push_id), global_step=policy.step)
         if not self._model.is_ready:
@@ -578,9 +580,9 @@ class Training:
         self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
         if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
             self._discards.add(push_id)
-        if verdict.outcome is PushOutcome.ACCEPTED and policy.counts(is_applied=commit.is_applied):
+        if verdict.outcome is PushOutcome.ACCEPTED:
             self._turned_away.discard(member.index)
-        elif not policy.has_common_steps or commit.is_applied or ((not commit.staged or not has_ranges) and not is_complete):
+        elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
             self._count_ranges(member, commit, verdict)
@@ -604,13 +606,13 @@ class Training:
         policy, is_finished = self._policy, self._host.is_finished
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
-            if policy.counts(is_applied=True) and not is_finished:
+            if not is_finished:
                 return policy.commit(commit.push_id, step=commit.step)
-            # Applied by servers that had not heard yet of the end of that policy, or of training.
+            # Applied by servers that had not heard yet of the end of training.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
         if not commit.staged or policy.is_stale(commit.step, oldest_kept=self._oldest_kept):
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
-        if is_finished or not policy.counts(is_applied=False):
+        if is_finished or policy.spec.applies_on_arrival:
             return Verdict(outcome=PushOutcome.LATE, staleness=behind)
         return policy.commit(commit.push_id, step=commit.step)
 
@@ -900,7 +902,7 @@ class Training:
         self._returning = frozenset(shards)
         step = self.step + 1
         specs = self.shard_specs(step)
-        settings = self.shard_settings(self._settings.as_they_are(), step=step)
+        settings = self.shard_settings(self._settings.as_they_are())
         self._out.add(
             BringReplicasBack(
                 fence=self._fence,
@@ -980,18 +982,15 @@ class Training:
 
     def _configure(self, wanted: ForShards) -> None:
         self._under_way = UnderWay.CONFIGURE
-        self._out.add(ConfigureShards(settings=self.shard_settings(wanted, step=self.step)))
+        self._out.add(ConfigureShards(settings=self.shard_settings(wanted)))
 
     def _begin_changes(self, now: float) -> None:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
-        first = self._settings.next_change
-        if first is not None and isinstance(first.asked, PolicySpec):
-            self._policy.make_way(first.asked)
-        while self._under_way is None and (change := self._settings.next_change) is not None:
-            policy = self._policy.way_to(change.asked) if isinstance(change.asked, PolicySpec) else None
-            if policy is None and isinstance(change.asked, PolicySpec):
-                break
-            wanted = self._settings.prepare(change, policy)
+        while (change := self._settings.next_change) is not None:
+            is_possible = not isinstance(change.asked, PolicySpec) or self._policy.gives_way(change.asked)
+            if not is_possible or self._under_way is not None:
+                return
+            wanted = self._settings.prepare(change)
             self._settings.next_version()
             if self._model.is_ready and not self._settings.is_known(wanted):
                 self._configure(wanted)
@@ -999,17 +998,15 @@ class Training:
                 self._change_holds(now)
 
     def _change_holds(self, now: float) -> None:
-        """The shards know: from now on the change holds, or its first move, if it needs two."""
+        """The shards know: from now on the change holds."""
         change = self._settings.next_change
         self._is_telling_again, was_telling_again = False, self._is_telling_again
         if change is None or was_telling_again:
             return
         before = len(self._out)
-        is_whole = self._settings.apply(change)
-        if change.policy is not None:
+        self._settings.apply(change)
+        if isinstance(change.asked, PolicySpec):
             self._install(now)
-            if not is_whole:
-                return
         self._settings.complete(change, step=self.step)
         if self._model.is_ready:
             self._answers.keep()
@@ -1018,7 +1015,9 @@ class Training:
         self._out.move_up(since=since, to=before)
 
     def _words_of(self, change: Change) -> str:
-        what = f"policy {self._policy.spec.text}" if change.policy is not None else f"optimizer {self._settings.optimizer_words()}"
+        what = (
+            f"policy {self._policy.spec.text}" if isinstance(change.asked, PolicySpec) else f"optimizer {self._settings.optimizer_words()}"
+        )
         return f"settings version {self._settings.version} hold from step {self.step} on: {what}"
 
     def _install(self, now: float) -> None:

@@ -77,15 +77,11 @@ class Policy(Protocol):
     def has_common_steps(self) -> bool:
         """Whether a step is made of contributions to that step alone, which all servers apply together; else each is a step by itself."""
 
-    @property
-    def has_quorum(self) -> bool:
-        """Whether steps may be asked to need fewer contributions, by `require`."""
-
     def require(self, num_required: int) -> None:
-        """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
+        """Has the open step, and those after it, need so many contributions; a step that is complete stays so.
 
-    def counts(self, *, is_applied: bool) -> bool:
-        """Whether it counts contributions that servers have applied as they came, or (not `is_applied`) have staged."""
+        For policies alone whose steps need as many workers as contributions.
+        """
 
     def is_ahead(self, step: int) -> bool:
         """Whether no worker can have variables of this step yet."""
@@ -133,17 +129,11 @@ class Policy(Protocol):
     def advance(self) -> list[Grant]:
         """The next step is applied everywhere."""
 
-    def close(self) -> None:
-        """Takes no more contributions."""
-
     def finish(self) -> None:
         """Training ends with the next step."""
 
-    def make_way(self, policy: PolicySpec) -> None:
-        """Prepares for a change of policy: from now on refuses contributions that the next policy could not take over."""
-
-    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
-        """Returns the policy to introduce now on the way to another; None: what is counted must be applied first."""
+    def gives_way(self, policy: PolicySpec) -> bool:
+        """Whether another policy may follow now; if not, takes no more contributions until what is counted has been applied."""
 
     def counted(self) -> Sequence[Counted]:
         """Returns what is counted and not applied, in order of counting: for the policy that follows."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from chief.options import CoordinationConfig
 from chief.policies.base import Counted, Policy
-from chief.policies.fifo import FifoPolicy
+from chief.policies.fifo import FifoTokens
 from chief.policies.free import FreePolicy
 from chief.policies.queue import QueuePolicy
-from chief.policies.sync import SyncPolicy
+from chief.policies.sync import StrictTokens, SyncPolicy, TokenRule
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 
 
@@ -34,15 +34,12 @@ def new_policy(
     if spec.applies_on_arrival:
         assert not counted
         return FreePolicy(spec=spec, step=step)
-    if spec.name is not PolicyName.SYNC:
+    if not spec.has_common_steps:
         return QueuePolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
-    if spec.tokens is TokenMode.FIFO:
-        return FifoPolicy(
-            spec=spec,
-            num_required=config.num_required,
-            tokens_per_step=config.tokens_per_step,
-            num_tokens=config.num_initial_tokens if is_start else max(config.num_initial_tokens, config.tokens_per_step),
-            step=step,
-            counted=counted,
-        )
-    return SyncPolicy(num_required=config.num_required, num_extras=config.num_extras, step=step, spec=spec, counted=counted)
+    tokens: TokenRule
+    if spec.needs_many_workers:
+        tokens = StrictTokens(num_extras=config.num_extras, step=step, contributed=(entry.push_id.worker for entry in counted))
+    else:
+        num_tokens = config.num_initial_tokens if is_start else max(config.num_initial_tokens, config.tokens_per_step)
+        tokens = FifoTokens(tokens_per_step=config.tokens_per_step, num_tokens=num_tokens, step=step)
+    return SyncPolicy(spec=spec, num_required=config.num_required, tokens=tokens, step=step, counted=counted)

@@ -14,7 +14,6 @@ class FreePolicy:
     num_required = 1
     num_free_tokens = 0
     has_common_steps = False
-    has_quorum = False
     advice_to_all_waiting = ""
     num_contributions = 0
     is_complete = False
@@ -25,7 +24,6 @@ class FreePolicy:
     def __init__(self, *, spec: PolicySpec, step: int = 0) -> None:
         self.spec = spec
         self._step = step
-        self._is_closed = False
 
     @property
     def step(self) -> int:
@@ -42,10 +40,6 @@ class FreePolicy:
     def is_stale(self, step: int, *, oldest_kept: int) -> bool:
         """Whether servers may have dropped it."""
         return step < oldest_kept
-
-    def counts(self, *, is_applied: bool) -> bool:
-        """Applied contributions count; those that are staged were so before the servers heard of this policy."""
-        return is_applied
 
     def slowest(self) -> Sequence[int]:
         """None: no worker waits for another."""
@@ -71,9 +65,9 @@ class FreePolicy:
         """Changes nothing: no worker waits for another."""
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
-        """Counts what the servers have applied, as the step that is open now; once closed it is not counted any more."""
-        applied_step = max(0, self._step - self._is_closed)
-        self._step += not self._is_closed
+        """Counts what the servers have applied, as the step that is open now."""
+        applied_step = self._step
+        self._step += 1
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=max(0, applied_step - step))
 
     def after_commit(self, worker: int) -> list[Grant]:
@@ -95,21 +89,12 @@ class FreePolicy:
         """Never called: nothing is left to apply."""
         return []
 
-    def close(self) -> None:
-        """Stops counting: servers continue from this step under another policy."""
-        self._is_closed = True
-
     def finish(self) -> None:
-        """The step rises no more."""
-        self.close()
+        """Nothing waits to be applied."""
 
-    def make_way(self, policy: PolicySpec) -> None:
-        """Nothing waits that would have to go over."""
-
-    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
-        """Another policy may follow at once."""
-        self.close()
-        return policy
+    def gives_way(self, policy: PolicySpec) -> bool:
+        """Always: nothing waits that the next policy would have to take over."""
+        return True
 
     def counted(self) -> Sequence[Counted]:
         """Returns nothing: all is applied."""

@@ -31,7 +31,6 @@ class QueuePolicy:
     num_required = 1
     num_free_tokens = 0
     has_common_steps = False
-    has_quorum = False
     advice_to_all_waiting = ""
 
     def __init__(
@@ -114,10 +113,6 @@ class QueuePolicy:
         """Whether servers may have dropped it."""
         return step < oldest_kept
 
-    def counts(self, *, is_applied: bool) -> bool:
-        """Staged contributions count."""
-        return not is_applied
-
     def may_contribute(self, worker: int) -> bool:
         """Always: no worker needs a token to start."""
         return True
@@ -193,23 +188,16 @@ class QueuePolicy:
             return self._hand_out()
         return self._hand_out([push_id.worker] if push_id.worker in self._wishes else [])
 
-    def close(self) -> None:
-        """Takes no more contributions and hands out no more tokens."""
+    def finish(self) -> None:
+        """Takes no more contributions and hands out no more tokens; what waits for its turn is applied."""
         self._is_closed = True
 
-    def finish(self) -> None:
-        """What waits for its turn is applied, and nothing more is taken."""
-        self.close()
-
-    def make_way(self, policy: PolicySpec) -> None:
-        """What waits for its turn has been promised a step of its own, which only another queue can give."""
-        if _must_drain(policy):
-            self.close()
-
-    def way_to(self, policy: PolicySpec) -> PolicySpec | None:
-        """Another queue may follow at once, all else when this one is empty."""
-        self.make_way(policy)
-        return None if self._queue and _must_drain(policy) else policy
+    def gives_way(self, policy: PolicySpec) -> bool:
+        """At once to another queue; else when it is empty: what waits has been promised a step of its own."""
+        if not policy.has_common_steps:
+            return True
+        self.finish()
+        return not self._queue
 
     def counted(self) -> Sequence[Counted]:
         """Returns the queue."""
@@ -253,8 +241,3 @@ class QueuePolicy:
         for worker in lucky:
             del self._wishes[worker]
         return [Grant(worker, self._step) for worker in lucky]
-
-
-def _must_drain(policy: PolicySpec) -> bool:
-    """Whether this policy cannot take over a queue."""
-    return policy.applies_on_arrival or not policy.accepts_stale

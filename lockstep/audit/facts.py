@@ -145,8 +145,7 @@ def _go_on(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int
     """Where another epoch began with what the servers had, and nothing was read, the record is the first of that epoch."""
     life, epoch, step = lives[shard], 0, 0
     if record.kind == events.CONFIGURED:
-        settings = events.settings_of(record)
-        epoch, step = settings.fence.epoch, settings.step
+        epoch, step = events.settings_of(record).fence.epoch, events.number_of(record, "step")
     elif record.kind == events.APPLIED:
         request = events.request_of(record)
         epoch, step = request.fence.epoch, request.step

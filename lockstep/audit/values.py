@@ -110,7 +110,7 @@ class _Replica:
                 np.copyto(tensor.memory, whole[_box(tensor.piece)])
         if begun is None:
             fence = Fence(era=Era(life=1, epoch=self._epoch), chief_incarnation=1)
-            model.publish_restored(snapshot.state_of(life.shard), ShardSettings(fence=fence, version=0, step=life.spec.initial_step))
+            model.publish_restored(snapshot.state_of(life.shard), ShardSettings(fence=fence, version=0))
             return True
         model.publish_restored(snapshot.state_of(life.shard), events.settings_of(begun))
         if self._digest() != events.text_of(begun, "sha256"):

@@ -205,9 +205,9 @@ def note_created(history: History, spec: ShardSpec, content: Sequence[Array], *,
     history.write(CREATED, {"shard": spec.shard, "process": process, "spec": _json(codec.encode(spec))}, content)
 
 
-def note_configured(history: History, settings: ShardSettings, *, shard: int) -> None:
-    """Notes how a shard works from now on."""
-    history.write(CONFIGURED, {"shard": shard, "settings": _json(codec.encode(settings))})
+def note_configured(history: History, settings: ShardSettings, *, shard: int, step: int) -> None:
+    """Notes how a shard works from now on; `step` is its open step."""
+    history.write(CONFIGURED, {"shard": shard, "step": step, "settings": _json(codec.encode(settings))})
 
 
 def note_applied(history: History, request: ApplyRequest, *, shard: int, sha256: str) -> None:

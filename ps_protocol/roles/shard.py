@@ -152,14 +152,13 @@ class ShardSettings:
     """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
 
     `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
-    contribution is applied as soon as it is whole, in place and without a lock. `step`: where the shard is from now on, when it has applied
-    on arrival until now. `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it.
-    `rejects_nonfinite`: a gradient with elements that are not finite is refused when it is pushed.
+    contribution is applied as soon as it is whole, in place and without a lock; that cannot change once anything has been applied.
+    `optimizers`: as the model has it, and as it is from now on; what is not named is as the model has it. `rejects_nonfinite`: a gradient
+    with elements that are not finite is refused when it is pushed.
     """
 
     fence: Fence
     version: int
-    step: int
     accepts_stale: bool = False
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()

@@ -457,22 +457,20 @@ class ApplyReply(_message.Message):
     def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
 
 class ShardSettings(_message.Message):
-    __slots__ = ("fence", "version", "step", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
+    __slots__ = ("fence", "version", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_STALE_FIELD_NUMBER: _ClassVar[int]
     APPLIES_ON_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     version: int
-    step: int
     accepts_stale: bool
     applies_on_arrival: bool
     optimizers: _containers.RepeatedCompositeFieldContainer[OptimizerChange]
     rejects_nonfinite: bool
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ..., rejects_nonfinite: bool = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., accepts_stale: bool = ..., applies_on_arrival: bool = ..., optimizers: _Optional[_Iterable[_Union[OptimizerChange, _Mapping]]] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class OptimizerChange(_message.Message):
     __slots__ = ("original", "current")

@@ -185,7 +185,7 @@ PAIRS: tuple[Pair, ...] = (
         encode=_with(special.encode_shard_spec, encode),
         decode=_with(special.decode_shard_spec, decode),
     ),
-    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings, check=special.check_settings),
+    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings),
     Pair(
         value=shard.ApplyRequest,
         message=parameter_service_pb2.ApplyRequest,

@@ -105,11 +105,6 @@ def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:
     check_ranges(message.returned, field="returned")
 
 
-def check_settings(message: parameter_service_pb2.ShardSettings) -> None:
-    """Raises InvalidSpec unless the step can be one."""
-    _check_step(message.step)
-
-
 def check_save_request(message: parameter_service_pb2.SaveShardRequest) -> None:
     """Raises InvalidSpec unless step, tag and number of shards can be such."""
     _check_step(message.step)

@@ -8,6 +8,7 @@ from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, Ste
 from ps_protocol.model.layout import VariableSlice, aligned_bytes
 from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import ApplyRequest, PushId, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.shared_memory import words as at
 from ps_server.contributions.inbox import Contribution, Inbox
@@ -173,8 +174,8 @@ class ShardModel:
         self.inbox.push_ids.resume(hidden.pushes)
         self.num_nonfinite = hidden.num_nonfinite
         self.publish_initial(self.spec)
-        self.has_applied = True
         self.configure(settings)
+        self.has_applied = True
 
     @property
     def state(self) -> StateMemory:
@@ -224,19 +225,23 @@ class ShardModel:
         """
         if not self._settings.is_news(settings):
             return
-        was_on_arrival = self.applies_on_arrival
+        if self.has_applied and settings.applies_on_arrival is not self.applies_on_arrival:
+            raise InvalidSpec("applies_on_arrival: it cannot change once anything has been applied; choose it when the cluster is started")
+        begins_in_place = settings.applies_on_arrival and not self.applies_on_arrival
         self._settings.change(settings)
-        if was_on_arrival and not settings.applies_on_arrival:
-            self._rebase(settings.step)
-        elif settings.applies_on_arrival and not was_on_arrival:
-            # The copy that changes in place from now on is no more what its readers have begun to copy.
+        if begins_in_place:
+            # What changes in place from now on is no more what its readers have begun to copy.
             self._arena.current.renew()
-            self._rebase(self.step)
+            self._arena.begin_slots()
         self.inbox.accepts_any_step = settings.accepts_stale or settings.applies_on_arrival
         self.inbox.rejects_nonfinite = settings.rejects_nonfinite
         # Where steps are strict again, what belongs to earlier ones is not wanted any more.
         self.inbox.advance(self.step)
         self._publish()
+
+    def begin_epoch(self, fence: Fence) -> None:
+        """Another epoch begins with the settings of the model; whether contributions are applied on arrival stays."""
+        self.configure(ShardSettings(fence=fence, version=0, applies_on_arrival=self.applies_on_arrival))
 
     def serve(self, epoch: int) -> None:
         """Publishes the epoch that shared memory serves; 0: none."""
@@ -396,14 +401,6 @@ class ShardModel:
         self.has_applied = True
         self.num_nonfinite = num_nonfinite
         self.step += 1
-
-    def _rebase(self, step: int) -> None:
-        self.step = step
-        self._arena.current.hold(step)
-        self._arena.begin_next()
-        self._arena.begin_slots()
-        self._tables.rebase(step)
-        self._last = self._prepared = None
 
     def _publish(self) -> None:
         words = self._arena.words

@@ -198,10 +198,6 @@ class Table:
             self.slots[name].fill(value)
         self._progress = _Progress(step, None)
 
-    def rebase(self, step: int) -> None:
-        """Declares the rows to be those of `step`. Readers of any other step get StepGone."""
-        self._progress = _Progress(step, None)
-
     def skip(self) -> None:
         """Goes to the next step without a change."""
         empty = _Journal(np.empty(0, np.int64), self.values[:0])
@@ -379,11 +375,6 @@ class TableGroup:
         """Completes what first values have been copied into. Takes long."""
         for table in self._tables:
             table.fill_initial(step)
-
-    def rebase(self, step: int) -> None:
-        """Says that all rows are those of `step`."""
-        for table in self._tables:
-            table.rebase(step)
 
     def sums_of_squares(self, step: SparseStep) -> list[float]:
         """Returns the sum of squares of each table's mean, after its elements were limited. No effect."""

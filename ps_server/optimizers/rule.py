@@ -207,7 +207,7 @@ class RuleSettings:
         self._needs_norms = spec.clip.needs_norms
         self._originals: tuple[OptimizerSpec, ...] = tuple(optimizer or spec.optimizer for optimizer in spec.layout.rules)
         self.rules: Sequence[UpdateRule] = [UpdateRule(optimizer) for optimizer in self._originals]
-        self.current = ShardSettings(fence=NOBODY, version=0, step=spec.initial_step)
+        self.current = ShardSettings(fence=NOBODY, version=0)
 
     def is_news(self, settings: ShardSettings) -> bool:
         """Whether they are newer than those in force: of a later epoch or chief, or of the same one with a higher version."""

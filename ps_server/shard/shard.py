@@ -417,8 +417,7 @@ class Shard:
 
     def _apply_arrival(self, model: ShardModel, contribution: Contribution) -> PushReply:
         with self._gate.arrival() as arrival:
-            # A waiter may find its push answered, or the settings changed.
-            if contribution.outcome is None and model.applies_on_arrival:
+            if contribution.outcome is None:  # or it was answered while it waited
                 work = model.begin_arrival(contribution)
                 started = time.perf_counter()
                 try:
@@ -605,7 +604,7 @@ class Shard:
             self._drop_model_locked(reason)
         self._drop_contributions_locked(reason)
         if self._model is not None:
-            self._model.configure(ShardSettings(fence=self._gate.fences.fence, version=0, step=self._model.step))
+            self._model.begin_epoch(self._gate.fences.fence)
 
     def _adoption_locked(self) -> Adoption:
         model, chief = self._model, self._gate.chief
@@ -708,7 +707,7 @@ class ShardHistory:
     def configured(self, model: ShardModel, settings: ShardSettings) -> None:
         """The shard works otherwise from now on."""
         if self._writer is not None:
-            events.note_configured(self._writer, settings, shard=model.spec.shard)
+            events.note_configured(self._writer, settings, shard=model.spec.shard, step=model.step)
 
     def applied(self, model: ShardModel, request: ApplyRequest) -> None:
         """A step has been applied; its waiters are still asleep."""

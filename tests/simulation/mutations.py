@@ -12,9 +12,9 @@ from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
 from chief.core.members import Membership, PushOutcomes
 from chief.core.training import Training
-from chief.policies.fifo import FifoPolicy
+from chief.policies.fifo import FifoTokens
 from chief.policies.queue import QueuePolicy
-from chief.policies.sync import SyncPolicy
+from chief.policies.sync import StrictTokens, SyncPolicy
 from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
@@ -149,13 +149,7 @@ def _takes_other_lives_for_its_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_two_of_a_worker(patch: pytest.MonkeyPatch) -> None:
-    real = SyncPolicy.commit
-
-    def commit(self: SyncPolicy, push_id: PushId, *, step: int) -> Any:
-        self._contributed.discard(push_id.worker)
-        return real(self, push_id, step=step)
-
-    patch.setattr(SyncPolicy, "commit", commit)
+    patch.setattr(StrictTokens, "spend", lambda self, worker: True)
     patch.setattr(SyncPolicy, "ask", lambda self, worker, *, local_step, request_id: self.step)
 
 
@@ -164,13 +158,13 @@ def _applies_with_one_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def _queues_no_tokens(patch: pytest.MonkeyPatch) -> None:
-    real = FifoPolicy.advance
+    real = FifoTokens.open_step
 
-    def advance(self: FifoPolicy) -> Any:
+    def open_step(self: FifoTokens, step: int) -> Any:
         self._tokens_per_step = 0
-        return real(self)
+        return real(self, step)
 
-    patch.setattr(FifoPolicy, "advance", advance)
+    patch.setattr(FifoTokens, "open_step", open_step)
 
 
 def _calls_stale_ones_accepted(patch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def restoring(epoch: int = 2) -> messages.RestoreShards:
         tag="step-000000003",
         manifest_sha256="ab",
         specs=tuple(ShardSpec(epoch=epoch, shard=index, layout=Layout(()), optimizer=SGD, initial_step=3) for index in range(2)),
-        settings=ShardSettings(fence=fence(epoch, 5), version=0, step=3),
+        settings=ShardSettings(fence=fence(epoch, 5), version=0),
     )
 
 

@@ -66,7 +66,7 @@ class ShardedTraining:
     def settings(self) -> ShardSettings:
         """How the shards work."""
         version = 1 if self.optimizers else 0
-        return ShardSettings(fence=fence(self.epoch, CHIEF), version=version, step=self.step, optimizers=self.optimizers)
+        return ShardSettings(fence=fence(self.epoch, CHIEF), version=version, optimizers=self.optimizers)
 
     def create(self) -> None:
         """Adopts the shards and creates the variables."""

@@ -356,7 +356,6 @@ class Trainer:
         self,
         version: int,
         *,
-        step: int = 0,
         accepts_stale: bool = False,
         applies_on_arrival: bool = False,
         optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = (),
@@ -368,7 +367,6 @@ class Trainer:
             ShardSettings(
                 fence=fence(EPOCH, chief_incarnation),
                 version=version,
-                step=step,
                 accepts_stale=accepts_stale,
                 applies_on_arrival=applies_on_arrival,
                 optimizers=optimizers,

@@ -19,8 +19,6 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.shard import PushId, PushResult
 from worker_client.core.outcomes import Push, push_of
 
-_STAGED = frozenset({PushResult.STAGED})
-
 
 class OpenCommits:
     """What another chief would have to hear again, of this participant. A few at most. Written by one thread; any may take a copy."""
@@ -163,12 +161,9 @@ class WorkerState:
 
     def pushed(self, push_id: PushId, results: Collection[PushResult], *, step: int, ranges: tuple[int, ...]) -> PushCommit:
         """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
-        is_whole, is_applied = _is_counted(results, applies_on_arrival=self.policy.applies_on_arrival)
+        is_whole = PushResult.STALE not in results
+        is_applied = is_whole and self.policy.applies_on_arrival
         return PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges)
-
-    def contradicts(self, results: Collection[PushResult]) -> bool:
-        """Whether shards have done what they do under another policy than is known here."""
-        return (PushResult.STAGED if self.policy.applies_on_arrival else PushResult.APPLIED) in results
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
         """The chief has said what became of a contribution."""
@@ -239,15 +234,3 @@ class WorkerState:
     def rolled_back(self, step: int) -> Push:
         """Returns the outcome of a contribution that is in no step any more."""
         return Push(outcome=PushOutcome.ROLLED_BACK, step=step, global_step=self.global_step, is_finished=self.is_finished)
-
-
-def _is_counted(results: Collection[PushResult], *, applies_on_arrival: bool) -> tuple[bool, bool]:
-    """Whether a contribution can count, and whether it is applied: shards that hear of another policy meanwhile may disagree."""
-    found = frozenset(results)
-    if found == _STAGED:
-        return True, False
-    found -= {PushResult.DUPLICATE}
-    if len(found) > 1 or PushResult.STALE in found:
-        return False, False
-    # All of them had it before, and the answers were lost: what became of it then follows from the policy.
-    return True, PushResult.APPLIED in found or (not found and applies_on_arrival)

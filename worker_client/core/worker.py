@@ -381,8 +381,6 @@ class Worker:
         except BaseException:
             state.refused.append(push_id.sequence)
             raise
-        if state.contradicts(results):
-            yield from self._hear_policy()
         return state.pushed(push_id, results, step=step, ranges=ranges)
 
     def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:

@@ -158,7 +158,7 @@ def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> 
     session, other, observer = joined(cluster), joined(cluster), cluster.observer()
     num_accepted = 0
     sync, fifo = worker_client.sync_policy(), worker_client.sync_policy(tokens="fifo")
-    for policy in [worker_client.ssp_policy(5), sync, worker_client.async_policy(), fifo, POLICIES[2], sync]:
+    for policy in [worker_client.ssp_policy(5), sync, worker_client.async_policy(), fifo, worker_client.async_policy(), sync]:
         observer.set_policy(policy, timeout_s=20)
         # In sync, one worker makes the steps; what the first step after a change becomes is the chief's affair.
         for worker in (session,) if policy in (sync, fifo) else (session, other):
@@ -168,7 +168,7 @@ def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> 
     assert_all(session, -num_accepted)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES[1:], worker_client.sync_policy(tokens="fifo")], ids=lambda policy: policy.text)
+@pytest.mark.parametrize("policy", [worker_client.async_policy(), worker_client.sync_policy(tokens="fifo")], ids=lambda policy: policy.text)
 def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_token(start: Start, policy: PolicySpec) -> None:
     cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
     fast, slow = joined(cluster), joined(cluster)
@@ -177,6 +177,14 @@ def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_
     assert_all(slow, -num_accepted)
     assert (slow.policy.reads_latest, slow.local_step) == (True, num_accepted)
     assert slow.push(ONES).is_accepted
+
+
+def test_whether_servers_apply_on_arrival_cannot_change_once_there_is_a_model(start: Start) -> None:
+    session = joined(start(Shape(num_ps=2, total_num_replicas=1)))
+    with pytest.raises(InvalidSpec, match="choose it when the cluster is started"):
+        session.set_policy(POLICIES[2], timeout_s=20)
+    assert session.step(ONES, timeout_s=20).is_accepted
+    assert_all(session, -1)
 
 
 def test_final_variables_are_read_after_the_end_whatever_was_read_before(start: Start) -> None:

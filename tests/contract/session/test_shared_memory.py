@@ -128,10 +128,9 @@ def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opene
     [
         worker_client.async_policy(),
         worker_client.ssp_policy(1),
-        worker_client.async_policy(use_locking=False),
         worker_client.sync_policy(tokens="fifo"),
     ],
-    ids=["async", "ssp", "unlocked", "fifo"],
+    ids=["async", "ssp", "fifo"],
 )
 def test_who_keeps_his_arrays_trains_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
     session = opened(Shape(num_ps=2))

@@ -125,7 +125,7 @@ def test_return_to_strict_steps_drops_those_gone_by(small: Trainer) -> None:
     small.push_rows(1, dense=small.arena(4.0))
     small.apply(first.push_id, step=0)
     present, _ = small.push_rows(2, step=1, dense=small.arena(4.0))
-    small.configure(2, step=1)
+    small.configure(2)
     assert small.shard.status().report.num_staged == 1
     assert small.push_rows(3, step=0, dense=small.arena(1.0))[1].result is PushResult.STALE
     small.apply(present.push_id, step=1)
@@ -164,19 +164,6 @@ def test_old_steps_are_applied_on_arrival_too(small: Trainer) -> None:
         small.apply(PushId(worker=0, incarnation=1, sequence=1), step=4)
 
 
-def test_arrivals_end_at_the_step_that_the_chief_has_counted(small: Trainer) -> None:
-    small.configure(1, applies_on_arrival=True)
-    for worker in range(3):
-        small.push_rows(worker, dense=small.arena(2.0), rows={0: ([1], 2.0)})
-    small.configure(2, step=17)
-    assert (small.read()[0], small.rows([1])[0]) == (17, 17)
-    header, reply = small.push_rows(0, step=17, dense=small.arena(2.0), rows={0: ([1], 2.0)})
-    assert reply.result is PushResult.STAGED
-    small.apply(header.push_id, step=17)
-    np.testing.assert_array_equal(views(small.layout, small.read(18)[1])["w"], [-4.0] * 4)
-    np.testing.assert_array_equal(small.rows([1], step=17)[1], [[-3.0] * 2])
-
-
 def test_arrivals_of_many_workers_overlap_and_readers_do_not_wait(small: Trainer) -> None:
     small.configure(1, applies_on_arrival=True)
 
@@ -194,14 +181,15 @@ def test_arrivals_of_many_workers_overlap_and_readers_do_not_wait(small: Trainer
     np.testing.assert_array_equal(small.rows(range(4))[1][:, 0], [-10.0] * 4)
 
 
-def test_what_was_staged_before_can_be_applied_after_arrivals(small: Trainer) -> None:
-    small.configure(1, accepts_stale=True)
-    staged, _ = small.push_rows(0, dense=small.arena(2.0))
-    small.configure(2, applies_on_arrival=True)
-    small.push_rows(1, dense=small.arena(4.0))
-    small.configure(3, step=1, accepts_stale=True)
-    small.apply(staged.push_id, step=1)
-    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
+@pytest.mark.parametrize("before", [True, False], ids=["from arrivals", "to arrivals"])
+def test_whether_it_applies_on_arrival_cannot_change_once_anything_is_applied(small: Trainer, before: bool) -> None:
+    small.configure(1, applies_on_arrival=before)
+    header, reply = small.push_rows(0, dense=small.arena(2.0))
+    if reply.result is PushResult.STAGED:
+        small.apply(header.push_id, step=0)
+    with pytest.raises(InvalidSpec, match="applies_on_arrival: it cannot change once anything has been applied"):
+        small.configure(2, applies_on_arrival=not before)
+    assert small.shard.status().settings_version == 1
 
 
 def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> None:
@@ -253,14 +241,21 @@ def test_settings_need_variables_and_the_newest_chief(shard: Shard) -> None:
 
 def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> None:
     faster = OptimizerSpec(name="sgd", learning_rate=constant(8.0))
-    small.configure(4, applies_on_arrival=True, optimizers=((small.optimizer, faster),))
-    small.push(small.header())
+    small.configure(4, accepts_stale=True, optimizers=((small.optimizer, faster),))
+    small.train(0)
     adoption = small.shard.adopt(fence(EPOCH + 1, CHIEF))
     assert (adoption.step, small.shard.status().settings_version) == (1, 0)
     header = small.header(step=1, epoch=EPOCH + 1)
     assert small.push(header).result is PushResult.STAGED
     assert small.apply(header.push_id, step=1, epoch=EPOCH + 1).step == 2
     np.testing.assert_array_equal(views(small.layout, small.read(epoch=EPOCH + 1)[1])["w"], [-8.0 - 0.5] * 4)
+
+
+def test_shard_goes_on_applying_on_arrival_in_a_later_epoch(small: Trainer) -> None:
+    small.configure(4, applies_on_arrival=True)
+    small.push(small.header())
+    assert small.shard.adopt(fence(EPOCH + 1, CHIEF)).step == 1
+    assert small.push(small.header(step=1, epoch=EPOCH + 1)).result is PushResult.APPLIED
 
 
 # Metrics

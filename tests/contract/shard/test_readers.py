@@ -36,7 +36,7 @@ class _Fixture:
         with self.store.open_creation(self.words.spec()) as creation:
             creation.write(0, bytes(self.words.spec().content_bytes))
             creation.finish()
-        self.store.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, step=0, accepts_stale=True))
+        self.store.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, accepts_stale=True))
 
     def push(self) -> PushHeader:
         header = self.words.header()

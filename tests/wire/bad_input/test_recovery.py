@@ -38,7 +38,7 @@ def _save(**changes: object) -> pb.SaveShardRequest:
 
 
 def _restore(change: Callable[[pb.RestoreShardRequest], object] = lambda _: None) -> pb.RestoreShardRequest:
-    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0, step=0)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0)
     spec = Trainer(None).spec()  # type: ignore[arg-type]  # its shard is not called
     restore = RestoreRequest(fence=fence(EPOCH, CHIEF), spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings)
     request: pb.RestoreShardRequest = codec.encode_with(restore, max_wait=codec.some_wait(5.0))

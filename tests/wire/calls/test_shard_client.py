@@ -322,7 +322,7 @@ COMMANDS: list[tuple[Callable[[GrpcShard], object], Any, object]] = [
         ApplyReply(step=5, repeated_request=False),
     ),
     (
-        lambda shard: shard.configure(ShardSettings(fence=fence(1, 1), version=2, step=3)),
+        lambda shard: shard.configure(ShardSettings(fence=fence(1, 1), version=2)),
         pb.CommandResponse(configure=pb.ConfigureReply()),
         None,
     ),

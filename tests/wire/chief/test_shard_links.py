@@ -43,7 +43,7 @@ def ask(trainer: Trainer, call: Callable[[GrpcShardLink], Awaitable[Any]], *, in
 
 
 def settings(version: int = 1, **changes: Any) -> ShardSettings:
-    return ShardSettings(**{"fence": fence(EPOCH, CHIEF), "version": version, "step": 0, **changes})
+    return ShardSettings(**{"fence": fence(EPOCH, CHIEF), "version": version, **changes})
 
 
 def request(*contributors: PushId, step: int = 0, **changes: Any) -> ApplyRequest:

@@ -184,7 +184,7 @@ def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
 
 def test_settings_that_two_servers_cannot_follow_leave_one(pair: Pair) -> None:
     pair.create()
-    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, step=0, applies_on_arrival=True)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True)
     pair.run(lambda link: link.configure(settings, timeout_s=5))
     assert "as they arrive" in pair.reports[-1].missing
     assert (pair.status(PRIMARY).settings_version, pair.status(STANDBY).settings_version) == (1, 0)
@@ -328,5 +328,5 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
 
 def _order(pair: Pair) -> rev.BringReplicasBack:
     spec = pair.trainers[STANDBY].spec(step=1)
-    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0, step=1)
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0)
     return rev.BringReplicasBack(fence=fence(EPOCH), tag="step-000000001", shards=(0,), specs=(spec,), settings=settings)

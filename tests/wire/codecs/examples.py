@@ -146,7 +146,6 @@ VALUES: list[Any] = [
     shard.ShardSettings(
         fence=fence(1, 2),
         version=3,
-        step=4,
         accepts_stale=True,
         rejects_nonfinite=True,
         applies_on_arrival=True,

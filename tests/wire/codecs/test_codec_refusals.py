@@ -162,12 +162,6 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         r"optimizers\[0\]: OptimizerChange: original is missing",
     ),
     (
-        ShardSettings,
-        parameter_service_pb2.ShardSettings(step=-1),
-        errors.InvalidSpec,
-        "step: got -1, want 0 to 2",
-    ),
-    (
         VariableSpec,
         variable_with(constraint=tensor_pb2.Constraint(high=1.0)),
         errors.MalformedMessage,

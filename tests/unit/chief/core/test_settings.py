@@ -22,6 +22,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief_driver import MODEL, Driver, Worker
+from tests.support.recovery_driver import RecoveryDriver
 
 # Policy and optimizers change while the cluster lives: when that holds, what is told to shards, and that nothing counted is lost.
 
@@ -49,7 +50,7 @@ def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_wi
     assert driver.answers[initialise].policy == ASYNC
     first.complete(1)
     (change,) = driver.to_configure
-    assert (change.step, change.accepts_stale, change.applies_on_arrival) == (0, True, False)
+    assert (change.accepts_stale, change.applies_on_arrival) == (True, False)
     assert change.version >= 1
     assert (wait in driver.answers, driver.coordinator.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
     driver.configure()
@@ -71,7 +72,7 @@ def test_a_change_waits_for_the_step_that_is_being_applied() -> None:
     call = driver.set_policy(ASYNC)
     assert (call in driver.answers, driver.to_configure) == (False, [])
     driver.apply()
-    assert (driver.to_configure[0].step, driver.to_configure[0].version, policy_of(driver)) == (1, 1, "sync")
+    assert (driver.step, driver.to_configure[0].version, policy_of(driver)) == (1, 1, "sync")
     driver.configure()
     assert (driver.settings(call).version, driver.settings(call).step, policy_of(driver)) == (1, 1, "async")
 
@@ -152,7 +153,7 @@ def test_what_waits_for_its_turn_is_applied_before_sync_begins_and_new_ones_are_
     assert waiting not in driver.answers, "it goes on under the new policy"
     driver.apply()
     (change,) = driver.to_configure
-    assert (change.step, change.accepts_stale) == (2, False)
+    assert (driver.step, change.accepts_stale) == (2, False)
     driver.configure()
     assert policy_of(driver) == "sync"
     assert [worker.has_token(call) for worker, call in ((first, waiting), (third, late))] == [True, True]
@@ -175,32 +176,43 @@ def test_between_ssp_and_async_the_queue_goes_over() -> None:
     assert (driver.step, len(driver.configured)) == (2, 1)
 
 
-def test_before_servers_apply_on_arrival_all_that_is_counted_is_applied() -> None:
-    driver = Driver(total_num_replicas=3, applies_at_once=False)
-    first, second, third = driver.train(0, 1, 2)
-    waiting = first.ask(commit=first.next_commit())
-    second.push()
-    call = driver.set_policy(UNLOCKED)
-    while driver.to_configure or driver.to_apply:
-        assert third.push() is not ACCEPTED or driver.configured == [], "only what can still be applied is taken"
-        driver.configure() if driver.to_configure else driver.apply()
-    assert [(change.accepts_stale, change.applies_on_arrival) for change in driver.configured] == [(True, False), (True, True)]
-    assert driver.configured[-1].step == driver.step == len(driver.applied) >= 2
-    assert (driver.settings(call).step, policy_of(driver)) == (driver.step, "async, unlocked")
-    assert first.has_token(waiting)
+@pytest.mark.parametrize(("before", "after"), [(SYNC, UNLOCKED), (ASYNC, UNLOCKED), (UNLOCKED, SYNC), (UNLOCKED, ASYNC)], ids=str)
+def test_whether_shards_apply_on_arrival_is_chosen_before_there_is_a_model(before: PolicySpec, after: PolicySpec) -> None:
+    driver = Driver(policy=before)
+    driver.train(0)
+    with pytest.raises(InvalidSpec, match="cannot change once there is a model: choose it when the cluster is started"):
+        driver.set_policy(after)
+    assert policy_of(driver) == before.text
+    assert driver.settings(driver.set_policy(before)).version
 
 
-def test_what_was_applied_on_arrival_as_that_ended_is_accepted_and_not_counted() -> None:
-    driver = Driver(policy=UNLOCKED, applies_at_once=False)
+def test_a_policy_that_applies_on_arrival_may_be_set_before_there_is_a_model() -> None:
+    driver = Driver()
+    assert driver.settings(driver.set_policy(UNLOCKED)).step == 0
     (worker,) = driver.train(0)
-    driver.configure()
-    worker.commit(0, is_applied=True)
-    driver.set_policy(SYNC)
-    results = [worker.commit(0, is_applied=True)]
-    driver.configure()
-    results.append(worker.commit(0, is_applied=True))
-    assert [(result.outcome, result.global_step) for result in results] == [(ACCEPTED, 1)] * 2
-    assert (driver.step, driver.configured[-1].step, policy_of(driver)) == (1, 1, "sync")
+    assert [(change.accepts_stale, change.applies_on_arrival) for change in driver.configured] == [(True, True)]
+    assert worker.commit(0, is_applied=True).outcome is ACCEPTED
+
+
+def test_a_change_that_has_become_impossible_while_it_waited_is_refused() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    driver.train(0)
+    driver.is_manual = True
+    driver.new_chief()
+    call = driver.set_policy(UNLOCKED)
+    assert call not in driver.answers, "whether there is a model is not known yet"
+    driver.is_manual = False
+    driver.work_off()
+    assert isinstance(driver.answers[call], InvalidSpec)
+    assert (driver.coordinator.state, policy_of(driver)) == (ClusterState.TRAINING, "sync")
+
+
+def test_what_is_said_to_be_applied_on_arrival_is_refused_where_steps_apply() -> None:
+    driver = Driver()
+    (worker,) = driver.train(0)
+    with pytest.raises(InvalidSpec, match="cannot have been applied on arrival; under the policy sync it waits"):
+        worker.commit(0, is_applied=True)
+    assert worker.push() is ACCEPTED
 
 
 def test_another_number_of_contributions_completes_the_step_that_has_so_many() -> None:

@@ -3,9 +3,10 @@
 import contextlib
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ps_protocol.errors import LeaseExpired, StepAhead, Superseded
+from ps_protocol.errors import InvalidSpec, LeaseExpired, StepAhead, Superseded
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
@@ -80,7 +81,11 @@ class ChangingPolicies(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(POLICIES))
     def change_policy(self, policy: PolicySpec) -> None:
-        self.changes.append(self.driver.set_policy(policy, max_wait_s=20.0))
+        if policy.applies_on_arrival is self.are_shards_free:
+            self.changes.append(self.driver.set_policy(policy, max_wait_s=20.0))
+            return
+        with pytest.raises(InvalidSpec, match="cannot change once there is a model"):
+            self.driver.set_policy(policy)
 
     @rule(rate=st.floats(0.1, 1.0))
     def change_rate(self, rate: float) -> None:

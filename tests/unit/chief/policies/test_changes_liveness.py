@@ -20,7 +20,6 @@ POLICIES = (
     PolicySpec(name=PolicyName.SSP, staleness=1),
     PolicySpec(name=PolicyName.ASYNC),
     PolicySpec(name=PolicyName.ASYNC, max_staleness=1),
-    PolicySpec(name=PolicyName.ASYNC, use_locking=False),
 )
 
 
@@ -28,13 +27,10 @@ class Shard:
     """What a parameter server does with contributions, without their bytes."""
 
     def __init__(self) -> None:
-        self.step, self.accepts_stale, self.applies_on_arrival = 0, False, False
+        self.step, self.accepts_stale = 0, False
         self.staged: dict[PushId, int] = {}
 
     def push(self, push_id: PushId, step: int) -> PushResult:
-        if self.applies_on_arrival:
-            self.step += 1
-            return PushResult.APPLIED
         if step < self.step and not self.accepts_stale:
             return PushResult.STALE
         self.staged[push_id] = step
@@ -42,10 +38,9 @@ class Shard:
 
     def carry_out(self, work: ShardSettings | ev.ApplyStep) -> None:
         if isinstance(work, ShardSettings):
-            self.step = work.step if self.applies_on_arrival and not work.applies_on_arrival else self.step
-            self.accepts_stale, self.applies_on_arrival = work.accepts_stale, work.applies_on_arrival
+            self.accepts_stale = work.accepts_stale
         else:
-            assert (work.step, self.applies_on_arrival) == (self.step, False)
+            assert work.step == self.step
             for push_id in work.contributors:
                 assert push_id in self.staged, f"{push_id} is not staged here"
                 del self.staged[push_id]
@@ -97,9 +92,7 @@ class Participant:
         else:
             found, push_id = set(self.results), self.push_id
             assert push_id is not None
-            is_applied = found == {PushResult.APPLIED}
-            is_staged = is_applied or found == {PushResult.STAGED}
-            self.call = worker.ask(commit=PushCommit(push_id=push_id, step=worker.local_step, staged=is_staged, is_applied=is_applied))
+            self.call = worker.ask(commit=PushCommit(push_id=push_id, step=worker.local_step, staged=found == {PushResult.STAGED}))
 
     def hear(self, reply: object) -> None:
         if reply is None:

@@ -1,114 +1,124 @@
 """Tokens: the strict ones, and the queue of SyncReplicasOptimizer, habits and all; strict tokens lose nothing."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from chief.options import CoordinationConfig
-from chief.policies.sync import TokenQueue
+from chief.policies.sync import StrictTokens, SyncPolicy
 from ps_protocol.errors import InvalidSpec, StepAhead
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.roles.chief import PushOutcome, TokenResult
 from tests.support.chief_driver import Driver, Worker
 
+ALL = range(10)
 
-def ask(queue: TokenQueue, worker: int, *, local_step: int = 0, request_id: int = 1, may_take_extra: bool = True) -> int | None:
-    return queue.ask(worker, local_step=local_step, request_id=request_id, may_take_extra=may_take_extra)
+
+def strict(*, num_extras: int, step: int = 0, contributed: Iterable[int] = ALL) -> StrictTokens:
+    """Tokens of a step that all workers are part of, unless others are named."""
+    return StrictTokens(num_extras=num_extras, step=step, contributed=contributed)
+
+
+def ask(tokens: StrictTokens, worker: int, *, local_step: int = 0, request_id: int = 1) -> int | None:
+    return tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=True)
 
 
 def test_a_worker_of_the_open_step_waits_and_is_released_when_the_next_opens() -> None:
-    queue = TokenQueue(num_extras=0)
-    assert ask(queue, 0) is None
-    assert ask(queue, 1) is None
-    assert queue.open_step(1) == [0, 1]
-    assert queue.waiting == ()
+    tokens = strict(num_extras=0)
+    assert ask(tokens, 0) is None
+    assert ask(tokens, 1) is None
+    assert tokens.open_step(1) == [(0, 1), (1, 1)]
+    assert tokens.open_step(2) == []
 
 
 def test_a_worker_of_an_older_step_gets_the_open_step_however_often_it_asks() -> None:
-    queue = TokenQueue(num_extras=0, step=5)
-    assert [ask(queue, 0, local_step=2), ask(queue, 0, local_step=2)] == [5, 5]
+    tokens = strict(num_extras=0, step=5)
+    assert [ask(tokens, 0, local_step=2), ask(tokens, 0, local_step=2)] == [5, 5]
 
 
 def test_a_step_that_has_not_come_is_refused() -> None:
-    queue = TokenQueue(num_extras=0, step=5)
+    policy = SyncPolicy(spec=PolicySpec(), num_required=1, tokens=strict(num_extras=0, step=5), step=5)
     with pytest.raises(StepAhead, match="local_step 6 is ahead of global_step 5"):
-        ask(queue, 0, local_step=6)
-    assert queue.waiting == ()
+        policy.ask(0, local_step=6, request_id=1)
+    assert policy.drop(1) == policy.advance() == []
 
 
 def test_extras_go_to_who_asks_first_and_only_as_many_as_there_are() -> None:
-    queue = TokenQueue(num_extras=2)
-    assert [ask(queue, worker) for worker in (2, 0, 1)] == [0, 0, None]
-    assert queue.num_free == 0
+    tokens = strict(num_extras=2)
+    assert [ask(tokens, worker) for worker in (2, 0, 1)] == [0, 0, None]
+    assert tokens.num_free == 0
 
 
-def test_a_worker_that_may_not_take_an_extra_does_not_get_one() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 0, may_take_extra=False) is None
-    assert queue.num_free == 1
+def test_a_worker_that_has_not_contributed_does_not_get_an_extra() -> None:
+    tokens = strict(num_extras=1, contributed=())
+    assert ask(tokens, 0) is None
+    assert tokens.num_free == 1
 
 
 def test_a_repeated_request_gets_its_extra_again_and_not_another() -> None:
-    queue = TokenQueue(num_extras=2)
-    assert [ask(queue, 0), ask(queue, 0)] == [0, 0]
-    assert queue.num_free == 1
-    assert queue.spend_extra(0)
-    assert ask(queue, 0) == 0, "the answer may have been lost; the token stays spent"
-    assert queue.num_free == 1
-    assert not queue.spend_extra(0)
+    tokens = strict(num_extras=2)
+    assert [ask(tokens, 0), ask(tokens, 0)] == [0, 0]
+    assert tokens.num_free == 1
+    assert tokens.spend(0)
+    assert ask(tokens, 0) == 0, "the answer may have been lost; the token stays spent"
+    assert tokens.num_free == 1
+    assert not tokens.spend(0)
 
 
 def test_a_worker_holds_at_most_one_unspent_extra() -> None:
-    queue = TokenQueue(num_extras=2)
-    assert [ask(queue, 0, request_id=1), ask(queue, 0, request_id=2)] == [0, 0]
-    assert queue.num_free == 1
+    tokens = strict(num_extras=2)
+    assert [ask(tokens, 0, request_id=1), ask(tokens, 0, request_id=2)] == [0, 0]
+    assert tokens.num_free == 1
 
 
 def test_the_extra_of_a_gone_worker_goes_to_the_one_that_has_waited_longest() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert [ask(queue, worker) for worker in (0, 2, 1)] == [0, None, None]
-    assert queue.drop(0) == [2]
-    assert queue.holds_extra(2)
-    assert queue.waiting == (1,)
+    tokens = strict(num_extras=1)
+    assert [ask(tokens, worker) for worker in (0, 2, 1)] == [0, None, None]
+    assert tokens.drop(0) == [(2, 0)]
+    assert tokens.holds(2)
+    assert tokens.open_step(1) == [(1, 1)], "the other one waits still"
 
 
 def test_a_spent_extra_does_not_come_back() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 0) == 0
-    assert ask(queue, 1) is None
-    assert queue.spend_extra(0)
-    assert queue.drop(0) == []
+    tokens = strict(num_extras=1)
+    assert ask(tokens, 0) == 0
+    assert ask(tokens, 1) is None
+    assert tokens.spend(0)
+    assert tokens.drop(0) == []
 
 
 def test_a_repeated_wish_keeps_its_place() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 9) == 0
+    tokens = strict(num_extras=1)
+    assert ask(tokens, 9) == 0
     for worker in (0, 1, 0):
-        assert ask(queue, worker) is None
-    assert queue.drop(9) == [0]
+        assert ask(tokens, worker) is None
+    assert tokens.drop(9) == [(0, 0)]
 
 
 def test_a_forgotten_wish_is_not_served_and_an_extra_that_is_held_stays() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 0) == 0
-    assert ask(queue, 1) is None
-    queue.forget_wish(0)
-    queue.forget_wish(1)
-    assert queue.holds_extra(0)
-    assert queue.open_step(1) == []
+    tokens = strict(num_extras=1)
+    assert ask(tokens, 0) == 0
+    assert ask(tokens, 1) is None
+    tokens.forget_wish(0)
+    tokens.forget_wish(1)
+    assert tokens.holds(0)
+    assert tokens.open_step(1) == []
 
 
 def test_extras_of_a_step_gone_by_are_gone_and_each_step_has_new_ones() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 0) == 0
-    assert queue.open_step(1) == []
-    assert not queue.holds_extra(0)
-    assert queue.num_free == 1
+    tokens = strict(num_extras=1)
+    assert ask(tokens, 0) == 0
+    assert tokens.open_step(1) == []
+    assert not tokens.holds(0)
+    assert tokens.num_free == 1
 
 
-def test_a_waiting_worker_gets_an_extra_once_it_may() -> None:
-    queue = TokenQueue(num_extras=1)
-    assert ask(queue, 0, may_take_extra=False) is None
-    assert queue.allow_extra(0) == [0]
-    assert queue.holds_extra(0)
+def test_a_waiting_worker_gets_an_extra_once_it_has_contributed() -> None:
+    tokens = strict(num_extras=1, contributed=())
+    assert ask(tokens, 0) is None
+    assert tokens.spend(0)
+    assert tokens.after_commit(0) == [(0, 0)]
+    assert tokens.holds(0)
 
 
 # The queue of SyncReplicasOptimizer, habits and all: when workers go on, and what is lost; and that strict tokens lose nothing.
@@ -172,9 +182,9 @@ def test_two_dead_backups_of_four_nearly_halve_the_speed_of_the_fifo_queue(token
 
 def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_again() -> None:
     fifo, _ = play(cluster(2, 3, num_tokens=0), 1, 1, 10, num_steps=60)
-    strict, _ = play(cluster(2, 3, tokens=TokenMode.STRICT), 1, 1, 10, num_steps=60)
+    strictly, _ = play(cluster(2, 3, tokens=TokenMode.STRICT), 1, 1, 10, num_steps=60)
     assert 80 <= fifo <= 90
-    assert strict <= 61
+    assert strictly <= 61
 
 
 def test_as_many_tokens_as_workers_are_short_of_contributions_are_just_enough() -> None:

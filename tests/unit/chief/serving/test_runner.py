@@ -69,7 +69,7 @@ def test_refused_settings_fail_the_training_with_the_shards_words() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
         scene.links[0].errors["configure"] = [InvalidSpec("not so")]
-        policy = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+        policy = PolicySpec(name=PolicyName.ASYNC)
         with pytest.raises(TrainingFailed, match="ps 0 at host-p:5000: not so"):
             await scene.runner.call(ChangeSettingsRequest(policy=policy, request_id=1, max_wait_s=10.0))
 

@@ -37,13 +37,13 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
         era=era(2), push_id=_PUSH, step=5, layout_hash="abc", metrics={"loss": Metric(value=float("inf"))}, encoding=FloatEncoding.BFLOAT16
     )
     request = ApplyRequest(fence=fence(2, 4), step=5, contributors=(_PUSH,), weights=(0.1,), scales=(1 / 3, 1.0))
-    settings = ShardSettings(fence=fence(2, 4), version=1, step=5, accepts_stale=True)
+    settings = ShardSettings(fence=fence(2, 4), version=1, accepts_stale=True)
     content = np.arange(64, dtype=np.uint8)
     writer = HistoryWriter(tmp_path, role="ps-1")
     events.note_contribution(writer, header, Segments([content[:10], content[10:]]), shard=1)
     events.note_created(writer, _spec(), [content], process=77)
     events.note_applied(writer, request, shard=1, sha256=events.digest(content))
-    events.note_configured(writer, settings, shard=1)
+    events.note_configured(writer, settings, shard=1, step=5)
     events.note_step(writer, epoch=2, step=5, contributors=[_PUSH], chief=4)
     writer.close()
     begun, contribution, created, applied, configured, step = _only(tmp_path).records

@@ -134,10 +134,6 @@ def test_arrivals_change_rows_in_place_and_keep_no_journal() -> None:
     table.apply_on_arrival(_gradient([1]))
     table.apply_on_arrival(_gradient([1, 3]))
     np.testing.assert_array_equal(table.take(np.array([1, 3, 4]), step=None)[:, 0], [0.0, 2.5, 4.0])
-    table.rebase(9)
-    np.testing.assert_array_equal(table.take(np.array([1]), step=9)[:, 0], [0.0])
-    with pytest.raises(StepGone):
-        table.take(ALL, step=8)
 
 
 def test_memory_is_that_of_rows_and_slots_and_of_rows_touched() -> None:

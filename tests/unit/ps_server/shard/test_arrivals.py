@@ -97,11 +97,11 @@ def test_reading_goes_on_during_arrivals_and_configuring_waits(arrivals: Trainer
         assert held.has_begun.wait(10)
         assert arrivals.read()[0] == 0
         with pytest.raises(Unavailable, match="repeat the call"):
-            arrivals.configure(2, step=1)
+            arrivals.configure(2, applies_on_arrival=True)
         assert arrivals.push_rows(1, rows={0: ([1], 2.0)})[1].result is PushResult.APPLIED
         held.let_go()
         first.result(10)
-    arrivals.configure(2, step=2)
+    arrivals.configure(2, applies_on_arrival=True)
     assert arrivals.read()[0] == 2
 
 

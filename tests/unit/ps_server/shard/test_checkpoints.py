@@ -256,10 +256,12 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
 
 
 def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining, later: Later) -> None:
-    shard = training.shards[0]
     with pytest.raises(StepMismatch):
-        shard.save(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
-    shard.configure(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, step=training.step, applies_on_arrival=True))
+        training.shards[0].save(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
+    shard = InProcessShard(index=0, storage=open_storage(training.checkpoint_dir), run_in_background=later)
+    training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=training.checkpoint_dir)
+    training.create()
+    shard.configure(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, applies_on_arrival=True))
     training.step = 7
     assert _saved(training, later).step == 7
     training.epoch = 4
