@@ -12,7 +12,7 @@ from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
 from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNotFound
-from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import ChangeSettingsRequest, HyperparameterChange, SettingsReply
@@ -254,7 +254,7 @@ class Settings:
     def _changed(self, change: HyperparameterChange) -> Optimizers:
         """Returns the optimizers as they are after a change. Raises InvalidSpec, VariableNotFound or NotInitialized."""
         original = self._original(change.variable)
-        fixed: Sequence[str] = sorted(INITIAL_HYPERPARAMETERS.intersection(change.hyperparameters))
+        fixed: Sequence[str] = sorted(original.fixed_hyperparameters.intersection(change.hyperparameters))
         if fixed:
             raise InvalidSpec(
                 f"optimizer {original.name!r}: {', '.join(fixed)} cannot be changed while training: the slots are made by it"
@@ -263,7 +263,7 @@ class Settings:
         current = self._optimizers.get(original.key, (original, original))[1]
         learning_rate = current.learning_rate if change.learning_rate is None else change.learning_rate
         numbers = {**current.hyperparameters, **change.hyperparameters}
-        new = OptimizerSpec(name=current.name, learning_rate=learning_rate, hyperparameters=numbers)
+        new = replace(current, learning_rate=learning_rate, hyperparameters=numbers)
         return {**self._optimizers, original.key: (original, new)}
 
     def _original(self, name: str) -> OptimizerSpec:

@@ -51,5 +51,12 @@ def optimizer_words(optimizer: OptimizerSpec) -> str:
     else:
         learning_rate = f"learning_rate {rate.name}({', '.join(f'{name} {value:g}' for name, value in rate.arguments.items())})"
     defaults = optimizer.kind.hyperparameters
-    numbers = (f"{name} {value:g}" for name, value in sorted(optimizer.hyperparameters.items()) if value or defaults[name][0])
+    numbers = (
+        f"{name} {value:g}"
+        for name, value in sorted(optimizer.hyperparameters.items())
+        if value or optimizer.is_custom or defaults[name][0]
+    )
+    if optimizer.is_custom:
+        text = "; ".join(line.strip() for line in optimizer.formula.strip().splitlines() if line.strip())
+        return f"custom ({', '.join([repr(text), learning_rate, *numbers])})"
     return f"{optimizer.name} ({', '.join([learning_rate, *numbers])})"

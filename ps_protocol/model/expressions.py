@@ -6,7 +6,8 @@ A formula is one expression, which gives the variable its new value, or assignme
     v = v - lr * sign(m)
 
 It has numbers, names, `+ - * /`, `**` with a number, comparisons, and the functions of FUNCTIONS. Everything is by element; two
-operands have one shape, or one of them is a single number. Python's parser reads it; nothing of Python runs it.
+operands have one shape, or one of them is a single number. An optimizer's formula may also raise its numbers to the power of the step.
+Python's parser reads it; nothing of Python runs it.
 """
 
 import ast
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
-from ps_protocol.model.variables import Array
+
+Array = npt.NDArray[Any]
 
 MAX_TEXT = 4096
 MAX_PARTS = 512
@@ -38,38 +41,48 @@ class _Function:
     compute: Callable[..., Any]
     takes_condition: bool = False
     gives_one_number: bool = False
+    # Takes two operands, and more by being applied again.
+    is_folded: bool = False
 
 
-def _norm(value: Any) -> Any:
-    return np.sqrt(_sum(np.square(value, dtype=np.float64)))
+def norm_of(value: Any) -> Any:
+    """Returns the Euclidean norm of all elements, as float64."""
+    return np.sqrt(sum_of(np.square(value, dtype=np.float64)))
 
 
-def _sum(value: Any) -> Any:
+def sum_of(value: Any) -> Any:
+    """Returns the sum of all elements, as float64."""
     # A sum in halves or floats would depend on how it is cut, and halves stop growing.
     return np.sum(value, dtype=np.float64)
 
 
-def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def folded(first: Any, *others: Any) -> Any:
-        for other in others:
-            first = function(first, other)
-        return first
+# So large that even the smallest number, multiplied by it twice, is over 1.
+_HUGE = {2: 2.0**15, 4: 2.0**127, 8: 2.0**1023}
 
-    return folded
+
+def sign_of(value: Any, out: Any = None) -> Any:
+    """Returns -1, 0 or 1 for each element, as np.sign does, which takes ten times as long where the signs have no pattern."""
+    if getattr(value, "ndim", 0) == 0:
+        return np.sign(value, out=out)
+    huge, one = (value.dtype.type(number) for number in (_HUGE[value.dtype.itemsize], 1))
+    out = np.multiply(value, huge, out=out)
+    np.multiply(out, huge, out=out)
+    np.clip(out, -one, one, out=out)
+    return np.add(out, value.dtype.type(0), out=out)  # -0 becomes 0
 
 
 _MANY = 8
 FUNCTIONS: Mapping[str, _Function] = {
     "abs": _Function((1, 1), np.abs),
-    "clip": _Function((3, 3), lambda value, low, high: np.minimum(np.maximum(value, low), high)),
+    "clip": _Function((3, 3), np.clip),
     "exp": _Function((1, 1), np.exp),
     "log": _Function((1, 1), np.log),
-    "max": _Function((2, _MANY), _fold(np.maximum)),
-    "min": _Function((2, _MANY), _fold(np.minimum)),
-    "norm": _Function((1, 1), _norm, gives_one_number=True),
-    "sign": _Function((1, 1), np.sign),
+    "max": _Function((2, _MANY), np.maximum, is_folded=True),
+    "min": _Function((2, _MANY), np.minimum, is_folded=True),
+    "norm": _Function((1, 1), norm_of, gives_one_number=True),
+    "sign": _Function((1, 1), sign_of),
     "sqrt": _Function((1, 1), np.sqrt),
-    "sum": _Function((1, 1), _sum, gives_one_number=True),
+    "sum": _Function((1, 1), sum_of, gives_one_number=True),
     "where": _Function((3, 3), np.where, takes_condition=True),
 }
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -79,6 +92,8 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: np.divide,
     ast.Pow: np.power,
 }
+# Faster, and the same in NumPy's own `**`.
+_POWERS: Mapping[float, Callable[[Any], Any]] = {2.0: np.square, 0.5: np.sqrt}
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: np.less,
     ast.LtE: np.less_equal,
@@ -112,15 +127,19 @@ _REFUSED: Mapping[type[ast.AST], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A part of a formula: its place in the text, what it needs, how to compute it, and its value if that is a number of the text."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A part of a formula: its place in the text, what it needs, how to compute it, and its value if that is a number of the text.
+
+    One with a name is what has that name at this place. Of "b ** t", `base` is "b".
+    """
 
     line: int
     column: int
-    operands: tuple["_Value", ...]
+    operands: tuple["Value", ...]
     compute: Callable[..., Any] | None = None
     name: str = ""
+    base: str = ""
     number: float | None = None
     is_condition: bool = False
     gives_one_number: bool = False
@@ -128,19 +147,28 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A checked formula. `reads` are the names that must be given, `writes` those of them that get a new value."""
+    """A checked formula. `reads` are the names that must be given, `writes` those of them that get a new value.
+
+    `steps`: what is assigned to which name, one after the other. `bases`: the names that are raised to the power of the step.
+    """
 
     text: str
     reads: frozenset[str]
     writes: tuple[str, ...]
-    _steps: tuple[tuple[str, _Value], ...]
+    steps: tuple[tuple[str, Value], ...]
+    bases: tuple[str, ...] = ()
+
+    @property
+    def needs_all_elements(self) -> bool:
+        """Whether an element of the results needs others than that element: whether there is a sum or a norm."""
+        return any(_needs_all(value) for _, value in self.steps)
 
     def check_shapes(self, shapes: Mapping[str, Shape]) -> None:
         """Raises InvalidSpec, with the place, where operands do not fit or a value does not fit what it is assigned to."""
         known = dict(shapes)
         for name in sorted(self.reads - known.keys()):
             raise VariableNotFound(f"formula {_short(self.text)}: nothing was given for {name!r}")
-        for target, value in self._steps:
+        for target, value in self.steps:
             shape = self._shape_of(value, known)
             if target in self.writes and shape not in ((), shapes[target]):
                 raise _error(
@@ -175,7 +203,7 @@ class Formula:
         shapes = {values[name].shape for name in self.reads} - {()}
         if len(shapes) != 1 or not all(values[name].shape for name in self.writes):
             return False
-        return not any(_needs_all(value) for _, value in self._steps)
+        return not self.needs_all_elements
 
     def _compute_in_blocks(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
         # What comes between the operations stays in the processor's cache.
@@ -188,14 +216,14 @@ class Formula:
 
     def _compute_once(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
         known: dict[str, Any] = {name: values[name] for name in self.reads}
-        for target, value in self._steps:
+        for target, value in self.steps:
             result = np.asarray(_computed(value, known, dtype), dtype)
             is_filled = target in new and result.shape != new[target].shape
             known[target] = np.broadcast_to(result, new[target].shape) if is_filled else result
         for name, array in new.items():
             array[...] = known[name]
 
-    def _shape_of(self, value: _Value, known: Mapping[str, Shape]) -> Shape:
+    def _shape_of(self, value: Value, known: Mapping[str, Shape]) -> Shape:
         if value.name:
             return known[value.name]
         shapes = [self._shape_of(operand, known) for operand in value.operands]
@@ -210,11 +238,14 @@ class Formula:
         return whole[0] if whole else ()
 
 
-def parse_formula(text: str, *, variable: str, others: Collection[str], writable: Collection[str] = ()) -> Formula:
+def parse_formula(
+    text: str, *, variable: str, others: Collection[str], writable: Collection[str] = (), step: str = "", bases: Collection[str] = ()
+) -> Formula:
     """Returns the formula of this text, checked; nothing of it has run.
 
     It may use the names `variable` and `others`, and assign to the variable, to those of `others` in `writable`, and to new names of its
-    own. A single expression is assigned to the variable. Raises InvalidSpec with line, column and reason.
+    own. A single expression is assigned to the variable. Those of `others` in `bases` may be raised to the power of the one called `step`.
+    Raises InvalidSpec with line, column and reason.
     """
     if not isinstance(text, str):
         raise InvalidSpec(f"formula: got a {type(text).__name__}, want a str")
@@ -229,14 +260,18 @@ def parse_formula(text: str, *, variable: str, others: Collection[str], writable
         raise InvalidSpec(f"formula {_short(text)}: nested too deeply, want <= {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise InvalidSpec(f"formula {_short(text)}: this cannot be read: {error}") from None
-    return _Parser(text, variable=variable, others=others, writable=writable).formula(tree)
+    return _Parser(text, variable=variable, others=others, writable=writable, step=step, bases=bases).formula(tree)
 
 
 class _Parser:
     """Turns what Python's parser made of one formula into values, or refuses it."""
 
-    def __init__(self, text: str, *, variable: str, others: Collection[str], writable: Collection[str]) -> None:
+    def __init__(
+        self, text: str, *, variable: str, others: Collection[str], writable: Collection[str], step: str, bases: Collection[str]
+    ) -> None:
         self._text, self._variable = text, variable
+        self._step, self._bases = step, bases
+        self._raised: dict[str, None] = {}
         self._given = {variable, *others}
         self._writable = {variable, *writable}
         self._known = set(self._given)
@@ -245,7 +280,7 @@ class _Parser:
 
     def formula(self, tree: ast.Module) -> Formula:
         """Returns the formula, or raises InvalidSpec."""
-        steps: list[tuple[str, _Value]] = []
+        steps: list[tuple[str, Value]] = []
         if not tree.body:
             raise InvalidSpec("formula: it is empty; write an expression, such as 'v - lr * g'")
         for statement in tree.body:
@@ -263,7 +298,7 @@ class _Parser:
         writes = tuple(dict.fromkeys(target for target, _ in steps if target in self._writable))
         if not writes:
             raise InvalidSpec(f"formula {_short(self._text)}: it assigns nothing to {self._variable!r}")
-        return Formula(self._text, frozenset(self._reads & self._given) | set(writes), writes, tuple(steps))
+        return Formula(self._text, frozenset(self._reads & self._given) | set(writes), writes, tuple(steps), tuple(self._raised))
 
     def _target(self, node: ast.Name) -> str:
         if node.id in FUNCTIONS:
@@ -272,7 +307,7 @@ class _Parser:
             raise self._at(node, f"{node.id!r} is an argument and cannot be assigned to")
         return node.id
 
-    def _value(self, node: ast.expr, depth: int) -> _Value:
+    def _value(self, node: ast.expr, depth: int) -> Value:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise self._at(node, f"too long: more than {MAX_PARTS} parts")
@@ -293,13 +328,13 @@ class _Parser:
             return self._call(node, depth)
         raise self._refused(node, "this is not part of the language")
 
-    def _operand(self, node: ast.expr, depth: int) -> _Value:
+    def _operand(self, node: ast.expr, depth: int) -> Value:
         value = self._value(node, depth + 1)
         if value.is_condition:
             raise self._at(node, "a comparison is no number; write where(condition, a, b)")
         return value
 
-    def _number(self, node: ast.Constant) -> _Value:
+    def _number(self, node: ast.Constant) -> Value:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
             raise self._at(node, f"a {type(node.value).__name__} is no number")
         try:
@@ -308,35 +343,48 @@ class _Parser:
             number = math.inf
         if not math.isfinite(number):
             raise self._at(node, "this number is too large")
-        return _Value(node.lineno, node.col_offset, (), number=number)
+        return Value(node.lineno, node.col_offset, (), number=number)
 
-    def _name(self, node: ast.Name) -> _Value:
+    def _name(self, node: ast.Name) -> Value:
         if node.id not in self._known:
             if node.id in FUNCTIONS:
                 raise self._at(node, f"{node.id!r} is a function; write {node.id}(…)")
             raise self._at(node, f"unknown name {node.id!r}; known are {', '.join(sorted(self._known))}")
         self._reads.add(node.id)
-        return _Value(node.lineno, node.col_offset, (), name=node.id)
+        return Value(node.lineno, node.col_offset, (), name=node.id)
 
-    def _binary(self, node: ast.BinOp, depth: int) -> _Value:
+    def _binary(self, node: ast.BinOp, depth: int) -> Value:
         left, right = self._operand(node.left, depth), self._operand(node.right, depth)
         if isinstance(node.op, ast.Div) and right.number == 0:
             raise self._at(node.right, "division by zero")
-        if isinstance(node.op, ast.Pow) and (right.number is None or abs(right.number) > MAX_EXPONENT):
+        if isinstance(node.op, ast.Pow):
+            return self._power(node, left, right)
+        return self._made(node, (left, right), _BINARY[type(node.op)])
+
+    def _power(self, node: ast.BinOp, base: Value, exponent: Value) -> Value:
+        if self._step and exponent.name == self._step:
+            if base.name not in self._bases:
+                names = ", ".join(self._bases) or "none"
+                raise self._at(node.left, f"only a hyper-parameter ({names}) can be raised to the power of {self._step}")
+            self._raised[base.name] = None
+            return Value(node.lineno, node.col_offset, (), name=f"{base.name} ** {self._step}", base=base.name)
+        if exponent.number is None or abs(exponent.number) > MAX_EXPONENT:
             raise self._at(
                 node.right, f"want a number from -{MAX_EXPONENT:g} to {MAX_EXPONENT:g} as the exponent; exp() and log() do the rest"
             )
-        return self._made(node, (left, right), _BINARY[type(node.op)])
+        if exponent.number in _POWERS:
+            return self._made(node, (base,), _POWERS[exponent.number])
+        return self._made(node, (base, exponent), np.power)
 
-    def _comparison(self, node: ast.Compare, depth: int) -> _Value:
+    def _comparison(self, node: ast.Compare, depth: int) -> Value:
         if len(node.ops) > 1:
             raise self._at(node, "comparisons cannot be chained; nest where()")
         if type(node.ops[0]) not in _COMPARISONS:
             raise self._at(node, "this comparison is not part of the language")
         left, right = self._operand(node.left, depth), self._operand(node.comparators[0], depth)
-        return _Value(node.lineno, node.col_offset, (left, right), _COMPARISONS[type(node.ops[0])], is_condition=True)
+        return Value(node.lineno, node.col_offset, (left, right), _COMPARISONS[type(node.ops[0])], is_condition=True)
 
-    def _call(self, node: ast.Call, depth: int) -> _Value:
+    def _call(self, node: ast.Call, depth: int) -> Value:
         if not isinstance(node.func, ast.Name):
             raise self._refused(node.func, "only functions of the language can be called")
         function = FUNCTIONS.get(node.func.id)
@@ -352,9 +400,13 @@ class _Parser:
         if function.takes_condition and not first.is_condition:
             raise self._at(node.args[0], f"want a comparison as the first argument of {node.func.id}()")
         operands = (first, *(self._operand(argument, depth) for argument in node.args[1:]))
+        if function.is_folded:
+            for operand in operands[1:]:
+                first = self._made(node, (first, operand), function.compute)
+            return first
         return self._made(node, operands, function.compute, gives_one_number=function.gives_one_number)
 
-    def _made(self, node: ast.expr, operands: tuple[_Value, ...], compute: Callable[..., Any], *, gives_one_number: bool = False) -> _Value:
+    def _made(self, node: ast.expr, operands: tuple[Value, ...], compute: Callable[..., Any], *, gives_one_number: bool = False) -> Value:
         """A value of these operands; one of numbers alone is computed at once, and refused if it is none."""
         number = None
         if all(operand.number is not None for operand in operands):
@@ -362,7 +414,7 @@ class _Parser:
                 number = float(compute(*(np.float64(operand.number or 0.0) for operand in operands)))
             if not math.isfinite(number):
                 raise self._at(node, "this is no finite number")
-        return _Value(node.lineno, node.col_offset, operands, compute, number=number, gives_one_number=gives_one_number)
+        return Value(node.lineno, node.col_offset, operands, compute, number=number, gives_one_number=gives_one_number)
 
     def _refused(self, node: ast.AST, otherwise: str) -> InvalidSpec:
         inner = node.value if isinstance(node, ast.Expr) else node
@@ -372,11 +424,11 @@ class _Parser:
         return _error(self._text, getattr(node, "lineno", 1), getattr(node, "col_offset", 0), reason)
 
 
-def _needs_all(value: _Value) -> bool:
+def _needs_all(value: Value) -> bool:
     return value.gives_one_number or any(_needs_all(operand) for operand in value.operands)
 
 
-def _computed(value: _Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
+def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
     if value.name:
         return known[value.name]
     if value.number is not None:

@@ -1,11 +1,18 @@
-"""Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits. Knows no formula: the servers do."""
+"""Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits.
+
+Knows the formula of a custom optimizer as a checked text; those of all others, and how any is computed, the servers know.
+"""
 
 import difflib
+import functools
+import keyword
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
+from ps_protocol.model.programs import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,8 @@ _NOT_NEGATIVE = _Domain(lambda value: value >= 0, ">= 0")
 _POSITIVE = _Domain(lambda value: value > 0, "> 0")
 # At 1 the correction of Adam's moments would divide by zero.
 _DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
+# A power of a larger one would be infinite some day.
+_RAISED = _Domain(lambda value: 0 <= value <= 1, "0 to 1: it is raised to the power of the step")
 _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 
 # Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
@@ -108,6 +117,15 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     ),
 }
 
+# The optimizer whose formula is part of its specification, with its slots and hyper-parameters.
+CUSTOM = "custom"
+_CUSTOM_KIND = OptimizerKind(hyperparameters={}, slots=lambda spec: spec.slot_values)
+# What a custom optimizer's formula calls the variable, its gradient, the learning rate, and the step after the update.
+VARIABLE, GRADIENT, LEARNING_RATE, STEP = "v", "g", "lr", "t"
+MAX_SLOTS = 8
+_MAX_HYPERPARAMETERS = 32
+_MAX_NAME = 64
+
 GRADIENT_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if not kind.is_update_rule)
 
 # What the slots are filled with when the model is created; a later change would have no effect.
@@ -174,16 +192,30 @@ def constant(value: float) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer by name with its hyper-parameters; checked against the table above. Truth values are 0.0 and 1.0."""
+    """An optimizer by name with its hyper-parameters; checked against the table above. Truth values are 0.0 and 1.0.
+
+    The one called CUSTOM has a `formula`, in which its hyper-parameters are names; `slot_values` are its slots, and what each starts with.
+    """
 
     name: str
     learning_rate: Schedule
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    formula: str = ""
+    slot_values: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_optimizer_name(self.name)
+        if self.is_custom:
+            self._check_custom()
+        elif self.formula or self.slot_values:
+            raise InvalidSpec(f"optimizer {self.name!r}: it has a formula of its own; one with another is called {CUSTOM!r}")
         domains = self.kind.hyperparameters
         for key, value in self.hyperparameters.items():
+            if self.is_custom:
+                domain = _RAISED if key in self.parsed.bases else None
+                _check_number(f"optimizer {self.name!r}: {key}", value, domain)
+                _check_single(f"optimizer {self.name!r}: {key}", value)
+                continue
             if key not in domains:
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
             _check_number(f"optimizer {self.name!r}: {key}", value, domains[key][1])
@@ -192,6 +224,36 @@ class OptimizerSpec:
             if value < 0:
                 raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
             _check_single(f"optimizer {self.name!r}: learning_rate", value)
+
+    def _check_custom(self) -> None:
+        what = f"optimizer {self.name!r}"
+        if not isinstance(self.formula, str):
+            raise InvalidSpec(f"{what}: formula: got a {type(self.formula).__name__}, want a str")
+        for kind, names, limit in (
+            ("hyper-parameter", self.hyperparameters, _MAX_HYPERPARAMETERS),
+            ("slot", self.slot_values, MAX_SLOTS),
+        ):
+            if len(names) > limit:
+                raise InvalidSpec(f"{what}: {len(names)} {kind}s, {limit} at most")
+            for name in names:
+                _check_own_name(f"{what}: {kind}", name)
+        for name, value in self.slot_values.items():
+            if name == "average":
+                raise InvalidSpec(f"{what}: slot {name!r}: checkpoints call the moving averages so; choose another name")
+            if name in self.hyperparameters:
+                raise InvalidSpec(f"{what}: {name!r} is a slot and a hyper-parameter; give one of them another name")
+            _check_number(f"{what}: slot {name}", value)
+            _check_single(f"{what}: slot {name}", value)
+        formula = self.parsed
+        for name in (GRADIENT, LEARNING_RATE, *self.hyperparameters):
+            if name not in formula.reads:
+                word = {GRADIENT: ", the gradient,", LEARNING_RATE: ", the learning rate,"}.get(name, "")
+                raise InvalidSpec(f"{what}: {name!r}{word} does not occur in the formula; known are {', '.join(sorted(formula.reads))}")
+        for name in (VARIABLE, *self.slot_values):
+            if name not in formula.writes:
+                word = "the variable" if name == VARIABLE else "a slot"
+                raise InvalidSpec(f"{what}: the formula assigns nothing to {name!r}, {word}; write {name} = …")
+        _ = self.program  # refuses what needs too much memory
 
     def _rates(self) -> tuple[float, ...]:
         schedule = self.learning_rate
@@ -202,7 +264,8 @@ class OptimizerSpec:
         """The same text for equal optimizers, on every machine, whatever the order of their hyper-parameters."""
         rate = self.learning_rate
         numbers = [sorted((key, float(value)) for key, value in part.items()) for part in (self.hyperparameters, rate.arguments)]
-        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values]))
+        own = [self.formula, sorted((name, float(value)) for name, value in self.slot_values.items())] if self.is_custom else []
+        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values], *own))
 
     @property
     def is_update_rule(self) -> bool:
@@ -212,7 +275,27 @@ class OptimizerSpec:
     @property
     def kind(self) -> OptimizerKind:
         """What is true of all optimizers of this name."""
-        return OPTIMIZERS[self.name]
+        return _CUSTOM_KIND if self.is_custom else OPTIMIZERS[self.name]
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the formula is part of the specification."""
+        return self.name == CUSTOM
+
+    @property
+    def parsed(self) -> Formula:
+        """The formula of a custom optimizer, checked."""
+        return _parsed(self.formula, tuple(sorted(self.hyperparameters)), tuple(self.slots))
+
+    @property
+    def program(self) -> Program:
+        """The same, compiled for the variable, its gradient and its slots in their order."""
+        return _compiled(self.formula, tuple(sorted(self.hyperparameters)), tuple(self.slots))
+
+    @property
+    def needs_whole_variables(self) -> bool:
+        """Whether an element's update needs other elements, so that a variable must be dense and lie on one shard."""
+        return self.is_custom and self.parsed.needs_all_elements
 
     @property
     def slots(self) -> dict[str, float]:
@@ -224,6 +307,11 @@ class OptimizerSpec:
         """Whether rows of a table that no gradient touches stay as they are, with their slots. Where that can be chosen, it must be."""
         return "lazy" not in self.kind.hyperparameters or bool(self.hyperparameter("lazy"))
 
+    @property
+    def fixed_hyperparameters(self) -> frozenset[str]:
+        """Those that cannot change while training."""
+        return frozenset() if self.is_custom else INITIAL_HYPERPARAMETERS
+
     def hyperparameter(self, name: str) -> float:
         """Returns a hyper-parameter, or its default."""
         return self.hyperparameters[name] if name in self.hyperparameters else self.kind.hyperparameters[name][0]
@@ -231,8 +319,27 @@ class OptimizerSpec:
 
 def check_optimizer_name(name: str) -> None:
     """Raises InvalidSpec unless the servers have an optimizer of this name."""
-    if name not in OPTIMIZERS:
-        raise InvalidSpec(f"optimizer {name!r}; want {_known(name, OPTIMIZERS)}")
+    if name not in OPTIMIZERS and name != CUSTOM:
+        raise InvalidSpec(f"optimizer {name!r}; want {_known(name, (*OPTIMIZERS, CUSTOM))}")
+
+
+# As many as a model may have optimizers of its own in practice; each of a model's variables comes with its own copy of the text.
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str, hyperparameters: tuple[str, ...], slots: tuple[str, ...]) -> Formula:
+    others = (GRADIENT, LEARNING_RATE, STEP, *hyperparameters, *slots)
+    return parse_formula(text, variable=VARIABLE, others=others, writable=slots, step=STEP, bases=hyperparameters)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(text: str, hyperparameters: tuple[str, ...], slots: tuple[str, ...]) -> Program:
+    return Program(_parsed(text, hyperparameters, slots), arrays=(VARIABLE, GRADIENT, *slots), in_place=slots)
+
+
+def _check_own_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or len(name) > _MAX_NAME:
+        raise InvalidSpec(f"{what} {str(name)[:80]!r}: want a name of letters, digits and _, {_MAX_NAME} characters at most")
+    if name in (VARIABLE, GRADIENT, LEARNING_RATE, STEP) or name in FUNCTIONS:
+        raise InvalidSpec(f"{what} {name!r}: this name has a meaning in formulas already; choose another one")
 
 
 def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:

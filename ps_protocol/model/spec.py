@@ -190,11 +190,24 @@ class ModelSpec:
             partition = by_name[name].partition
             if partition is not None and partition.num_slices > 1:
                 raise InvalidSpec(f"variable {name!r} is pinned to one ps and cut into {partition.num_slices} slices; do one of the two")
+        self._check_whole_variables()
         for name in self.averages.variables if self.averages is not None else ():
             if name not in by_name:
                 raise InvalidSpec(f"averages: there is no variable {name!r} in the model; correct the name, or leave it out")
             if by_name[name].is_sparse or by_name[name].is_state:
                 raise InvalidSpec(f"averages: variable {name!r} is a table or takes plain updates; others have averages")
+
+    def _check_whole_variables(self) -> None:
+        of_model = self.optimizer.needs_whole_variables
+        for variable in self.variables:
+            optimizer = variable.optimizer
+            if not (of_model if optimizer is None else optimizer.needs_whole_variables):
+                continue
+            what = f"variable {variable.name!r}: its optimizer's formula has a sum or a norm"
+            if variable.is_sparse:
+                raise InvalidSpec(f"{what}, and a table is updated by rows; give the table another optimizer, or make the variable dense")
+            if variable.partition is not None and variable.partition.num_slices > 1:
+                raise InvalidSpec(f"{what}, which needs the whole variable in one place; take away the partition, or the sum or norm")
 
     def differences(self, other: "ModelSpec") -> list[str]:
         """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
@@ -238,6 +251,8 @@ def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterat
         yield f"optimizer is {theirs.name!r}, the cluster's is {mine.name!r}"
         return
     defaults = {name: default for name, (default, _) in mine.kind.hyperparameters.items()}
+    if mine.is_custom:
+        yield from _field_differences("optimizer 'custom'", _custom_fields(mine), _custom_fields(theirs))
     is_same_schedule = mine.learning_rate.name == theirs.learning_rate.name
     my_fields, their_fields = (
         (_schedule_fields(spec.learning_rate) if is_same_schedule else {"learning_rate": _schedule_words(spec.learning_rate)})
@@ -245,6 +260,11 @@ def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterat
         for spec in (mine, theirs)
     )
     yield from _field_differences(f"optimizer {mine.name!r}", my_fields, their_fields)
+
+
+def _custom_fields(spec: OptimizerSpec) -> dict[str, str]:
+    numbers = ({name: float(value) for name, value in sorted(part.items())} for part in (spec.hyperparameters, spec.slot_values))
+    return dict(zip(("formula", "hyper-parameters", "slots"), (repr(spec.formula), *map(str, numbers)), strict=True))
 
 
 def _field_differences(what: str, mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
@@ -296,7 +316,7 @@ def place(model: ModelSpec, *, num_shards: int) -> Placement:
     if num_shards < 1:
         raise InvalidSpec("there are no parameter servers to place variables on; give at least one")
     pins, loads = dict(model.placement.pins), dict(model.placement.loads)
-    pieces = [piece for variable in model.variables for piece in _slices(variable, model.placement, num_shards)]
+    pieces = [piece for variable in model.variables for piece in _slices(variable, model, num_shards)]
     totals = [0.0] * num_shards
     for piece in pieces:
         if (shard := pins.get(piece.variable.name)) is not None:
@@ -327,15 +347,16 @@ def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
     return tuple(Layout(pieces) for pieces in slices)
 
 
-def _slices(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) -> Iterator[VariableSlice]:
-    partition = variable.partition or Partition(axis=0, num_slices=_num_pieces(variable, policy, num_shards))
+def _slices(variable: VariableSpec, model: ModelSpec, num_shards: int) -> Iterator[VariableSlice]:
+    partition = variable.partition or Partition(axis=0, num_slices=_num_pieces(variable, model, num_shards))
     extent = variable.shape[partition.axis] if variable.shape else 1
     for start, stop in split_rows(extent, partition.num_slices):
         yield VariableSlice(variable=variable, start=start, stop=stop, axis=partition.axis)
 
 
-def _num_pieces(variable: VariableSpec, policy: PlacementPolicy, num_shards: int) -> int:
-    is_whole = variable.constraint is not None and variable.constraint.needs_whole_variable
+def _num_pieces(variable: VariableSpec, model: ModelSpec, num_shards: int) -> int:
+    policy, optimizer = model.placement, variable.optimizer or model.optimizer
+    is_whole = optimizer.needs_whole_variables or (variable.constraint is not None and variable.constraint.needs_whole_variable)
     if not variable.shape or not policy.split_bytes or variable.nbytes <= policy.split_bytes or is_whole:
         return 1
     if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins

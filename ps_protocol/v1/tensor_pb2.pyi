@@ -159,8 +159,15 @@ class LearningRateSchedule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., arguments: _Optional[_Mapping[str, float]] = ..., boundaries: _Optional[_Iterable[float]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class OptimizerSpec(_message.Message):
-    __slots__ = ("name", "hyperparameters", "learning_rate")
+    __slots__ = ("name", "hyperparameters", "learning_rate", "formula", "slot_values")
     class HyperparametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SlotValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -170,10 +177,14 @@ class OptimizerSpec(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    FORMULA_FIELD_NUMBER: _ClassVar[int]
+    SLOT_VALUES_FIELD_NUMBER: _ClassVar[int]
     name: str
     hyperparameters: _containers.ScalarMap[str, float]
     learning_rate: LearningRateSchedule
-    def __init__(self, name: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., learning_rate: _Optional[_Union[LearningRateSchedule, _Mapping]] = ...) -> None: ...
+    formula: str
+    slot_values: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., learning_rate: _Optional[_Union[LearningRateSchedule, _Mapping]] = ..., formula: _Optional[str] = ..., slot_values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class PushId(_message.Message):
     __slots__ = ("worker", "incarnation", "sequence")

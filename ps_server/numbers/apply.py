@@ -21,7 +21,7 @@ from ps_protocol.model.layout import ALIGNMENT, ArenaRange, Layout
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType
 from ps_server.optimizers.formulas import NUM_SCRATCH
-from ps_server.optimizers.rule import UpdateRule
+from ps_server.optimizers.rule import Measuring, UpdateRule
 
 # How an apply's work is offered to several threads, without a thread of its own.
 
@@ -389,7 +389,8 @@ def _number(value: Array, number: float) -> "np.floating[Any]":
 # Half-precision elements are computed in float32, and what is overwritten in place is first copied aside; both in reused blocks.
 
 
-_MAX_SLOTS = 3
+# Of the optimizers that have a formula of their own here.
+_NUM_SLOTS = 3
 _MIN_SUM_BYTES = 4
 
 
@@ -417,9 +418,10 @@ class StepMemory:
 class Blocks:
     """Scratch memory for one thread, `block_bytes` for each purpose. What is never used costs no memory."""
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(self, block_bytes: int, *, num_scratch: int = NUM_SCRATCH, num_slots: int = _NUM_SLOTS) -> None:
         max_size = block_bytes // _MIN_SUM_BYTES
-        self._memories = [np.empty(block_bytes, np.uint8) for _ in range(3 + NUM_SCRATCH + _MAX_SLOTS)]
+        self._num_scratch = num_scratch
+        self._memories = [np.empty(block_bytes, np.uint8) for _ in range(3 + num_scratch + num_slots)]
         self._squares = np.empty(max_size)
         self._typed: dict[DataType, TypedBlocks] = {}
 
@@ -435,21 +437,22 @@ class Blocks:
     def of(self, data_type: DataType) -> "TypedBlocks":
         """Returns the blocks as elements of the type that those of `data_type` are computed in."""
         if data_type not in self._typed:
-            self._typed[data_type] = TypedBlocks([memory.view(data_type.sum_dtype) for memory in self._memories])
+            blocks = [memory.view(data_type.sum_dtype) for memory in self._memories]
+            self._typed[data_type] = TypedBlocks(blocks, num_scratch=self._num_scratch)
         return self._typed[data_type]
 
 
 class TypedBlocks:
     """Blocks of one element type, each for one purpose."""
 
-    def __init__(self, blocks: Sequence[Array]) -> None:
-        self._blocks = tuple(blocks)
-        self._cut = Cut(self._blocks, blocks[0].size)
+    def __init__(self, blocks: Sequence[Array], *, num_scratch: int) -> None:
+        self._blocks, self._num_scratch = tuple(blocks), num_scratch
+        self._cut = Cut(self._blocks, blocks[0].size, num_scratch=num_scratch)
 
     def cut(self, size: int) -> "Cut":
         """Returns the blocks' first `size` elements; as long as the size is the same, the same views."""
         if size != self._cut.size:
-            self._cut = Cut(self._blocks, size)
+            self._cut = Cut(self._blocks, size, num_scratch=self._num_scratch)
         return self._cut
 
     def number(self, value: float) -> "np.floating[Any]":
@@ -463,10 +466,10 @@ class Cut:
 
     __slots__ = ("is_finite", "mean", "out", "scratch", "size", "slots", "value")
 
-    def __init__(self, blocks: Sequence[Array], size: int) -> None:
+    def __init__(self, blocks: Sequence[Array], size: int, *, num_scratch: int) -> None:
         self.size = size
         self.mean, *others = [block[:size] for block in blocks]
-        self.scratch, (self.value, self.out, *self.slots) = others[:NUM_SCRATCH], others[NUM_SCRATCH:]
+        self.scratch, (self.value, self.out, *self.slots) = others[:num_scratch], others[num_scratch:]
         # In memory that the formula is given afterwards.
         self.is_finite = self.scratch[0].view(np.bool_)[:size]
 
@@ -494,11 +497,12 @@ class RunView:
         # Whether a formula may work on the step's memories themselves.
         self.is_direct = not self.is_half and not self.is_in_place
 
-    def parts(self, block_bytes: int) -> Iterator[slice]:
-        """Yields the parts whose elements, as they are computed with, take at most `block_bytes` each."""
+    def parts(self, block_bytes: int, *, of: slice | None = None) -> Iterator[slice]:
+        """Yields the parts, of `of` or of all, whose elements, as they are computed with, take at most `block_bytes` each."""
         max_size = block_bytes // max(_MIN_SUM_BYTES, self.run.arena.data_type.itemsize)
-        for start in range(0, self.size, max_size):
-            yield slice(start, min(start + max_size, self.size))
+        first, last = (0, self.size) if of is None else (of.start, of.stop)
+        for start in range(first, last, max_size):
+            yield slice(start, min(start + max_size, last))
 
     def keep(self, part: slice) -> None:
         """Lets the values of a part stay as they are."""
@@ -581,7 +585,11 @@ class FusedApply:
         self._sum_bytes = block_bytes if self._num_threads == 1 else block_bytes * _UNITS_SHARED
         # A small arena does not fill a block, even where its elements are computed in twice their size.
         max_bytes = min(max(self._part_bytes, self._sum_bytes), max(2 * layout.nbytes, ALIGNMENT))
-        self._blocks = [Blocks(max_bytes) for _ in range(self._num_threads)]
+        num_scratch = max((rule.num_scratch for rule in self._rules), default=NUM_SCRATCH)
+        num_slots = max((_NUM_SLOTS, *(len(rule.slots) for rule in self._rules)))
+        self._blocks = [Blocks(max_bytes, num_scratch=num_scratch, num_slots=num_slots) for _ in range(self._num_threads)]
+        # The variables whose update needs all their elements: where they lie, by the arena.
+        self._whole = {arena: _spans(layout, arena) for arena in layout.arenas if self._rules[arena.rule].needs_whole_variables}
         self._keeper = self._make_keeper()
         pieces = enumerate(layout.slices)
         self._constrained = tuple((index, piece.variable.constraint) for index, piece in pieces if piece.variable.constraint is not None)
@@ -614,7 +622,7 @@ class FusedApply:
         """
         runs = self._planner.runs(len(memory.gradients), absent=memory.absent, scales=memory.scales)
         views = [RunView(run, memory, self._layout, slots=tuple(self._rules[run.arena.rule].slots)) for run in runs]
-        parts = [(view, part) for view in views for part in view.parts(self._part_bytes)]
+        parts = [(view, part) for view in views for part in self._parts(view)]
         num_nonfinite = self._share(parts, self._apply)
         if self._constrained:
             self._constrain(memory)
@@ -657,13 +665,24 @@ class FusedApply:
         # Infinities and the like are the user's to see in the values and the count, not warnings in a server's log.
         return share(self._stripes, tasks, act, num_threads=self._num_threads, within=lambda: np.errstate(all="ignore"))
 
-    def _apply(self, task: _Part, thread: int) -> int:
+    def _parts(self, view: RunView) -> Iterable[slice]:
+        """What one thread takes on at once: a block, or where all elements of a variable are needed, the variable."""
+        arena, start = view.run.arena, view.run.start
+        if arena not in self._whole or not view.run.contributors:
+            return view.parts(self._part_bytes)
+        itemsize = arena.data_type.itemsize
+        spans = [(first, last) for first, last in self._whole[arena] if start <= first < view.run.stop]
+        return [slice((first - start) // itemsize, (last - start) // itemsize) for first, last in spans]
+
+    def _apply(self, task: _Part, thread: int, measuring: Measuring | None = None) -> int:
         view, part = task
         run = view.run
         rule, blocks = self._rules[run.arena.rule], self._blocks[thread].of(run.arena.data_type)
         if not run.contributors:
             view.keep(part)
             return 0
+        if self._whole and measuring is None and run.arena in self._whole:
+            return self._apply_whole(view, part, thread)
         num_nonfinite, is_gradient = 0, not rule.spec.is_update_rule
         cut = blocks.cut(part.stop - part.start)
         gradients = [gradient[part] for gradient in view.gradients]
@@ -674,7 +693,13 @@ class FusedApply:
             gradient = self._limit(gradient, cut)
         if run.scale != 1.0:
             gradient = np.multiply(gradient, blocks.number(run.scale), out=cut.mean)
-        if view.is_direct:
+        if measuring is not None:
+            block = BlockView(view, part, cut)
+            squares = self._blocks[thread].squares(cut.size)
+            if not measuring.step(block.value, out=block.out, slots=block.slots, gradient=gradient, scratch=cut.scratch, squares=squares):
+                return 0
+            block.store()
+        elif view.is_direct:
             slots = [slot[part] for slot in view.slots] if view.slots else ()
             rule.apply(view.value[part], out=view.out[part], slots=slots, gradient=gradient, scratch=cut.scratch)
         else:
@@ -682,6 +707,17 @@ class FusedApply:
             rule.apply(block.value, out=block.out, slots=block.slots, gradient=gradient, scratch=cut.scratch)
             block.store()
         return num_nonfinite
+
+    def _apply_whole(self, view: RunView, variable: slice, thread: int) -> int:
+        """Goes through a variable as often as its rule has to measure it, and then applies the step."""
+        measuring = self._rules[view.run.arena.rule].measuring(view.run.arena.data_type.sum_dtype)
+        # A sum depends on where its blocks begin: they are the same whatever the number of threads.
+        parts = list(view.parts(self._block_bytes, of=variable))
+        while measuring.is_under_way:
+            for part in parts:
+                self._apply((view, part), thread, measuring)
+            measuring.conclude()
+        return sum(self._apply((view, part), thread, measuring) for part in parts)
 
     def _limit(self, mean: Array, cut: Cut) -> Array:
         limit = mean.dtype.type(self._clip.value)
@@ -705,6 +741,12 @@ class FusedApply:
             return 0
 
         self._share(keeper.parts(self._part_bytes), act)
+
+
+def _spans(layout: Layout, arena: ArenaRange) -> list[tuple[int, int]]:
+    """Returns the first and last byte (excluded) of each variable of an arena, without the padding."""
+    starts = ((layout.offsets[index], layout.slices[index].nbytes) for index in layout.order)
+    return [(start, start + nbytes) for start, nbytes in starts if nbytes and arena.start <= start < arena.stop]
 
 
 def _part_bytes(nbytes: int, num_threads: int, block_bytes: int) -> int:

@@ -311,7 +311,7 @@ class Table:
 
     def _scratch(self) -> list[Array]:
         dtype = self.piece.variable.data_type.sum_dtype
-        return [np.empty(self._block_rows * self._width, dtype) for _ in range(4)]
+        return [np.empty(self._block_rows * self._width, dtype) for _ in range(1 + self._rule.num_scratch)]
 
 
 # All tables of a shard in one step: whose rows are merged, limited and applied.

@@ -20,8 +20,20 @@ from ps_protocol.model.variables import Array
 Scalars = tuple["np.floating[Any]", ...]
 Number = Callable[[Any], "np.floating[Any]"]
 
-# How many blocks a formula may ask for as scratch memory.
+# How many blocks of scratch memory every formula has.
 NUM_SCRATCH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Sums over all blocks of a variable that a formula needs before it can be applied.
+
+    `measure(value, slots, gradient, scratch, squares, constants)` returns the sums of a block. `conclude(constants, totals, number)`
+    returns the constants with what follows from the sums of all blocks.
+    """
+
+    measure: Callable[[Array, Sequence[Array], Array, Sequence[Array], Array, Scalars], Sequence[float]]
+    conclude: Callable[[Scalars, Sequence[float], Number], Scalars]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class Formula:
     apply_block: Callable[[Array, Array, Sequence[Array], Array, Sequence[Array], Scalars], None]
     # Numbers that the formula needs to the power of the steps applied, the present one included.
     decays: tuple[float, ...] = ()
+    # Blocks of scratch memory that it wants.
+    num_scratch: int = NUM_SCRATCH
+    # What is measured of a whole variable first, one after the other.
+    passes: tuple[Pass, ...] = ()
 
 
 def _restore_sign(out: Array, size: Array) -> None:
@@ -376,7 +392,7 @@ def _moving_average(spec: OptimizerSpec) -> Formula:
     return Formula(lambda rate, powers, step, of: (of(1 - decay),), apply)
 
 
-_FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {
+FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "adagrad": _adagrad,
@@ -391,11 +407,6 @@ _FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {
     "add": _add,
     "moving_average": _moving_average,
 }
-
-
-def make_formula(spec: OptimizerSpec) -> Formula:
-    """Returns the formula that a checked specification names."""
-    return _FORMULAS[spec.name](spec)
 
 
 def initial_powers(formula: Formula) -> Scalars:

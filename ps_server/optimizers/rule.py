@@ -14,7 +14,8 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
-from ps_server.optimizers.formulas import Formula, Scalars, initial_powers, make_formula, next_powers, single
+from ps_server.optimizers.custom import custom_formula
+from ps_server.optimizers.formulas import FORMULAS, Formula, Scalars, initial_powers, next_powers, single
 
 # Learning-rate schedules, evaluated at a step.
 #
@@ -99,13 +100,48 @@ class _Moment:
         return self.known[dtype]
 
 
+class Measuring:
+    """One variable's step by a rule with sums or norms over it: all its blocks are measured, as often as it takes, and then applied.
+
+    For one thread.
+    """
+
+    def __init__(self, formula: Formula, constants: Scalars, dtype: np.dtype[Any]) -> None:
+        self._formula, self._constants, self._dtype = formula, constants, dtype
+        self._num_passes = 0
+        self._totals: list[float] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the next pass over the blocks measures; otherwise it applies."""
+        return self._num_passes < len(self._formula.passes)
+
+    def step(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], squares: Array) -> bool:
+        """Measures a block, or applies the step to it as `UpdateRule.apply` does; returns whether it was applied.
+
+        `squares` is scratch memory for as many float64.
+        """
+        if not self.is_under_way:
+            self._formula.apply_block(value, out, slots, gradient, scratch, self._constants)
+            return True
+        sums = self._formula.passes[self._num_passes].measure(value, slots, gradient, scratch, squares, self._constants)
+        self._totals = [total + part for total, part in zip(self._totals or [0.0] * len(sums), sums, strict=True)]
+        return False
+
+    def conclude(self) -> None:
+        """Ends a pass: what it has summed is known from now on."""
+        self._constants = self._formula.passes[self._num_passes].conclude(self._constants, self._totals, self._dtype.type)
+        self._num_passes += 1
+        self._totals = []
+
+
 class UpdateRule:
     """Applies what `spec` says. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several beside them."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec = spec
         self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
-        self._formula = make_formula(spec)
+        self._formula = _formula(spec)
         self._powers = initial_powers(self._formula)
         self._slots = spec.slots
         self._begun: int | None = None
@@ -125,6 +161,16 @@ class UpdateRule:
     def is_lazy(self) -> bool:
         """Whether the rows of a table that no gradient touches stay as they are, with their slots."""
         return self._spec.is_lazy
+
+    @property
+    def num_scratch(self) -> int:
+        """How many blocks of scratch memory `apply` wants; at least NUM_SCRATCH."""
+        return self._formula.num_scratch
+
+    @property
+    def needs_whole_variables(self) -> bool:
+        """Whether a variable's blocks are measured before they are applied; see `measuring`."""
+        return bool(self._formula.passes)
 
     @property
     def sums(self) -> bool:
@@ -151,6 +197,11 @@ class UpdateRule:
             np.multiply(value, decay, out=scratch[0])
             np.subtract(out, scratch[0], out=out)
 
+    def measuring(self, dtype: np.dtype[Any]) -> "Measuring":
+        """Returns what applies the step to one variable, of which everything has to be seen first."""
+        moment = self._moment
+        return Measuring(moment.formula, moment.constants(dtype)[0], dtype)
+
     def advance(self) -> None:
         """Ends a step: the powers of the optimizer's decays move on."""
         self._powers = next_powers(self._formula, self._powers)
@@ -175,17 +226,23 @@ class UpdateRule:
         """
         if spec.name != self._spec.name:
             raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: it has other slots; create a new model")
+        if (spec.formula, spec.slot_values) != (self._spec.formula, self._spec.slot_values):
+            raise InvalidSpec(f"optimizer {spec.name!r}: its formula and slots cannot change; create a new model")
         for name in sorted(INITIAL_HYPERPARAMETERS & spec.kind.hyperparameters.keys()):
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
         self._spec = spec
         self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
-        self._formula = make_formula(spec)
+        self._formula = _formula(spec)
         self._begun = None
 
     def _at(self, step: int) -> _Moment:
         rate = single(learning_rate(self._spec.learning_rate, step=step)) if self._rate is None else self._rate
         return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay)
+
+
+def _formula(spec: OptimizerSpec) -> Formula:
+    return custom_formula(spec) if spec.is_custom else FORMULAS[spec.name](spec)
 
 
 def _constant_rate(spec: OptimizerSpec) -> float | None:
@@ -194,7 +251,7 @@ def _constant_rate(spec: OptimizerSpec) -> float | None:
 
 
 def _weight_decay(spec: OptimizerSpec) -> float:
-    return 0.0 if spec.is_update_rule else spec.hyperparameter("weight_decay")
+    return spec.hyperparameter("weight_decay") if "weight_decay" in spec.kind.hyperparameters else 0.0
 
 
 # How a shard works at present: its update rules with their numbers, and its mode.

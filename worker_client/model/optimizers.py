@@ -1,11 +1,11 @@
 """Optimizers and learning-rate schedules as values that servers understand. Knows names and numbers; the formulas are the servers'."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, constant
 
 # Learning-rate schedules as values that servers understand.
 
@@ -222,6 +222,35 @@ def proximal_adagrad(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         weight_decay=weight_decay,
+    )
+
+
+def custom_optimizer(
+    formula: str, learning_rate: Rate, *, slots: Mapping[str, float] | None = None, **hyperparameters: float
+) -> OptimizerSpec:
+    """Returns the optimizer whose update is a formula, which the servers check and interpret; nothing of it runs as code.
+
+    The formula is lines of the form `name = expression`, or one expression, which is the variable's new value. `v` is the variable, `g` the
+    gradient, `lr` the learning rate of the step, `t` the step after the update (1 for the first); `slots` has the names of the slots and
+    what each starts with; `hyperparameters` are numbers by name, and `name ** t` is one to the power of the step. Other names that are
+    assigned to last for the update. For example Lion:
+
+        custom_optimizer(
+            "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
+            learning_rate=1e-4, slots={"m": 0.0}, b1=0.9, b2=0.99, decay=0.01,
+        )
+
+    With `sum(…)` or `norm(…)`, which are over all elements of a variable, variables are not split over servers, and tables are refused.
+    Raises InvalidSpec with line, column and reason.
+    """
+    if slots is not None and not isinstance(slots, Mapping):
+        raise InvalidSpec(f"slots: got a {type(slots).__name__}, want a dict from a slot's name to the value that it starts with")
+    return OptimizerSpec(
+        name=CUSTOM,
+        learning_rate=rate_of(learning_rate),
+        hyperparameters={name: plain_number(value) for name, value in hyperparameters.items()},
+        formula=formula,
+        slot_values={name: plain_number(value) for name, value in (slots or {}).items()},
     )
 
 

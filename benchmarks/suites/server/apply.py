@@ -18,8 +18,38 @@ from ps_server.config import default_apply_threads
 from ps_server.numbers.apply import FusedApply, StepMemory, share
 from ps_server.optimizers.rule import UpdateRule
 from ps_server.threads import ApplyThreads
+from worker_client import custom_optimizer
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
+# The same formula as "adam", and what has to be computed otherwise.
+CUSTOM = {
+    "custom adam": custom_optimizer(
+        "m = m + (g - m) * (1 - b1); s = s + (g * g - s) * (1 - b2); v = v - lr * sqrt(1 - b2 ** t) / (1 - b1 ** t) * m / (sqrt(s) + eps)",
+        0.001,
+        slots={"m": 0.0, "s": 0.0},
+        b1=0.9,
+        b2=0.999,
+        eps=1e-8,
+    ),
+    "lion": custom_optimizer(
+        "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
+        0.001,
+        slots={"m": 0.0},
+        b1=0.9,
+        b2=0.99,
+        decay=0.01,
+    ),
+    "lamb": custom_optimizer(
+        "m = b1 * m + (1 - b1) * g; s = b2 * s + (1 - b2) * g * g; u = m / (1 - b1 ** t) / (sqrt(s / (1 - b2 ** t)) + eps) + decay * v;"
+        "v = v - lr * where(norm(v) > 0, where(norm(u) > 0, norm(v) / norm(u), 1), 1) * u",
+        0.001,
+        slots={"m": 0.0, "s": 0.0},
+        b1=0.9,
+        b2=0.999,
+        eps=1e-6,
+        decay=0.01,
+    ),
+}
 _COPY_PART_BYTES = 1 << 20
 _SMALL_BYTES = 4096
 
@@ -79,7 +109,7 @@ def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], 
     """Returns an apply of float32 variables, and the bytes that it has to read and write."""
     variable = VariableSpec(name="v", data_type=DataType.FLOAT32, shape=(nbytes // 4,))
     layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows)])
-    rule = UpdateRule(OptimizerSpec(name=name, learning_rate=constant(0.001)))
+    rule = UpdateRule(CUSTOM[name] if name in CUSTOM else OptimizerSpec(name=name, learning_rate=constant(0.001)))
     fused = FusedApply(layout, [rule], stripes=threads)
     generator = np.random.default_rng(0)
     value, out, *gradients = (_random(nbytes, generator) for _ in range(2 + NUM_CONTRIBUTIONS))
@@ -143,7 +173,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default_threads = sorted({1, default_apply_threads()})
     parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
     parser.add_argument("--threads", type=at_least_one, nargs="+", default=default_threads, help=f"default: {default_threads}")
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, metavar="NAME", help="which (default: all)")
+    parser.add_argument(
+        "--optimizers", nargs="+", choices=(*OPTIMIZERS, *CUSTOM), default=OPTIMIZERS, metavar="NAME", help="which (default: all)"
+    )
     parser.add_argument("--rounds", type=at_least_one, default=9, help="how often each is measured (default 9)")
     parser.add_argument(
         "--small-steps", type=int, default=2000, help="steps of 4 KiB that are measured in the store; 0: none (default 2000)"

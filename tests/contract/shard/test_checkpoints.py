@@ -37,7 +37,16 @@ OPTIMIZERS = {
     "momentum": OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters={"use_nesterov": 1.0}),
     "adam": OptimizerSpec(name="adam", learning_rate=constant(0.01)),
     "adagrad": OptimizerSpec(name="adagrad", learning_rate=constant(0.1)),
+    # With a power of the step, and a first value of a slot.
+    "custom": OptimizerSpec(
+        name="custom",
+        learning_rate=DECAY,
+        formula="m = b * m + (1 - b) * g; n = n + m * m; v = v - lr * m / (1 - b ** t) / sqrt(n)",
+        hyperparameters={"b": 0.9},
+        slot_values={"m": 0.0, "n": 0.5},
+    ),
 }
+NORMED = OptimizerSpec(name="custom", learning_rate=constant(0.1), formula="v - lr * norm(v) / (norm(g) + 1) * g")
 LAZY_ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.02), hyperparameters={"lazy": 1.0})
 VARIABLES = (
     VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(13, 7)),
@@ -45,6 +54,7 @@ VARIABLES = (
     VariableSpec(name="b", data_type=DataType.FLOAT32, shape=()),
     VariableSpec(name="half", data_type=DataType.FLOAT16, shape=(9,)),
     VariableSpec(name="own", data_type=DataType.FLOAT32, shape=(6,), optimizer=OPTIMIZERS["momentum"]),
+    VariableSpec(name="normed", data_type=DataType.FLOAT32, shape=(50, 2), optimizer=NORMED),
     VariableSpec(name="none", data_type=DataType.FLOAT32, shape=(0, 4)),
     VariableSpec(
         name="words",

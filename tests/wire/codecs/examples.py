@@ -46,6 +46,9 @@ AVERAGES = AverageSpec(decay=0.99, use_num_updates=True, zero_debias=True, varia
 CLIP = ClipSpec(value=0.5, norm=1.0, global_norm=2.0)
 SLICES = (VariableSlice(variable=W, start=2, stop=10), VariableSlice(variable=B, start=0, stop=1))
 ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={"beta1": 0.5, "epsilon": 1e-7})
+CUSTOM = OptimizerSpec(
+    name="custom", learning_rate=constant(0.1), formula="m = m + g * k; v = v - lr * m", hyperparameters={"k": 0.5}, slot_values={"m": 1.5}
+)
 PIECEWISE = Schedule(name="piecewise_constant", boundaries=(10.0, 20.0), values=(0.1, 0.01, 0.001))
 ID = shard.PushId(worker=3, incarnation=2, sequence=1 << 60)
 MODEL = ModelSpec(
@@ -55,7 +58,7 @@ MODEL = ModelSpec(
 )
 RICH_MODEL = dataclasses.replace(
     MODEL,
-    variables=(W, TABLE, DENSE, B),
+    variables=(W, TABLE, DENSE, B, VariableSpec(name="custom", data_type=DataType.FLOAT32, shape=(2,), optimizer=CUSTOM)),
     placement=PlacementPolicy(loads=(("dense", 2.5), ("table", 1.0)), pins=(("w", 3), ("ä", 0))),
     averages=AVERAGES,
     clip=CLIP,

@@ -95,3 +95,57 @@ def test_schedule_arguments_have_defaults() -> None:
 def test_wrong_schedules_are_refused(schedule: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         Schedule(**schedule)
+
+
+def custom(formula: Any, *, slots: Any = None, **hyperparameters: Any) -> OptimizerSpec:
+    return OptimizerSpec(
+        name="custom", learning_rate=constant(0.1), hyperparameters=hyperparameters, formula=formula, slot_values=slots or {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("formula", "slots", "hyperparameters", "words"),
+    [
+        ("", {}, {}, "it is empty"),
+        (3, {}, {}, "formula: got a int, want a str"),
+        ("v - lr * g.data", {}, {}, "line 1, column 10: attributes are not allowed: 'v - lr \\* g.data'"),
+        ("m = m + g\nv = v - lr * mm", {"m": 0.0}, {}, r"line 2, column 14: unknown name 'mm'; known are g, lr, m, t, v"),
+        ("v - lr * g", {}, {"b1": 0.9}, "'b1' does not occur in the formula; known are g, lr, v"),
+        ("v - lr", {}, {}, "'g', the gradient, does not occur"),
+        ("v - g", {}, {}, "'lr', the learning rate, does not occur"),
+        ("m = m + lr * g", {"m": 0.0}, {}, "assigns nothing to 'v', the variable"),
+        ("v = v - lr * (m + g)", {"m": 0.0}, {}, "assigns nothing to 'm', a slot; write m = …"),
+        ("g = g * lr; v = v - g", {}, {}, "column 1: 'g' is an argument and cannot be assigned to"),
+        ("v = v - lr * g; b = 1", {}, {"b": 1.0}, "'b' is an argument and cannot be assigned to"),
+        ("v - lr * g ** t", {}, {}, r"column 10: only a hyper-parameter \(none\) can be raised to the power of t"),
+        ("v - lr * g * b ** t", {}, {"b": 1.5}, "b = 1.5, want 0 to 1: it is raised to the power of the step"),
+        ("v - lr * g * b", {}, {"b": float("nan")}, "b = nan, want a finite number"),
+        ("v - lr * g * b", {}, {"b": 1e39}, r"b = 1e\+39, want at most"),
+        ("v - lr * g * sqrt", {}, {"sqrt": 1.0}, "hyper-parameter 'sqrt': this name has a meaning in formulas already"),
+        ("v - lr * g * t", {}, {"t": 1.0}, "hyper-parameter 't': this name has a meaning"),
+        ("v - lr * g", {"a b": 0.0}, {}, "slot 'a b': want a name of letters, digits and _"),
+        ("v - lr * g", {"lambda": 0.0}, {}, "slot 'lambda': want a name"),
+        ("m = m + g; v = v - lr * m", {"m": float("inf")}, {}, "slot m = inf, want a finite number"),
+        ("average = average + g; v = v - lr * average", {"average": 0.0}, {}, "checkpoints call the moving averages so"),
+        ("m = m + g; v = v - lr * m", {"m": 0.0}, {"m": 0.0}, "'m' is a slot and a hyper-parameter"),
+        ("v - lr * g", {f"m{i}": 0.0 for i in range(9)}, {}, "9 slots, 8 at most"),
+    ],
+)
+def test_wrong_custom_optimizers_are_refused_with_the_place(formula: Any, slots: Any, hyperparameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        custom(formula, slots=slots, **hyperparameters)
+
+
+def test_another_optimizer_takes_no_formula() -> None:
+    with pytest.raises(InvalidSpec, match="optimizer 'sgd': it has a formula of its own; one with another is called 'custom'"):
+        OptimizerSpec(name="sgd", learning_rate=constant(0.1), formula="v - lr * g")
+
+
+def test_custom_optimizers_are_told_apart_by_formula_slots_and_numbers() -> None:
+    text = "m = m + g; v = v - lr * m * b"
+    one = custom(text, slots={"m": 0.0}, b=1.0)
+    assert one.key == custom(text, slots={"m": 0}, b=1).key
+    others = [custom(text, slots={"m": 0.0}, b=2.0), custom(text, slots={"m": 1.0}, b=1.0), custom(text + " ", slots={"m": 0.0}, b=1.0)]
+    assert len({one.key, *(other.key for other in others)}) == 4
+    assert (one.slots, one.is_lazy, one.is_update_rule, one.needs_whole_variables) == ({"m": 0.0}, True, False, False)
+    assert custom("v - lr * g / norm(g)").needs_whole_variables

@@ -17,7 +17,24 @@ from ps_server.optimizers.rule import UpdateRule
 from ps_server.threads import ApplyThreads
 from tests.support.examples import examples
 
-OPTIMIZERS = ["sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"]
+OPTIMIZERS = [
+    "sgd",
+    "momentum",
+    "adagrad",
+    "adagrad_da",
+    "adam",
+    "rmsprop",
+    "adadelta",
+    "ftrl",
+    "proximal_sgd",
+    "proximal_adagrad",
+    "elements",
+    "norms",
+]
+_CUSTOM = {
+    "elements": "m = m * 0.5 + g; n = where(g > 0, max(n, m), n); v = v - lr * m / (1 + abs(n))",
+    "norms": "m = m * 0.5 + g / (1 + norm(g)); n = n + sum(m * v); v = v - lr * norm(v) * m / (1 + norm(m)) - 0.001 * n",
+}
 TYPES = [DataType.FLOAT32, DataType.FLOAT64, DataType.FLOAT16, DataType.BFLOAT16]
 BLOCK_BYTES = 64
 
@@ -39,6 +56,12 @@ class _Backwards:
     def run(self, work: Callable[[int], None], *, num_threads: int) -> None:
         for thread in reversed(range(num_threads)):
             work(thread)
+
+
+def _spec(name: str, rate: float) -> OptimizerSpec:
+    if name in _CUSTOM:
+        return OptimizerSpec(name="custom", learning_rate=constant(rate), formula=_CUSTOM[name], slot_values={"m": 0.0, "n": 0.25})
+    return OptimizerSpec(name=name, learning_rate=constant(rate))
 
 
 def _layout(data_types: list[DataType], sizes: list[int], own: OptimizerSpec | None) -> Layout:
@@ -67,7 +90,7 @@ class _Shard:
     """All that a step reads and writes, the same each time it is made from the same numbers."""
 
     def __init__(self, layout: Layout, name: str, runner: StripeRunner, *, seed: int, clip: ClipSpec, averages: AverageSpec | None) -> None:
-        model = OptimizerSpec(name=name, learning_rate=constant(0.1))
+        model = _spec(name, 0.1)
         self.rules = [UpdateRule(rule or model) for rule in layout.rules]
         self.fused = FusedApply(layout, self.rules, clip=clip, averages=averages, block_bytes=BLOCK_BYTES, stripes=runner)
         rng = np.random.default_rng(seed)
@@ -107,7 +130,7 @@ class _Shard:
 def test_threads_do_not_change_a_bit(case: st.DataObject) -> None:
     draw = case.draw
     sizes = draw(st.lists(st.integers(0, 900), min_size=1, max_size=7))
-    own = OptimizerSpec(name=draw(st.sampled_from(OPTIMIZERS)), learning_rate=constant(0.3)) if draw(st.booleans()) else None
+    own = _spec(draw(st.sampled_from(OPTIMIZERS)), 0.3) if draw(st.booleans()) else None
     layout = _layout(draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2)), sizes, own)
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     gradients = [_random(layout, rng) for _ in range(draw(st.integers(1, 3)))]

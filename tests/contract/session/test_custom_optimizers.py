@@ -1,0 +1,150 @@
+"""Optimizers given as formulas, as a program uses them: every transport and policy, tables, norms, and changes while training."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import InvalidSpec, ModelMismatch
+from ps_protocol.model.policy import PolicySpec
+from tests.support.clusters import Shape, Start
+from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
+
+POLICIES = [
+    None,
+    worker_client.ssp_policy(1),
+    worker_client.sync_policy(tokens="fifo"),
+    worker_client.async_policy(),
+    worker_client.async_policy(use_locking=False),
+]
+ADAM = """
+m = m + (g - m) * (1 - b1)
+s = s + (g * g - s) * (1 - b2)
+v = v - lr * sqrt(1 - b2 ** t) / (1 - b1 ** t) * m / (sqrt(s) + eps)
+"""
+LAMB = """
+m = b1 * m + (1 - b1) * g
+s = b2 * s + (1 - b2) * g * g
+u = m / (1 - b1 ** t) / (sqrt(s / (1 - b2 ** t)) + eps) + decay * v
+ratio = where(norm(v) > 0, where(norm(u) > 0, norm(v) / norm(u), 1), 1)
+v = v - lr * ratio * u
+"""
+
+
+def adam(learning_rate: Any = 0.01) -> OptimizerSpec:
+    return worker_client.custom_optimizer(ADAM, learning_rate, slots={"m": 0, "s": 0}, b1=0.9, b2=0.999, eps=1e-8)
+
+
+def trained(session: Session, optimizer: OptimizerSpec, *, policy: PolicySpec | None = None, num_steps: int = 6) -> Mapping[str, Any]:
+    """Trains dense variables, one of them split, and a table; returns what came out."""
+    if policy is not None:
+        session.set_policy(policy, timeout_s=20)
+    rng = np.random.default_rng(1)
+    cut = Variable(rng.normal(size=(40, 5)).astype(np.float32), partitioner=fixed_size_partitioner(2))
+    values = {"a": rng.normal(size=7), "half": np.ones(9, np.float16), "cut": cut, "t": EmbeddingTable((10, 2))}
+    session.create_or_join(values, optimizer=optimizer, timeout_s=20)
+    for step in range(num_steps):
+        gradients = {
+            "a": rng.normal(size=7),
+            "half": rng.normal(size=9).astype(np.float16),
+            "cut": rng.normal(size=(40, 5)).astype(np.float32),
+        }
+        rows = IndexedSlices([step, 8], rng.normal(size=(2, 2)).astype(np.float32))
+        session.step({**gradients, "t": rows}, timeout_s=20)
+    return {**session.read(), "t": session.read_rows("t", np.arange(10))}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "sync" if policy is None else policy.text)
+def test_adam_as_a_formula_has_the_bits_of_adam(start: Start, policy: PolicySpec | None) -> None:
+    schedule = worker_client.exponential_decay(0.05, 3, 0.5)
+    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), adam(schedule), policy=policy)
+    with worker_client.local() as alone:
+        want = trained(alone, worker_client.adam(schedule, lazy=True), policy=policy)
+    for name, value in found.items():
+        assert value.tobytes() == want[name].tobytes(), name
+
+
+def test_slots_are_read_by_their_names_and_numbers_change_while_training(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    session = cluster.session()
+    lion = worker_client.custom_optimizer(
+        "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
+        learning_rate=0.5, slots={"m": 0.0}, b1=0.75, b2=0.5, decay=0.0,
+    )  # fmt: skip
+    session.create_or_join({"w": np.array([1.0, -2.0, 0.0])}, optimizer=lion, timeout_s=20)
+    session.step({"w": np.array([4.0, -2.0, 0.0])})
+    assert session.read()["w"].tolist() == [0.5, -1.5, 0.0]
+    assert session.get_slot("w", "m").tolist() == [2.0, -1.0, 0.0]
+    assert "custom ('v = v - lr * (sign(b1 * m" in cluster.observer().status().optimizer
+    session.set_hyperparameters(learning_rate=0.25, decay=1.0, timeout_s=20)
+    session.step({"w": np.zeros(3)})
+    assert session.read()["w"].tolist() == [0.5 - 0.25 - 0.125, -1.5 + 0.25 + 0.375, 0.0]
+    with pytest.raises(InvalidSpec, match="'b9' does not occur in the formula"):
+        session.set_hyperparameters(b9=1.0, timeout_s=20)
+
+
+def test_norms_are_of_each_variable_as_a_whole_wherever_it_lies(start: Start) -> None:
+    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    rng = np.random.default_rng(1)
+    shapes = {"large": (300, 600), "vector": (5,), "scalar": (), "zero": (3,)}
+    values = {
+        name: rng.normal(size=shape).astype(np.float32) if name != "zero" else np.zeros(3, np.float32) for name, shape in shapes.items()
+    }
+    lamb = worker_client.custom_optimizer(LAMB, 0.01, slots={"m": 0, "s": 0}, b1=0.9, b2=0.999, eps=1e-6, decay=0.01)
+    # Without the norms, the large one would be split.
+    session.create_or_join(values, optimizer=lamb, split_bytes=1000, timeout_s=20)
+    want = {name: value.astype(np.float64) for name, value in values.items()}
+    m: dict[str, Any] = dict.fromkeys(values, 0.0)
+    s: dict[str, Any] = dict.fromkeys(values, 0.0)
+    for t in range(1, 5):
+        gradients = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        session.step(gradients, timeout_s=20)
+        for name, g in gradients.items():
+            m[name] = 0.9 * m[name] + 0.1 * g.astype(np.float64)
+            s[name] = 0.999 * s[name] + 0.001 * g.astype(np.float64) ** 2
+            u = m[name] / (1 - 0.9**t) / (np.sqrt(s[name] / (1 - 0.999**t)) + 1e-6) + 0.01 * want[name]
+            norms = np.linalg.norm(want[name]), np.linalg.norm(u)
+            want[name] = want[name] - 0.01 * (norms[0] / norms[1] if all(norms) else 1) * u
+    for name, value in session.read().items():
+        np.testing.assert_allclose(value, want[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_norms_of_what_is_cut_or_a_table_are_refused(start: Start) -> None:
+    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    normed = worker_client.custom_optimizer("v - lr * g / (norm(g) + 1)", 0.1)
+    with pytest.raises(InvalidSpec, match="variable 't': its optimizer's formula has a sum or a norm, and a table is updated by rows"):
+        session.create_or_join({"t": EmbeddingTable((10, 2))}, optimizer=normed)
+    cut = Variable(np.zeros((4, 2)), partitioner=fixed_size_partitioner(2), optimizer=normed)
+    with pytest.raises(InvalidSpec, match=r"variable 'w': .* needs the whole variable in one place; take away the partition"):
+        session.create_or_join({"w": cut}, optimizer=worker_client.sgd(0.1))
+    session.create_or_join({"w": np.zeros((4, 2))}, optimizer=normed, timeout_s=20)
+
+
+def test_a_worker_with_another_formula_is_told_where_it_differs(start: Start) -> None:
+    cluster = start(Shape(num_ps=1, total_num_replicas=2))
+    cluster.session().create_or_join(
+        {"w": np.zeros(3)}, optimizer=worker_client.custom_optimizer("v - lr * g * k", 0.1, k=1.0), timeout_s=20
+    )
+    other = cluster.session()
+    for formula, k, words in [
+        ("v - lr * k * g", 1.0, "formula is 'v - lr \\* k \\* g', the cluster's is"),
+        ("v - lr * g * k", 2.0, "hyper-parameters is {'k': 2.0}"),
+    ]:
+        with pytest.raises(ModelMismatch, match=words):
+            other.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.custom_optimizer(formula, 0.1, k=k), timeout_s=20)
+
+
+def test_variables_of_one_model_may_have_formulas_of_their_own(start: Start) -> None:
+    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    up = worker_client.custom_optimizer("n = n + 1; v = v + lr * g * n", 1.0, slots={"n": 0.5})
+    down = worker_client.custom_optimizer("v - lr * clip(g, -1, 1)", 1.0)
+    variables = {
+        f"{kind}{index}": Variable(np.zeros(2), optimizer=rule)
+        for (kind, rule), index in itertools.product({"up": up, "down": down}.items(), range(2))
+    }
+    session.create_or_join({**variables, "plain": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
+    session.step({name: np.full(2, 2.0) for name in (*variables, "plain")})
+    assert {name: value[0] for name, value in session.read().items()} == {"up0": 3, "up1": 3, "down0": -1, "down1": -1, "plain": -2}
