@@ -25,7 +25,8 @@ class ParameterServerConfig:
     """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
 
     `apply_threads`: how many share the work of applying a step; None: as many as it may use processors. `checkpoint_dir`: a path or a URL;
-    empty: no checkpoints. `history`: a directory to write down in what became of every contribution; None: nowhere.
+    empty: no checkpoints. `history`: a directory to write down in what became of every contribution; None: nowhere. `data_port`: where data
+    sockets come, on the host of `address`; 0: any port that is free.
     """
 
     index: int
@@ -34,6 +35,7 @@ class ParameterServerConfig:
     announce: Path | None = None
     max_memory_bytes: int | None = None
     apply_threads: int | None = None
+    data_port: int = 0
     checkpoint_dir: str = ""
     history: Path | None = None
     enable_failpoints: bool = False
@@ -73,6 +75,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         announce=given[options.ANNOUNCE],
         max_memory_bytes=given[options.MAX_MEMORY_BYTES],
         apply_threads=given[options.APPLY_THREADS],
+        data_port=given[options.DATA_PORT],
         checkpoint_dir=given[options.CHECKPOINT_DIR],
         history=given[options.HISTORY],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],

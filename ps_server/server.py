@@ -22,6 +22,7 @@ from ps_protocol.rpc.server import handshake_handler
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
+from ps_protocol.sockets.listener import DataListener
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
 from ps_server.serving.calls import ACCUMULATOR_SERVICE, SERVICE, AccumulatorService, ParameterService, service_handler
@@ -111,7 +112,10 @@ class ParameterServer:
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._shard.budget)
         self._idle_streams = IdleStreams()
-        self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, on_chief_call=self.hear_chief)
+        self._data_sockets = DataListener(name=self._name)
+        self._stream_service = StreamService(
+            self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, on_chief_call=self.hear_chief
+        )
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._health = health.HealthServicer()
         self._strangers = StrangerGuard()
@@ -145,7 +149,9 @@ class ParameterServer:
         )
         streams, hear_chief = self._idle_streams, self.hear_chief
         parts = (
-            ParameterService(self._shard, idle_streams=streams, on_chief_call=hear_chief, is_chief=self._is_chief),
+            ParameterService(
+                self._shard, idle_streams=streams, data_sockets=self._data_sockets, on_chief_call=hear_chief, is_chief=self._is_chief
+            ),
             self._stream_service,
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
@@ -195,6 +201,7 @@ class ParameterServer:
         # They would take up the whole grace.
         self._idle_streams.end_long_lived()
         self._strangers.stop()
+        self._data_sockets.stop()
         self._server.stop(grace_s).wait()
         self._stream_service.close()
         self._idle_streams.stop()
@@ -214,4 +221,6 @@ class ParameterServer:
             raise InvalidSpec(f"cannot listen at {address}: {error}") from None
         if not parsed.is_unix:
             self._strangers.start(port)
+        if parsed.is_unix or self._config.security.tls_cert is None:
+            self._data_sockets.start(parsed, port=self._config.data_port)
         return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))

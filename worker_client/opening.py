@@ -58,9 +58,10 @@ def connect(
     If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover` takes it from any holder.
 
     `transport` is how dense gradients and variables come to the parameter servers and back: "shared_memory" (they lie in memory that worker
-    and server share; only on one host), "grpc", or "auto": shared memory with each server where it can be had, else gRPC. None:
-    LOCKSTEP_TRANSPORT, else "auto". If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared. `wire` is how they travel
-    over gRPC: "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
+    and server share; only on one host), "sockets" (TCP or Unix sockets of their own; only where nothing is encrypted), "grpc", or "auto":
+    with each server shared memory where it can be had, else sockets if they are large, else gRPC. None: LOCKSTEP_TRANSPORT, else "auto".
+    If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared; "sockets": Unimplemented. `wire` is how they travel:
+    "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
 
     `security` proves who this is and says to whom it talks: a `Security` with `token` or `token_file` (lines `role token`, read again when
     it changes) and the files `tls_ca`, `tls_cert`, `tls_key`, or `tls=True`: TLS with the system's authorities. None: LOCKSTEP_TOKEN,

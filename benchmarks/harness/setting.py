@@ -14,7 +14,7 @@ from worker_client import async_policy, sync_policy
 from worker_client.model.wire_format import wire_format
 
 # As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
-TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "grpc": "grpc", "local": "local"}
+TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "sockets": "sockets", "grpc": "grpc", "local": "local"}
 WIRES = ("float32", "bfloat16", "float16")
 POLICIES: dict[str, Callable[[], PolicySpec]] = {"sync": sync_policy, "async": async_policy}
 
@@ -72,7 +72,7 @@ class Setting:
     @property
     def title(self) -> str:
         """For example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
-        sockets = ("unix" if self.is_unix else "tcp") if self.transport == "grpc" else ""
+        sockets = ("unix" if self.is_unix else "tcp") if self.transport in ("grpc", "sockets") else ""
         wire = "" if self.wire == "float32" else self.wire
         kept = f"durability {self.durability}" if self.durability else ""
         return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "", kept) if word)

@@ -1,6 +1,6 @@
 """An arena as frames of its encoded bytes, and back. Knows layouts and bytes; no message, no RPC."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +106,10 @@ class _Span:
     is_encoded: bool
 
 
+# Encoded bytes that are received at once, before they are decoded.
+_SCRATCH_BYTES = 1 << 18
+
+
 class DecodingWriter:
     """Decodes frames that come in order. Not thread-safe. `num_written` is in encoded bytes."""
 
@@ -117,6 +121,7 @@ class DecodingWriter:
         self._index = 0
         self._filled = 0  # elements, or bytes, of the span's target
         self._carried = b""  # the beginning of a unit, whose rest comes with the next frame
+        self._scratch: Array | None = None
         self.num_written = 0
 
     @property
@@ -149,6 +154,14 @@ class DecodingWriter:
             if self.num_written == span.stop:
                 self._index, self._filled = self._index + 1, 0
             source = source[part.size :]
+
+    def fill(self, receive: Callable[[memoryview], int]) -> None:
+        """Decodes the next bytes, which `receive` writes into the memory that it is given; it returns how many these are."""
+        if self._scratch is None:
+            self._scratch = np.empty(min(_SCRATCH_BYTES, self._nbytes), np.uint8)
+        count = receive(self._scratch.data[: self._nbytes - self.num_written])
+        if count:
+            self.write(self.num_written, self._scratch.data[:count])
 
     def finish(self) -> None:
         """Raises TruncatedStream unless every byte has been written."""

@@ -6,7 +6,7 @@ Knows offsets and arrays; no message, no step.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,16 @@ class SegmentWriter:
             if self._piece_offset == piece.nbytes:
                 self._index, self._piece_offset = self._index + 1, 0
         self.num_written += length
+
+    def fill(self, receive: Callable[[memoryview], int]) -> None:
+        """Has the next bytes written straight into the segments: `receive` is given the memory, and returns how many bytes it wrote."""
+        while (length := self._pieces[self._index].nbytes) == self._piece_offset:
+            self._index, self._piece_offset = self._index + 1, 0
+        count = receive(self._pieces[self._index].data[self._piece_offset :])
+        self.num_written += count
+        self._piece_offset += count
+        if self._piece_offset == length:
+            self._index, self._piece_offset = self._index + 1, 0
 
     def finish(self) -> None:
         """Raises TruncatedStream unless every byte has been written."""

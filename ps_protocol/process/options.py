@@ -421,6 +421,15 @@ APPLY_THREADS: Option[int | None] = Option(
     otherwise="one for each processor that it may use, up to 8",
     is_of_machine=True,
 )
+DATA_PORT = Option(
+    name="data-port",
+    parse=_whole(least=0, most=65_535),
+    default=0,
+    words="port for data sockets, on the host of --address; 0: any that is free",
+    programs=(SERVER,),
+    metavar="PORT",
+    is_of_machine=True,
+)
 POLICY = Option(
     name="policy",
     parse=_member_of(PolicyName),
@@ -644,7 +653,7 @@ TRANSPORT: Option[str | None] = Option(
     name="transport",
     parse=_stripped,
     default=None,
-    words="how gradients and variables are transferred: auto, grpc or shared_memory",
+    words="how gradients and variables are transferred: auto, grpc, sockets or shared_memory",
     programs=(CALLER,),
     metavar="WORD",
     otherwise="auto",

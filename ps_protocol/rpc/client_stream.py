@@ -17,6 +17,7 @@ from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.status import from_ending
+from ps_protocol.sockets.data_socket import DataSocket
 
 # A bidirectional stream that the calling thread works by itself.
 #
@@ -48,6 +49,9 @@ class Stream(Protocol):
 
     def send(self, message: bytes) -> None:
         """Sends a message when those before it have left, if a thread receives meanwhile. Does not wait, and does not fail."""
+
+    def flush(self) -> None:
+        """Waits until what was sent has left. Raises StreamEnded."""
 
     def receive(self) -> bytes:
         """Waits for the next message and returns it. Raises StreamEnded if there is none to come."""
@@ -105,6 +109,12 @@ class _DirectStream:
                 self._unsent.append(message)
             else:
                 self._start_sending_locked(message)
+
+    def flush(self) -> None:
+        # What is not asked for ends the stream as soon as it has its status.
+        self._start_receiving()
+        while self._is_sending and self._message is None:
+            self._take_event_of_open_stream()
 
     def receive(self) -> bytes:
         self._start_receiving()
@@ -192,6 +202,9 @@ class _FedStream:
     def send(self, message: bytes) -> None:
         self._outgoing.put(iter((message,)))
 
+    def flush(self) -> None:
+        """A thread of gRPC sends."""
+
     def receive(self) -> bytes:
         try:
             message: bytes = next(self._call)
@@ -243,6 +256,8 @@ class LongLivedStream:
         self._has_rested = self._is_cut = self._has_expired = self._is_closed = False
         # What a use has asked for and not received: whoever uses the stream next finds it here. Nothing, once the stream is broken off.
         self.asked: object = None
+        # What carries the stream's payloads, if anything does; it ends with the stream.
+        self.data_socket: DataSocket | None = None
 
     @property
     def stream(self) -> Stream:
@@ -290,13 +305,28 @@ class LongLivedStream:
         """Ends the stream, for the one whose use it is; `stream` is another one then."""
         stream, self._stream = self._stream, None
         self._has_rested, self.asked = False, None
+        self.let_go_of_socket()
         if stream is not None:
             stream.end()
+
+    def carry_payloads(self, data_socket: DataSocket) -> None:
+        """Has a data socket carry the stream's payloads from now on."""
+        self.data_socket = data_socket
+        if self._is_cut:
+            data_socket.close()
+
+    def let_go_of_socket(self) -> None:
+        """Closes the data socket, if there is one; the stream goes on without."""
+        data_socket, self.data_socket = self.data_socket, None
+        if data_socket is not None:
+            data_socket.close()
 
     def cancel(self) -> None:
         """Breaks the use under way, from any thread."""
         self._is_cut = True
-        stream = self._stream
+        stream, data_socket = self._stream, self.data_socket
+        if data_socket is not None:
+            data_socket.close()
         if stream is not None:
             stream.cancel()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ps_protocol.encodings.arena import decoding_writer
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import MalformedMessage, PsError, StepNotReady
+from ps_protocol.errors import MalformedMessage, PsError, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.allocator import keep_freed_memory
@@ -39,12 +39,14 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, handshake
-from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
+from ps_protocol.rpc.client_stream import LongLivedStream, Streams
+from ps_protocol.rpc.payloads import Payloads, named
+from ps_protocol.sockets.data_socket import DataSocket, Receive
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message, pack_read_request
-from ps_protocol.wire.frames import Frame, FrameWriter, encode_stream, parse, write_frames
+from ps_protocol.wire.frames import FRAME_BYTES, Frame, FrameWriter, encode_stream, parse, write_frames
 
 # The streams of rows, which begin with a step.
 
@@ -82,16 +84,20 @@ def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, source: str)
 class VariablesStreams:
     """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
-    def __init__(self, streams: Streams, *, source: str) -> None:
+    def __init__(self, streams: Streams, *, source: str, payloads: Payloads) -> None:
         self._streams = streams
         self._source = source
+        self._payloads = payloads
 
     def expect(self, request: ReadRequest, *, timeout_s: float) -> None:
         """Asks for a step that need not be there yet, and does not wait for it. Raises what `Streams.use` raises."""
 
         def ask(use: LongLivedStream) -> None:
             if not _is_under_way(use, request):
-                use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S))
+                # How large the answer is, is known from reads before it.
+                data_socket = use.data_socket
+                payload = None if data_socket is None else named(data_socket, data_socket.next_number())
+                use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S, payload=payload))
             use.asked = request
 
         self._streams.use(ask, timeout_s=timeout_s, awaited="nothing")
@@ -101,38 +107,55 @@ class VariablesStreams:
 
         def receive(use: LongLivedStream) -> int | PsError:
             if _is_under_way(use, dataclasses.replace(request, held_step=None)):
-                found = self._answer(use.stream, request, into())
+                found = self._answer(use, request, into())
                 if not isinstance(found, StepNotReady):
                     return found
                 # It was waited for in vain; but now it may be there.
-            use.stream.send(pack_read_request(request))
-            return self._answer(use.stream, request, into())
+            writer = into()
+            data_socket = self._payloads.socket_for(use, writer.nbytes)
+            payload = None if data_socket is None else named(data_socket, data_socket.next_number())
+            use.stream.send(pack_read_request(request, payload=payload))
+            return self._answer(use, request, writer)
 
         found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
         if isinstance(found, PsError):
             raise found
         return found
 
-    def _answer(self, stream: Stream, request: ReadRequest, writer: FrameWriter) -> int | PsError:
-        header, frame = self._parse(stream.receive())
+    def _answer(self, use: LongLivedStream, request: ReadRequest, writer: FrameWriter) -> int | PsError:
+        header, frame = self._parse(use.stream.receive())
         if header is None:
             raise MalformedMessage(f"{self._source}: an answer does not begin with a header")
         if header.HasField("error"):
             return decode_call_error(header.error)
         if header.step == request.held_step and not header.num_bytes:
             return header.step
+        if header.by_socket:
+            self._receive(use, writer, num_bytes=header.num_bytes)
+            return header.step
         while True:
             if frame is not None:
                 writer.write(frame.offset, frame.data)
             if writer.num_written >= header.num_bytes:
                 break
-            again, frame = self._parse(stream.receive())
+            again, frame = self._parse(use.stream.receive())
             if again is not None:
                 if again.HasField("error"):
                     return decode_call_error(again.error)
                 raise MalformedMessage(f"{self._source}: a header came again in the middle of an answer")
         writer.finish()
         return header.step
+
+    def _receive(self, use: LongLivedStream, writer: FrameWriter, *, num_bytes: int) -> None:
+        data_socket = use.data_socket
+        if data_socket is None or num_bytes != writer.nbytes:
+            raise MalformedMessage(f"{self._source}: {num_bytes} bytes over a data socket; {writer.nbytes} over one that was named")
+
+        def fill(receive: Receive) -> bool:
+            writer.fill(receive)
+            return True
+
+        data_socket.receive(data_socket.last_number, num_bytes, fill)
 
     def _parse(self, message: bytes) -> tuple[pb.ReadHeader | None, Frame | None]:
         header, frame = parse(message, pb.ReadResponse)
@@ -148,6 +171,8 @@ def _is_under_way(use: LongLivedStream, request: ReadRequest) -> bool:
 
 
 SERVICE = "ps_protocol.v1.ParameterService"
+# Of a contribution whose bytes the server has taken; all else it answers as soon as it knows.
+_RECEIVED = (pb.PUSH_RESULT_STAGED, pb.PUSH_RESULT_APPLIED)
 # For calls that only look or note something down.
 CONTROL_TIMEOUT_S = 10.0
 # For calls whose work grows with the model. A server that is gone is noticed by keepalive long before.
@@ -160,7 +185,9 @@ class GrpcShard:
     """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
 
     `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
-    What is called with every step goes over long-lived streams, of which each call has one to itself.
+    What is called with every step goes over long-lived streams, of which each call has one to itself. `least_socket_bytes`: gradients and
+    variables of so many bytes travel over data sockets beside them, where the server has those; None: nothing does. `must_use_sockets`:
+    raise Unimplemented or Unavailable where they cannot be had.
     """
 
     def __init__(
@@ -171,6 +198,8 @@ class GrpcShard:
         cluster: str = "",
         variables_encoding: FloatEncoding = FloatEncoding.AS_IS,
         access: Access = DEFAULT_ACCESS,
+        least_socket_bytes: int | None = None,
+        must_use_sockets: bool = False,
     ) -> None:
         self.address = address
         self._index, self._cluster = index, cluster
@@ -179,10 +208,16 @@ class GrpcShard:
         self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
         self._commands = Streams(self._connection, "Command", deadlines=self._deadlines)
         self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
-        self._variables = VariablesStreams(self._reads, source=self._connection.target)
+        self._payloads = Payloads(self._connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
+        self._variables = VariablesStreams(self._reads, source=self._connection.target, payloads=self._payloads)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
         self._is_prepared = False
+
+    @property
+    def uses_sockets(self) -> bool:
+        """Whether gradients or variables have travelled over data sockets."""
+        return self._payloads.has_opened
 
     @property
     def connection(self) -> Connection:
@@ -312,8 +347,16 @@ class GrpcShard:
         message.content_bytes = gradients.nbytes
 
         def exchange(use: LongLivedStream) -> pb.PushResponse:
-            sent = encode_stream(pb.PushRequest(header=message), gradients)
-            answer = decode_message(pb.PushResponse, use.stream.exchange(sent))
+            data_socket = self._payloads.socket_for(use, gradients.nbytes)
+            if data_socket is None:
+                message.ClearField("payload")
+                received = use.stream.exchange(encode_stream(pb.PushRequest(header=message), gradients))
+            else:
+                received = self._exchange_by_socket(use, data_socket, message, gradients)
+            answer = decode_message(pb.PushResponse, received)
+            if answer.reply.result not in _RECEIVED:
+                # The server reads no more of it.
+                use.let_go_of_socket()
             if answer.push_id != message.push_id:
                 raise MalformedMessage(f"{self._connection.target}: an answer to push {answer.push_id}, not to {header.push_id}")
             return answer
@@ -380,6 +423,16 @@ class GrpcShard:
         self._commands.close()
         self._deadlines.close()
         self._connection.close()
+
+    def _exchange_by_socket(self, use: LongLivedStream, data_socket: DataSocket, header: pb.PushHeader, gradients: Segments) -> bytes:
+        number = data_socket.next_number()
+        header.payload.CopyFrom(named(data_socket, number))
+        use.stream.send(pb.PushRequest(header=header).SerializeToString())
+        use.stream.flush()
+        chunks = (data for _, data in gradients.chunks(FRAME_BYTES))
+        with contextlib.suppress(Unavailable):  # the answer says why the server has closed it
+            data_socket.send(number, gradients.nbytes, chunks)
+        return use.stream.receive()
 
     def _command(self, awaited: str, **command: Any) -> pb.CommandResponse:
         message = pb.CommandRequest(**command).SerializeToString()

@@ -224,7 +224,7 @@ class CreateVariablesResponse(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step", "max_wait", "slot")
+    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step", "max_wait", "slot", "payload")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class ReadRequest(_message.Message):
     HELD_STEP_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     layout_hash: str
@@ -239,7 +240,8 @@ class ReadRequest(_message.Message):
     held_step: int
     max_wait: _duration_pb2.Duration
     slot: str
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ...) -> None: ...
+    payload: Payload
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("header", "frame")
@@ -250,14 +252,16 @@ class ReadResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReadHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class ReadHeader(_message.Message):
-    __slots__ = ("step", "num_bytes", "error")
+    __slots__ = ("step", "num_bytes", "error", "by_socket")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    BY_SOCKET_FIELD_NUMBER: _ClassVar[int]
     step: int
     num_bytes: int
     error: _error_pb2.CallError
-    def __init__(self, step: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    by_socket: bool
+    def __init__(self, step: _Optional[int] = ..., num_bytes: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ..., by_socket: bool = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("header", "frame")
@@ -268,7 +272,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "gradient_buffer", "content_bytes", "secret")
+    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "gradient_buffer", "content_bytes", "secret", "payload")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +293,7 @@ class PushHeader(_message.Message):
     GRADIENT_BUFFER_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     era: _tensor_pb2.Era
     push_id: _tensor_pb2.PushId
     step: int
@@ -302,7 +307,16 @@ class PushHeader(_message.Message):
     gradient_buffer: int
     content_bytes: int
     secret: int
-    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., gradient_buffer: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ...) -> None: ...
+    payload: Payload
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., gradient_buffer: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class Payload(_message.Message):
+    __slots__ = ("socket", "number")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    socket: bytes
+    number: int
+    def __init__(self, socket: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SparsePart(_message.Message):
     __slots__ = ("table", "num_rows")
@@ -599,6 +613,20 @@ class ShardReport(_message.Message):
     num_sharing: int
     last_apply: _duration_pb2.Duration
     def __init__(self, allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., num_sharing: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class OpenDataSocketRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenDataSocketResponse(_message.Message):
+    __slots__ = ("nonce", "port", "path")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    port: int
+    path: str
+    def __init__(self, nonce: _Optional[bytes] = ..., port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
     __slots__ = ("epoch", "reason")

@@ -97,19 +97,24 @@ def some_wait(max_wait_s: float) -> Duration | None:
     return encode_duration(max_wait_s) if max_wait_s else None
 
 
-def pack_read_request(request: shard.ReadRequest, *, max_wait_s: float = 0.0) -> bytes:
-    """Returns as bytes which variables are wanted, and how long a step that is not there yet is waited for."""
+def pack_read_request(
+    request: shard.ReadRequest, *, max_wait_s: float = 0.0, payload: parameter_service_pb2.Payload | None = None
+) -> bytes:
+    """Returns as bytes which variables are wanted, how long a step that is not there yet is waited for, and the data socket to use."""
     message = encode(request)
+    if payload is not None:
+        message.payload.CopyFrom(payload)
     if max_wait_s:
         message.max_wait.CopyFrom(encode_duration(max_wait_s))
     packed: bytes = message.SerializeToString()
     return packed
 
 
-def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float]:
-    """Returns the checked request that bytes are, and the seconds that its step may be waited for: never more than 20."""
+def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float, parameter_service_pb2.Payload | None]:
+    """Returns the checked request that bytes are, the seconds that its step may be waited for (at most 20), and the data socket to use."""
     message = decode_message(parameter_service_pb2.ReadRequest, data)
-    return decode(shard.ReadRequest, message), decode_short_wait(message)
+    payload = message.payload if message.HasField("payload") else None
+    return decode(shard.ReadRequest, message), decode_short_wait(message), payload
 
 
 class RecordPacker:
@@ -169,7 +174,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         value=shard.PushHeader,
         message=parameter_service_pb2.PushHeader,
-        filled=frozenset({"content_bytes"}),
+        filled=frozenset({"content_bytes", "payload"}),
         encode=step.encode_push_header,
         decode=step.decode_push_header,
     ),
@@ -199,7 +204,10 @@ PAIRS: tuple[Pair, ...] = (
         decode=step.decode_apply_reply,
     ),
     Pair(
-        value=shard.ReadRequest, message=parameter_service_pb2.ReadRequest, filled=frozenset({"max_wait"}), check=special.check_read_request
+        value=shard.ReadRequest,
+        message=parameter_service_pb2.ReadRequest,
+        filled=frozenset({"max_wait", "payload"}),
+        check=special.check_read_request,
     ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),

@@ -1,6 +1,6 @@
 """The messages of the tensor streams, framed by hand so that a payload is copied once. Knows bytes and offsets; no tensor, no RPC."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -44,8 +44,15 @@ class FrameWriter(Protocol):
 
     num_written: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in all."""
+
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Takes the next bytes; raises FrameOutOfOrder."""
+
+    def fill(self, receive: Callable[[memoryview], int]) -> None:
+        """Has the next bytes written by `receive`, which returns how many these are."""
 
     def finish(self) -> None:
         """Raises TruncatedStream unless every byte has been written."""

@@ -25,6 +25,7 @@ from ps_protocol.roles.shard import (
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory.segment import SharedSegment
+from ps_protocol.sockets.listener import NO_DATA_SOCKETS, DataListener
 from ps_protocol.v1 import accumulator_service_pb2 as accumulator_pb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -57,9 +58,10 @@ class ParameterService:
         idle_streams: IdleStreams,
         on_chief_call: Callable[[], None],
         is_chief: Callable[[grpc.ServicerContext], bool] = lambda context: True,
+        data_sockets: DataListener = NO_DATA_SOCKETS,
     ) -> None:
         self._shard = shard
-        self._idle_streams = idle_streams
+        self._idle_streams, self._data_sockets = idle_streams, data_sockets
         self._on_chief_call, self._is_chief = on_chief_call, is_chief
         self._name = f"ps {shard.index}"
         self._boot_id = memory_segments.boot_id()
@@ -93,6 +95,12 @@ class ParameterService:
             with self._shard.open_rows(codec.decode(RowsRequest, header.header)) as rows:
                 blocks = index_blocks(frame, messages, num_rows=header.header.num_rows)
                 yield from stream.outgoing(row_messages(rows, blocks))
+
+    def OpenDataSocket(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answering(context):
+            decode_message(pb.OpenDataSocketRequest, request)
+            invited = self._data_sockets.invite()
+            return pb.OpenDataSocketResponse(nonce=invited.nonce, port=invited.port, path=invited.path).SerializeToString()
 
     def ReadMetrics(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):

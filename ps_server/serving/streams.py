@@ -25,6 +25,8 @@ from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
 from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
 from ps_protocol.rpc.status import defect
+from ps_protocol.sockets.data_socket import DataSocket
+from ps_protocol.sockets.listener import NO_DATA_SOCKETS, DataListener
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -282,6 +284,41 @@ def _check_place(frame: Frame, *, received: int, num_bytes: int) -> None:
         raise FrameOutOfOrder(f"frame at offset {received} has {len(frame.data)} bytes and ends beyond the indices' {num_bytes}")
 
 
+# The data socket that carries a stream's payloads.
+
+
+class StreamSocket:
+    """The data socket that a stream has named last; it ends with the stream. `close` may come from any thread."""
+
+    def __init__(self, listener: DataListener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._socket: DataSocket | None = None
+        self._is_closed = False
+
+    def named(self, nonce: bytes) -> DataSocket:
+        """Returns the data socket with this nonce; it takes the place of another one. Raises MalformedMessage if there is none."""
+        found = self._socket
+        if found is not None and found.nonce == nonce:
+            return found
+        found = self._listener.claim(nonce)
+        with self._lock:
+            former, self._socket = self._socket, found
+            is_closed = self._is_closed
+        if former is not None:
+            former.close()
+        if is_closed:
+            found.close()
+        return found
+
+    def close(self) -> None:
+        """Closes the data socket, if there is one."""
+        with self._lock:
+            found, self._is_closed = self._socket, True
+        if found is not None:
+            found.close()
+
+
 # Contributions that follow each other in one long-lived stream.
 
 
@@ -298,10 +335,19 @@ _Flow = Generator[_Wish, bytes | None, None]
 class PushStream:
     """See FinishingHandler. One stream of contributions."""
 
-    def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        peer: Peer,
+        context: grpc.ServicerContext,
+        *,
+        idle_streams: IdleStreams,
+        data_sockets: DataListener = NO_DATA_SOCKETS,
+        name: str,
+    ) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
-        self._stream = idle_streams.begin(context, name="Push")
-        self._flow: _Flow = _Contributions(shard, peer, self._stream, idle_streams=idle_streams, name=name).flow()
+        self._stream, self._socket = idle_streams.begin(context, name="Push"), StreamSocket(data_sockets)
+        self._flow: _Flow = _Contributions(shard, peer, self._stream, self._socket, idle_streams=idle_streams, name=name).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
         self._thread = StreamThread(peer, server_name=name)
@@ -321,6 +367,7 @@ class PushStream:
     def close(self) -> None:
         """The stream is over; what is not whole is dropped."""
         self._idle_streams.end_of(self._stream)
+        self._socket.close()
         self._thread.end()
         with self._lock:
             self._is_closed, is_left_to_others = True, self._is_running
@@ -352,8 +399,11 @@ class PushStream:
 class _Contributions:
     """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
 
-    def __init__(self, shard: Shard, peer: Peer, stream: Stream, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(
+        self, shard: Shard, peer: Peer, stream: Stream, data_socket: StreamSocket, *, idle_streams: IdleStreams, name: str
+    ) -> None:
         self._shard, self._peer, self._stream, self._idle_streams, self._name = shard, peer, stream, idle_streams, name
+        self._socket = data_socket
         self._is_dropping = self._has_ended = False
         # Begins the next contribution, and was read too early.
         self._ahead: bytes | None = None
@@ -383,7 +433,14 @@ class _Contributions:
             if header is None:
                 raise MalformedMessage("PushRequest: a frame that belongs to no contribution; begin each with its header")
             push_id, self._is_dropping = header.header.push_id, False
-            reply = yield from self._take(codec.decode(PushHeader, header.header), frame, num_bytes=header.header.content_bytes)
+            value, num_bytes = codec.decode(PushHeader, header.header), header.header.content_bytes
+            if header.header.HasField("payload"):
+                yield _Wish.TIME
+                # No frames of it follow, whatever becomes of it.
+                self._is_dropping = True
+                reply = self._receive(value, header.header.payload, num_bytes=num_bytes)
+            else:
+                reply = yield from self._take(value, frame, num_bytes=num_bytes)
             return pb.PushResponse(push_id=push_id, reply=codec.encode(reply)).SerializeToString()
         except PsError as error:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
@@ -414,6 +471,20 @@ class _Contributions:
             if not self._is_quick(push):
                 yield _Wish.TIME
             return push.finish()
+
+    def _receive(self, header: PushHeader, payload: pb.Payload, *, num_bytes: int) -> PushReply:
+        """Takes in a contribution that comes over the data socket. What is not received to its end closes that."""
+        data_socket, is_received = self._socket.named(payload.socket), False
+        try:
+            with self._shard.open_push(header) as push:
+                push.expect(num_bytes)
+                if not push.is_answered:
+                    is_received = data_socket.receive(payload.number, num_bytes, push.receive, on_wait=self._stream.begin_waiting)
+                    self._stream.begin_work()
+                return push.finish()
+        finally:
+            if not is_received:
+                data_socket.close()
 
     def _is_quick(self, push: Push) -> bool:
         return push.is_small and self._shard.is_quick
@@ -455,10 +526,14 @@ class VariablesStream:
         context: grpc.ServicerContext,
         *,
         idle_streams: IdleStreams,
+        data_sockets: DataListener = NO_DATA_SOCKETS,
         deadlines: CallDeadlines,
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
+        self._socket = StreamSocket(data_sockets)
+        # How the answer that is under way is to travel; None: in frames.
+        self._payload: tuple[DataSocket, int] | None = None
         self._stream = idle_streams.begin(context, name="Read")
         self._waiting: _Wait | None = None
         self._thread = StreamThread(peer, server_name=name)
@@ -468,7 +543,8 @@ class VariablesStream:
         self._peer.pause()
         self._stream.begin_work()
         try:
-            wanted, max_wait_s = unpack_read_request(message)
+            wanted, max_wait_s, payload = unpack_read_request(message)
+            self._payload = None if payload is None else (self._socket.named(payload.socket), payload.number)
         except PsError as error:
             self._break_off(error)
             return
@@ -485,6 +561,7 @@ class VariablesStream:
     def close(self) -> None:
         """The stream is over."""
         self._idle_streams.end_of(self._stream)
+        self._socket.close()
         wait = self._waiting
         if wait is not None and wait.claim():
             self._shard.forget(wait.look)
@@ -531,6 +608,11 @@ class VariablesStream:
             self._done()
             return
         header.num_bytes = num_bytes = reading.nbytes(wanted.encoding)
+        if self._payload is not None and num_bytes:
+            header.by_socket = True
+            self._peer.send(pb.ReadResponse(header=header).SerializeToString())
+            self._thread.do(partial(self._send_by_socket, *self._payload, reading, wanted.encoding))
+            return
         first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
             for message in content_messages(first, reading, wanted.encoding):
@@ -554,6 +636,20 @@ class VariablesStream:
             self._done()
         finally:
             messages.close()
+
+    def _send_by_socket(self, data_socket: DataSocket, number: int, reading: Reading, encoding: FloatEncoding) -> None:
+        chunks = reading.chunks(FRAME_BYTES, encoding)
+        try:
+            sent = (data for _, data in self._stream.outgoing(chunks))
+            data_socket.send(number, reading.nbytes(encoding), sent, confirm=reading.check)
+        except PsError as error:
+            self._break_off(error)
+        except Exception:
+            self._break_off(defect(self._name))
+        else:
+            self._done()
+        finally:
+            chunks.close()
 
     def _break_off(self, error: PsError) -> None:
         self._peer.send(pb.ReadResponse(header=pb.ReadHeader(error=encode_call_error(error))).SerializeToString())
@@ -697,14 +793,24 @@ class CommandStream:
 class StreamService:
     """Serves one shard. Thread-safe; events serve a stream as long as what it carries is small."""
 
-    def __init__(self, shard: Shard, *, idle_streams: IdleStreams, on_chief_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        idle_streams: IdleStreams,
+        data_sockets: DataListener = NO_DATA_SOCKETS,
+        on_chief_call: Callable[[], None] = lambda: None,
+    ) -> None:
         name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
         self.Push = stream_handler(
-            lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, name=name), server_name=name
+            lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, data_sockets=data_sockets, name=name),
+            server_name=name,
         )
         self.Read = stream_handler(
-            lambda peer, context: VariablesStream(shard, peer, context, idle_streams=idle_streams, deadlines=deadlines, name=name),
+            lambda peer, context: VariablesStream(
+                shard, peer, context, idle_streams=idle_streams, data_sockets=data_sockets, deadlines=deadlines, name=name
+            ),
             server_name=name,
         )
         self.Command = stream_handler(

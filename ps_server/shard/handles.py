@@ -1,6 +1,6 @@
 """What is under way between the shard and one caller: push, creation, reading. Copies bytes outside the shard's lock; knows no wire."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -76,6 +76,17 @@ class Push:
             return False
         try:
             memory.writer.write(offset, data)
+        finally:
+            self._end_write()
+        return True
+
+    def receive(self, receive: Callable[[memoryview], int]) -> bool:
+        """Has `receive` write the next bytes straight into the contribution's memory, which must not wait; False if they are not wanted."""
+        memory = self._begin_write()
+        if memory is None:
+            return False
+        try:
+            memory.writer.fill(receive)
         finally:
             self._end_write()
         return True
@@ -224,7 +235,7 @@ class Reading:
         """Returns how many bytes the chunks have together."""
         return self._memory.nbytes if encoding is FloatEncoding.AS_IS else encoded_nbytes(self._layout, encoding)
 
-    def chunks(self, max_bytes: int, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Iterator[tuple[int, memoryview]]:
+    def chunks(self, max_bytes: int, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Generator[tuple[int, memoryview], None, None]:
         """Yields (offset, bytes) in order, as they travel, each valid until the next one. Copy, then `check`, then use the copy."""
         with self._hold(self.step):
             if encoding is FloatEncoding.AS_IS:

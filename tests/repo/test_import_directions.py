@@ -11,7 +11,9 @@ from tests.support.repository import ROOT
 
 # Each package's folders and top-level modules, innermost first. A module imports from its own room and from the rooms before it.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "ps_protocol": ("errors", "v1", "model", "encodings", "roles", "wire", "security", "process", "rpc", "shared_memory", "checkpoint"),
+    "ps_protocol": (
+        *("errors", "v1", "model", "encodings", "roles", "wire", "security", "process", "sockets", "rpc", "shared_memory", "checkpoint"),
+    ),
     "ps_server": (
         "optimizers",
         "numbers",

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol import errors
 from ps_protocol.errors import PsError
-from ps_protocol.rpc import accumulators, chief, shard
+from ps_protocol.rpc import accumulators, chief, payloads, shard
 from ps_protocol.rpc import client as handshake_client
 from ps_protocol.shared_memory import worker
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
@@ -33,7 +33,12 @@ CLIENTS = {
 }
 # Streams that stay, and what only a chief asks of a parameter server.
 _OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "Command", "GetShardStatus")
-ELSEWHERE = {"ShareMemory": worker, **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard), **dict.fromkeys(chief_calls.CALLS, chief_calls)}
+ELSEWHERE = {
+    "ShareMemory": worker,
+    "OpenDataSocket": payloads,
+    **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard),
+    **dict.fromkeys(chief_calls.CALLS, chief_calls),
+}
 
 
 @functools.cache

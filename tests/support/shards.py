@@ -120,7 +120,7 @@ class SharingWorkers(ForwardingShard):
 # Shards of every transport, and small models to put on them. Knows how to open and close; asserts nothing.
 
 
-TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "shared_memory")
+TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "sockets_tcp", "sockets_unix", "shared_memory")
 EPOCH = 3
 CHIEF = 2
 
@@ -145,10 +145,13 @@ def open_shard(
         storage = open_storage(checkpoint_dir) if checkpoint_dir else None
         yield InProcessShard(index=index, memory_limit_bytes=max_memory_bytes, storage=storage)
         return
-    address = f"unix:{socket_dir / f'ps{index}'}" if transport == "grpc_unix" else "127.0.0.1:0"
+    address = f"unix:{socket_dir / f'ps{index}'}" if transport.endswith("_unix") else "127.0.0.1:0"
     config = ParameterServerConfig(index=index, address=address, max_memory_bytes=max_memory_bytes, checkpoint_dir=checkpoint_dir)
     with open_server(config) as server:
-        with contextlib.closing(GrpcShard(server.address, index=index)) as shard:
+        least_bytes = 1 if transport.startswith("sockets") else None
+        with contextlib.closing(
+            GrpcShard(server.address, index=index, least_socket_bytes=least_bytes, must_use_sockets=least_bytes is not None)
+        ) as shard:
             if transport != "shared_memory":
                 yield shard
                 return

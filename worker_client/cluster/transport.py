@@ -22,7 +22,9 @@ from worker_client.model.wire_format import WireFormat
 
 log = logging.getLogger("lockstep.worker")
 
-TRANSPORTS = ("auto", "shared_memory", "grpc")
+TRANSPORTS = ("auto", "shared_memory", "sockets", "grpc")
+# What is smaller is as fast over gRPC.
+LEAST_SOCKET_BYTES = 1 << 18
 AS_IS = WireFormat()
 _UNWATCHED = nullcontext()
 _SEARCH_TIMEOUT_S = 2.0
@@ -67,6 +69,9 @@ class Transport(Protocol):
 
     def status_of(self, address: str) -> ShardStatus:
         """Returns the status of the parameter server at an address, in one attempt."""
+
+    def name(self, index: int) -> str:
+        """Returns how gradients and variables travel to a shard that shares no memory: "grpc", "sockets" or "local"."""
 
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns a shard once it has answered."""
@@ -116,6 +121,10 @@ class LocalTransport:
         """Does nothing: there is no other chief to look for."""
         raise InternalError(f"a cluster inside this process has no parameter server at {address!r}")
 
+    def name(self, index: int) -> str:
+        """Nothing travels."""
+        return "local"
+
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns the shard."""
         return self._shard_at(index)
@@ -140,7 +149,7 @@ class LocalTransport:
 
 
 class GrpcTransport:
-    """Implements Transport over gRPC, for one participant. `transport` is "auto", "shared_memory" or "grpc"; see `connect()`.
+    """Implements Transport over gRPC, for one participant. `transport` is one of TRANSPORTS; see `connect()`.
 
     `cluster` is what every server must be of; empty until the first chief has said it. Thread-safe.
     """
@@ -162,8 +171,12 @@ class GrpcTransport:
             raise InvalidSpec(f"transport: got {transport!r}, want one of {', '.join(map(repr, TRANSPORTS))}")
         self.timeout_s, self.wire, self.access, self.history = timeout_s, wire, access, history
         self._cluster = cluster
-        self._shares = chosen != "grpc"
+        self._shares = chosen in ("auto", "shared_memory")
+        self._least_socket_bytes = {"auto": LEAST_SOCKET_BYTES, "sockets": 1}.get(chosen)
+        self._must_use_sockets = chosen == "sockets"
         self._must_share = chosen == "shared_memory"
+        # The last one of each shard.
+        self._clients: dict[int, GrpcShard] = {}
         self._has_spoken = False
         self._watch = SilenceWatch()
 
@@ -201,6 +214,11 @@ class GrpcTransport:
             return shard.status()
         finally:
             shard.close()
+
+    def name(self, index: int) -> str:
+        """Returns "sockets" if something has travelled over data sockets to the shard, else "grpc"."""
+        client = self._clients.get(index)
+        return "sockets" if client is not None and client.uses_sockets else "grpc"
 
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns a shard once it has answered."""
@@ -263,7 +281,16 @@ class GrpcTransport:
         self._watch.close()
 
     def _client(self, index: int, address: str) -> GrpcShard:
-        return GrpcShard(address, index=index, cluster=self._cluster, variables_encoding=self.wire.variable_encoding, access=self.access)
+        self._clients[index] = client = GrpcShard(
+            address,
+            index=index,
+            cluster=self._cluster,
+            variables_encoding=self.wire.variable_encoding,
+            access=self.access,
+            least_socket_bytes=self._least_socket_bytes,
+            must_use_sockets=self._must_use_sockets,
+        )
+        return client
 
     def _say(self, error: PsError, where: str, *, is_odd: bool) -> None:
         # Shards are asked at the same time; that two of them speak is no harm.

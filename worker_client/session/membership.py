@@ -249,7 +249,7 @@ class Membership:
         """How dense gradients and variables reach each shard, as far as connections have been opened; opens none."""
         if self._shards is not None:
             return self._shards.transports
-        return ("local" if self.link.transport.is_in_process else "grpc",) * len(self.registration.shard_addresses)
+        return tuple(map(self.link.transport.name, range(len(self.registration.shard_addresses))))
 
     def hear_of_shards(self, version: int | None = None) -> None:
         """Asks the chief which servers hold the shards, if that may be others than is known here: not of `version` (None: in any case)."""

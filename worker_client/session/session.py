@@ -119,7 +119,7 @@ class Session:
 
     @property
     def transport(self) -> tuple[str, ...]:
-        """How dense gradients and variables reach each parameter server, by index: "shared_memory", "grpc", or "local" (in this process).
+        """How dense gradients and variables reach each parameter server, by index: "shared_memory", "sockets", "grpc" or "local".
 
         Known once the session has its model; "grpc" until then. What cannot lie in shared memory, like rows of tables, goes over gRPC.
         """

@@ -147,9 +147,9 @@ class Shards:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "grpc", or "local"."""
-        plain = "local" if self._transport.is_in_process else "grpc"
-        found = tuple(plain if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
+        """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "sockets", "grpc" or "local"."""
+        names = (self._transport.name(index) if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
+        found = tuple(names)
         return self._transports_at_end or found
 
     def tell_layouts(self, layouts: Sequence[Layout]) -> None:

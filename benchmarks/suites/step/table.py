@@ -19,6 +19,7 @@ from lockstep.launcher.supervisor import LaunchFailed
 # What can be asked for by --transports; the plot has a bar for each.
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "shm": {"transport": "shm"},
+    "sockets": {"transport": "sockets"},
     "grpc": {"transport": "grpc"},
     "grpc-unix": {"transport": "grpc", "is_unix": True},
     "local": {"transport": "local"},

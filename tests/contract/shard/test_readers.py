@@ -106,7 +106,7 @@ def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.Monk
     fixture.step(2)
     with pytest.raises(StepGone):
         reading.check()
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
 
 
 def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+"""Which payloads of a server's streams travel over data sockets, as a caller decides. Knows one RPC and sockets; no tensor."""
+
+import logging
+import time
+
+from ps_protocol.errors import LimitExceeded, PsError, Unavailable, Unimplemented
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client_stream import LongLivedStream
+from ps_protocol.sockets.data_socket import DataSocket, Invitation, connect
+from ps_protocol.v1 import parameter_service_pb2 as pb
+
+log = logging.getLogger("lockstep.rpc")
+
+_TIMEOUT_S = 5.0
+# After an attempt in vain, payloads go over gRPC for so long.
+_PAUSE_S = 30.0
+
+
+class Payloads:
+    """Opens data sockets to one server. Thread-safe.
+
+    `least_bytes`: what is smaller goes over gRPC; None: everything does. `is_required`: raise rather than use gRPC.
+    """
+
+    def __init__(self, connection: Connection, *, least_bytes: int | None, is_required: bool) -> None:
+        self._connection = connection
+        self._least_bytes = None if connection.access.uses_tls(connection.address) and not is_required else least_bytes
+        self._is_required = is_required
+        self._not_before = 0.0
+        self._has_spoken = False
+        self._has_opened = False
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether a data socket has carried something."""
+        return self._has_opened
+
+    def socket_for(self, use: LongLivedStream, num_bytes: int) -> DataSocket | None:
+        """Returns what is to carry a payload of this stream, opened if need be; None: gRPC is. Raises Unavailable, Unimplemented."""
+        if self._least_bytes is None or num_bytes < max(self._least_bytes, 1):
+            return None
+        data_socket = use.data_socket
+        if data_socket is not None and data_socket.is_over:
+            use.let_go_of_socket()
+            data_socket = None
+        if data_socket is None and (self._is_required or time.monotonic() >= self._not_before):
+            data_socket = self._open()
+            if data_socket is not None:
+                use.carry_payloads(data_socket)
+        return data_socket
+
+    def _open(self) -> DataSocket | None:
+        try:
+            answer = self._connection.unary(
+                "OpenDataSocket", pb.OpenDataSocketRequest(), pb.OpenDataSocketResponse, timeout_s=_TIMEOUT_S, awaited="a data socket"
+            )
+            invitation = Invitation(nonce=answer.nonce, port=answer.port, path=answer.path)
+            found = connect(self._connection.address, invitation, peer=self._connection.target)
+            self._has_opened = True
+            return found
+        except Unimplemented:
+            if self._is_required:
+                raise
+            self._least_bytes = None
+        except (Unavailable, LimitExceeded) as error:
+            if self._is_required:
+                raise
+            self._not_before = time.monotonic() + _PAUSE_S
+            self._say(error)
+        return None
+
+    def _say(self, error: PsError) -> None:
+        if not self._has_spoken:
+            self._has_spoken = True
+            log.warning("%s; variables and gradients go over gRPC, which is slower. Is a firewall between?", error.message)
+
+
+def named(data_socket: DataSocket, number: int) -> pb.Payload:
+    """Returns what a stream is told of a payload."""
+    return pb.Payload(socket=data_socket.nonce, number=number)

@@ -1,0 +1,212 @@
+"""Where a server takes data sockets: connections that it has invited, and nobody else's. Knows sockets and nonces; no gRPC, no message."""
+
+import contextlib
+import logging
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unimplemented
+from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
+from ps_protocol.sockets.data_socket import NONCE_BYTES, WELCOME, DataSocket, Invitation
+
+log = logging.getLogger("lockstep.server")
+
+# Who is invited connects at once, and uses the connection at once.
+_INVITED_S = 10.0
+_MAX_INVITED = 4_096
+# A connection says its nonce with its first bytes; until then it is a stranger's.
+_STRANGER_S = 2.0
+_MAX_STRANGERS = 256
+# Connections taken a second: strangers may come as fast as they like, and cost this process no more than that.
+_MAX_TAKEN_A_SECOND = 200
+_SUFFIX = ".data"
+
+
+@dataclass(slots=True)
+class _Stranger:
+    """A connection that has not said its nonce yet."""
+
+    connection: socket.socket
+    since: float
+    said: bytes = b""
+
+
+class DataListener:
+    """Listens from `start` to `stop`, in a thread of its own. Thread-safe."""
+
+    def __init__(self, *, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        # By nonce: since when it is invited, and its connection once it has come.
+        self._invited: dict[bytes, tuple[float, socket.socket | None]] = {}
+        self._address: Address | None = None
+        self._listening: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._strangers: dict[int, _Stranger] = {}
+        self._wake: socket.socket | None = None
+
+    def start(self, address: Address, *, port: int = 0) -> None:
+        """Begins to listen beside a server's `address`, at `port` (0: any that is free) of its host. Raises InvalidSpec if it cannot."""
+        try:
+            if address.is_unix:
+                self._address = Address(path=address.path + _SUFFIX)
+                if len(self._address.path.encode()) > MAX_UNIX_PATH_BYTES:
+                    return  # then there are none
+                self._listening = listening = _listen_unix(self._address.path)
+            else:
+                self._listening = listening = socket.create_server((address.host, port), family=_family(address.host), backlog=256)
+                self._address = Address(host=address.host, port=listening.getsockname()[1])
+        except OSError as error:
+            raise InvalidSpec(f"cannot listen at {address.host or address.path} for data sockets: {error.strerror or error}") from None
+        listening.setblocking(False)
+        self._wake, woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, args=(listening, woken), name="data-listener", daemon=True)
+        self._thread.start()
+
+    def invite(self) -> Invitation:
+        """Invites one connection, which must come and be used within 10 s. Raises Unimplemented if there are none here, LimitExceeded."""
+        address, now = self._address, time.monotonic()
+        if self._thread is None or address is None:
+            raise Unimplemented(f"{self._name} has no data sockets: what travels is encrypted, or its Unix socket's path is too long")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        with self._lock:
+            if len(self._invited) >= _MAX_INVITED:
+                raise LimitExceeded(f"{self._name}: {_MAX_INVITED} data sockets are waited for at once; try again later")
+            self._invited[nonce] = now, None
+        return Invitation(nonce=nonce, port=address.port, path=address.path)
+
+    def claim(self, nonce: bytes) -> DataSocket:
+        """Returns the connection that has said a nonce; it is the caller's. Raises MalformedMessage if there is none."""
+        with self._lock:
+            _, connection = self._invited.get(nonce, (0.0, None))
+            if connection is None:
+                raise MalformedMessage("payload.socket: no data socket has come with this nonce; ask for another one")
+            del self._invited[nonce]
+        return DataSocket(connection, nonce=nonce, peer="the caller")
+
+    def stop(self) -> None:
+        """Ends the thread, and every connection that nobody has claimed. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._wake is not None:
+            self._wake.close()
+            thread.join()
+
+    def _run(self, listening: socket.socket, woken: socket.socket) -> None:
+        with woken, selectors.DefaultSelector() as selector:
+            selector.register(listening, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            budget, looked_at, is_listening = float(_MAX_TAKEN_A_SECOND), time.monotonic(), True
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(self._wait_s(is_listening))}
+                if woken in ready:
+                    break
+                now = time.monotonic()
+                budget, looked_at = min(budget + (now - looked_at) * _MAX_TAKEN_A_SECOND, _MAX_TAKEN_A_SECOND), now
+                for stranger in [one for one in self._strangers.values() if one.connection in ready]:
+                    self._hear(stranger, selector)
+                if listening in ready:
+                    budget -= self._take(listening, selector, now=now)
+                self._expire(selector, now=now)
+                if is_listening != (budget >= 1):
+                    is_listening = not is_listening
+                    if is_listening:
+                        selector.register(listening, selectors.EVENT_READ)
+                    else:
+                        selector.unregister(listening)
+        self._end(listening)
+
+    def _wait_s(self, is_listening: bool) -> float:
+        if not is_listening:
+            return 1.0 / _MAX_TAKEN_A_SECOND
+        return 1.0 if self._strangers or self._invited else _INVITED_S
+
+    def _take(self, listening: socket.socket, selector: selectors.BaseSelector, *, now: float) -> int:
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # it is gone already, or there are no descriptors
+            return 1
+        connection.setblocking(False)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._drop(next(iter(self._strangers.values())), selector)
+        self._strangers[connection.fileno()] = stranger = _Stranger(connection, now)
+        selector.register(connection, selectors.EVENT_READ)
+        self._hear(stranger, selector)
+        return 1
+
+    def _hear(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
+        """Takes what a connection says; the rest of a nonce may come later."""
+        try:
+            said = stranger.connection.recv(NONCE_BYTES - len(stranger.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        stranger.said += said
+        if said and len(stranger.said) < NONCE_BYTES:
+            return
+        with self._lock:
+            invited = self._invited.get(stranger.said)
+            is_expected = invited is not None and invited[1] is None
+            if is_expected:
+                self._invited[stranger.said] = time.monotonic(), stranger.connection
+        if not is_expected:
+            self._drop(stranger, selector)
+            return
+        del self._strangers[stranger.connection.fileno()]
+        selector.unregister(stranger.connection)
+        with contextlib.suppress(OSError):  # then its use will fail
+            stranger.connection.send(WELCOME)
+
+    def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
+        del self._strangers[stranger.connection.fileno()]
+        selector.unregister(stranger.connection)
+        stranger.connection.close()
+
+    def _expire(self, selector: selectors.BaseSelector, *, now: float) -> None:
+        for stranger in [one for one in self._strangers.values() if now - one.since > _STRANGER_S]:
+            self._drop(stranger, selector)
+        with self._lock:
+            gone = [(nonce, connection) for nonce, (since, connection) in self._invited.items() if now - since > _INVITED_S]
+            for nonce, _ in gone:
+                del self._invited[nonce]
+        for _, connection in gone:
+            if connection is not None:
+                connection.close()
+
+    def _end(self, listening: socket.socket) -> None:
+        listening.close()
+        if self._address is not None and self._address.is_unix:
+            with contextlib.suppress(OSError):
+                os.unlink(self._address.path)
+        with self._lock:
+            connections = [connection for _, connection in self._invited.values() if connection is not None]
+            self._invited.clear()
+        for connection in [*connections, *(stranger.connection for stranger in self._strangers.values())]:
+            connection.close()
+
+
+# Of a server that has none.
+NO_DATA_SOCKETS = DataListener(name="this server")
+
+
+def _listen_unix(path: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        # What a killed server has left; that nobody listens at the server's own path is known by now.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listening.bind(path)
+        listening.listen(256)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)[0][0]
