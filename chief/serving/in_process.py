@@ -92,7 +92,7 @@ class _Link:
         """Has the contributions averaged and the next step made."""
         return self._at_shards.whole(self._index, self._shard.apply_step, request)
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Does nothing: the shard is memory, and lives as long as it is referenced."""
 
     async def close(self) -> None:

@@ -384,7 +384,7 @@ class ShardLink(Protocol):
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends the server."""
 
     async def close(self) -> None:
@@ -486,9 +486,9 @@ class GrpcShardLink:
         answer = await self._command(timeout_s, f"step {request.step} to be applied", apply=codec.encode(request))
         return codec.decode(ApplyReply, answer.apply)
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends the server."""
-        request = pb.ShutdownShardRequest(epoch=epoch, reason=reason)
+        request = pb.ShutdownShardRequest(fence=codec.encode(fence), reason=reason)
         await self._unary("ShutdownShard", request, pb.ShutdownShardResponse, timeout_s=timeout_s, awaited="its end")
         self._stream.close()
 

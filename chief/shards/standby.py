@@ -12,7 +12,7 @@ from chief.core import messages
 from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
-from ps_protocol.errors import EpochMismatch, PsError, Superseded, Unavailable
+from ps_protocol.errors import PsError, Superseded, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import (
@@ -373,18 +373,9 @@ class ReplicatedLink:
         """Has all members make the next step."""
         return (await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s)))[0]
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends all replicas, also those that are not counted on."""
-
-        async def shut_down(one: Replica) -> None:
-            try:
-                await one.link.shutdown(epoch=epoch, reason=reason, timeout_s=timeout_s)
-            except EpochMismatch as error:
-                if error.facts.get("epoch") != "0":
-                    raise
-                await one.link.shutdown(epoch=0, reason=reason, timeout_s=timeout_s)
-
-        answers = await all_of(*(shut_down(one) for one in self.replicas))
+        answers = await all_of(*(one.link.shutdown(fence, reason=reason, timeout_s=timeout_s) for one in self.replicas))
         failures = [answer for one, answer in zip(self.replicas, answers, strict=True) if one in self.members and answer is not None]
         if failures:
             raise failures[0]

@@ -22,9 +22,9 @@ from chief.shards.requests import (
     restore_requests,
     save_failure,
 )
-from ps_protocol.errors import CheckpointNotFound, ContributionMissing, EpochMismatch, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
-from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import (
     Adoption,
     ApplyRequest,
@@ -295,20 +295,10 @@ class ShardWork:
 
     async def shut_down(self, index: int, reason: str) -> None:
         """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
-        link, authority = self._calls.links[index], self._authority
-        status = await link.status(timeout_s=CONTROL_TIMEOUT_S)
-        theirs, own = status.fence, authority.fence
-        if theirs != NOBODY and (theirs.life, theirs.chief_incarnation) != (own.life, own.chief_incarnation):
-            number = theirs.chief_incarnation
-            log.warning("parameter server belongs to another chief; left running ps=%d chief_incarnation=%d", index, number)
-            return
         try:
-            await link.shutdown(epoch=authority.fence.epoch, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
-        except EpochMismatch as error:
-            # Restarted since this chief adopted it: it belongs to no chief and is empty, so of no use.
-            if error.facts.get("epoch") != "0":
-                raise
-            await link.shutdown(epoch=0, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
+            await self._calls.links[index].shutdown(self._authority.fence, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
+        except Superseded as error:
+            log.warning("parameter server belongs to another chief; left running ps=%d cause=%s", index, error.message)
 
     # -- checkpoints
 
@@ -405,7 +395,7 @@ class ShardWork:
         own, calls = self._authority.fence, self._calls
         status = await calls.links[index].status(timeout_s=2 * CONTROL_TIMEOUT_S, fence=own)
         calls.heard(index)
-        if status.fence.chief_incarnation > own.chief_incarnation:
+        if own.is_overtaken_by(status.fence):
             self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.fence.chief_incarnation}) has taken it over")
         else:
             calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, report=status.report))
@@ -435,7 +425,7 @@ class ShardWork:
     async def _still_rules(self, fence: Fence) -> bool:
         """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""
         status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
-        if status.fence.chief_incarnation > fence.chief_incarnation:
+        if fence.is_overtaken_by(status.fence):
             self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.fence.chief_incarnation}")
             return False
         # Another process, or epoch, has not heard of this chief, or not in this epoch: the cluster is about to go back, or has gone.

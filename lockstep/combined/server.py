@@ -104,9 +104,9 @@ class StoreLink:
         """Has the contributions averaged and the next step made."""
         return await self._run(partial(self._store.apply_step, request))
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends the server."""
-        self._store.shutdown(epoch=epoch, reason=reason)
+        self._store.shutdown(fence, reason=reason)
 
     async def close(self) -> None:
         """Ends the threads; the server goes on."""

@@ -36,6 +36,12 @@ class Fence:
         """The epoch that it commands in."""
         return self.era.epoch
 
+    def is_overtaken_by(self, other: "Fence") -> bool:
+        """Whether who obeys `other` refuses this chief: a later one has taken over, or one of another life with the same number."""
+        if other.chief_incarnation != self.chief_incarnation:
+            return other.chief_incarnation > self.chief_incarnation
+        return other.life != self.life
+
 
 # Of a server that no chief has adopted, and of a chief that does not know yet who came before it.
 NOBODY = Fence(era=Era(life=0, epoch=0), chief_incarnation=0)

@@ -500,7 +500,7 @@ class Shard(Protocol):
     def status(self) -> ShardStatus:
         """Reports step, memory and counters."""
 
-    def shutdown(self, *, epoch: int, reason: str) -> None:
+    def shutdown(self, fence: Fence, *, reason: str) -> None:
         """Ends the server."""
 
     def close(self) -> None:
@@ -601,9 +601,9 @@ class ForwardingShard:
         """Returns step, memory and counters."""
         return self._forward.status()
 
-    def shutdown(self, *, epoch: int, reason: str) -> None:
+    def shutdown(self, fence: Fence, *, reason: str) -> None:
         """Ends the server."""
-        self._forward.shutdown(epoch=epoch, reason=reason)
+        self._forward.shutdown(fence, reason=reason)
 
     def close(self) -> None:
         """Releases the connection."""

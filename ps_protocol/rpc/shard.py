@@ -286,9 +286,9 @@ class GrpcShard:
             ),
         )
 
-    def shutdown(self, *, epoch: int, reason: str) -> None:
+    def shutdown(self, fence: Fence, *, reason: str) -> None:
         """Ends the server."""
-        request = pb.ShutdownShardRequest(epoch=epoch, reason=reason)
+        request = pb.ShutdownShardRequest(fence=codec.encode(fence), reason=reason)
         self._connection.unary("ShutdownShard", request, pb.ShutdownShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its end")
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:

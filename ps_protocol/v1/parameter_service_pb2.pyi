@@ -629,12 +629,12 @@ class OpenDataSocketResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class ShutdownShardRequest(_message.Message):
-    __slots__ = ("epoch", "reason")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("fence", "reason")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    fence: _tensor_pb2.Fence
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ShutdownShardResponse(_message.Message):
     __slots__ = ()

@@ -119,7 +119,7 @@ class ParameterService:
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.ShutdownShardRequest, request)
-            self._shard.shutdown(epoch=message.epoch, reason=printable(message.reason))
+            self._shard.shutdown(codec.decode(Fence, message.fence), reason=printable(message.reason))
             return pb.ShutdownShardResponse().SerializeToString()
 
     def KeepRecord(self, request: bytes, context: grpc.ServicerContext) -> bytes:

@@ -174,9 +174,9 @@ class InProcessShard:
         """Returns step, memory and counters."""
         return self._shard.status()
 
-    def shutdown(self, *, epoch: int, reason: str) -> None:
+    def shutdown(self, fence: Fence, *, reason: str) -> None:
         """Makes every later call raise ShuttingDown."""
-        self._shard.shutdown(epoch=epoch, reason=reason)
+        self._shard.shutdown(fence, reason=reason)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""

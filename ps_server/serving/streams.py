@@ -41,6 +41,9 @@ from ps_server.shard.shard import Shard
 #
 # A long-lived stream rests between two of its calls, for as long as it likes; so only so many may rest. One more is ended when its call is
 # answered: its caller begins another for the next call.
+#
+# A chief's stream takes no place from other streams, and they take none from it: however many workers there are, or streams that somebody
+# opens, the next command arrives. Of too many chiefs' streams the one that was used longest ago is ended.
 
 
 log = logging.getLogger("lockstep.server")
@@ -50,6 +53,8 @@ IDLE_LIMIT_S = 30.0
 MAX_LONG_LIVED = 3_072
 # At rest or under way, beyond any cluster: a caller that opens streams without end is refused.
 MAX_OPEN = 8_192
+# Of chiefs, beside those: one for each chief, and a few that were lost and have not been seen to end.
+MAX_OF_CHIEFS = 16
 
 Message = TypeVar("Message")
 
@@ -105,6 +110,8 @@ class IdleStreams:
         self._streams: set[Stream] = set()
         # Those of them that may rest.
         self._long_lived: set[Stream] = set()
+        # Those of chiefs, the one that was used last at the end.
+        self._of_chiefs: dict[Stream, None] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-streams", daemon=True)
@@ -144,14 +151,20 @@ class IdleStreams:
             stream.is_resting = True
             yield stream
 
-    def begin(self, context: grpc.ServicerContext, *, name: str) -> Stream:
-        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send. Raises LimitExceeded."""
-        stream = Stream(context, name)
+    def begin(self, context: grpc.ServicerContext, *, name: str, is_of_chief: bool = False) -> Stream:
+        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send. Raises LimitExceeded but for a chief."""
+        stream, unused = Stream(context, name), None
         stream.begin_waiting()
         with self._lock:
-            if len(self._streams) >= self._max_open:
+            if is_of_chief:
+                unused = next(iter(self._of_chiefs)) if len(self._of_chiefs) >= MAX_OF_CHIEFS else None
+                self._of_chiefs[stream] = None
+            elif len(self._streams) - len(self._of_chiefs) >= self._max_open:
                 raise LimitExceeded(f"{name}: {self._max_open} streams are open at this server; end some of them")
             self._streams.add(stream)
+        if unused is not None:
+            self.end_of(unused)
+            unused.context.cancel()
         return stream
 
     def rest(self, stream: Stream, peer: Peer) -> None:
@@ -168,12 +181,13 @@ class IdleStreams:
         with self._lock:
             self._streams.discard(stream)
             self._long_lived.discard(stream)
+            self._of_chiefs.pop(stream, None)
 
     def end_long_lived(self) -> None:
         """Cancels the long-lived streams when they rest, and takes no more: for a server that is about to end."""
         with self._lock:
             self._takes_long_lived = False
-            long_lived = [*self._long_lived]
+            long_lived = [*self._long_lived, *self._of_chiefs]
         for stream in long_lived:
             # In this order: a stream that becomes idle meanwhile looks.
             stream.is_to_end = True
@@ -182,6 +196,9 @@ class IdleStreams:
 
     def _lets_rest(self, stream: Stream) -> bool:
         with self._lock:
+            if stream in self._of_chiefs:
+                self._of_chiefs[stream] = self._of_chiefs.pop(stream)
+                return self._takes_long_lived
             if len(self._long_lived) >= self._max_long_lived or not self._takes_long_lived:
                 return False
             if stream in self._streams:
@@ -724,7 +741,7 @@ class CommandStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
-        self._stream = idle_streams.begin(context, name="Command")
+        self._stream = idle_streams.begin(context, name="Command", is_of_chief=True)
         self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:

@@ -417,14 +417,11 @@ class Fences:
 
     def check_chief(self, fence: Fence) -> None:
         """Raises Superseded if a later chief has the server, or one of another life that was given the same number."""
+        if not fence.is_overtaken_by(self.fence):
+            return
         known, number = self.fence.chief_incarnation, fence.chief_incarnation
-        if number < known:
-            raise Superseded(
-                f"{self._name}: chief incarnation {known} has adopted it, you are {number}; end this chief",
-                facts={"chief_incarnation": str(known)},
-            )
-        if number == known and fence.life != self.fence.life:
-            raise Superseded(f"{self._name}: a chief of another life of the cluster has adopted it; end this chief")
+        who = f"chief incarnation {known}" if number < known else "a chief of another life of the cluster"
+        raise Superseded(f"{self._name}: {who} has adopted it, you are {number}; end this chief", facts={"chief_incarnation": str(known)})
 
 
 class ChiefNotes:

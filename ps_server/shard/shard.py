@@ -196,10 +196,13 @@ class Shard:
                 raise Unavailable(f"{self._name}: the chief has said since how it counts on this replica; repeat the call")
         return self._checkpoints.restore(request, max_wait_s=max_wait_s)
 
-    def shutdown(self, *, epoch: int, reason: str) -> None:
-        """Refuses all calls from now on, and asks the process to end. Idempotent."""
+    def shutdown(self, fence: Fence, *, reason: str) -> None:
+        """Refuses all calls from now on, and asks the process to end. Idempotent. One that no chief has adopted obeys every chief."""
         with self._gate:
-            self._gate.fences.check_epoch(epoch)
+            fences = self._gate.fences
+            if fences.fence != NOBODY:
+                fences.check_chief(fence)
+                fences.check_era(fence.era)
         self.begin_shutdown(reason)
         if self._on_shutdown is not None:
             self._on_shutdown(reason)

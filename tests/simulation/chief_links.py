@@ -162,7 +162,7 @@ class SimulatedLink:
         reply: ApplyReply = await self._command("apply", request)
         return reply
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Never called: who ends a simulated chief does not end its shards."""
 
     async def close(self) -> None:

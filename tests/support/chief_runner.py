@@ -6,7 +6,7 @@ from typing import Any
 
 from chief.options import CoordinationConfig
 from chief.serving.runner import Runner
-from ps_protocol.errors import PsError
+from ps_protocol.errors import PsError, Superseded
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import (
     ClusterState,
@@ -86,8 +86,11 @@ class FakeLink:
         fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
         fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, report=ShardReport())
         fields.update(chief_address=self.chief_address, chief_heard_ago_s=self.chief_heard_ago_s)
-        own = eras.fence(self.epoch, self.chief_incarnation, life=self.life) if self.chief_incarnation or self.epoch else NOBODY
-        return ShardStatus(**{**fields, "fence": own})
+        return ShardStatus(**{**fields, "fence": self._fence})
+
+    @property
+    def _fence(self) -> Fence:
+        return eras.fence(self.epoch, self.chief_incarnation, life=self.life) if self.chief_incarnation or self.epoch else NOBODY
 
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         await self._answer("adopt")
@@ -125,8 +128,10 @@ class FakeLink:
         self.applied.append(request)
         return ApplyReply(step=request.step + 1, repeated_request=False)
 
-    async def shutdown(self, *, epoch: int, reason: str, timeout_s: float) -> None:
+    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         await self._answer("shutdown")
+        if fence.is_overtaken_by(self._fence):
+            raise Superseded("another chief has adopted it; end this chief")
         self.ended_because = reason
 
     async def close(self) -> None:

@@ -72,7 +72,7 @@ def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) ->
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1), epoch=epoch),
         lambda: shard.read_metrics(epoch=epoch),
         lambda: shard.read_slot("momentum", into, epoch=epoch, layout_hash=MIXED.hash),
-        lambda: shard.shutdown(epoch=epoch, reason="test"),
+        lambda: shard.shutdown(fence(epoch, CHIEF), reason="test"),
     ]
     for call in calls:
         with pytest.raises(EpochMismatch, match=f"cluster epoch is {EPOCH}, you have epoch {epoch}"):
@@ -132,8 +132,8 @@ def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:
 
 def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None:
     trainer.create()
-    trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
-    trainer.shard.shutdown(epoch=EPOCH, reason="again")
+    trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
+    trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="again")
     with pytest.raises(ShuttingDown, match="ps 0 is shutting down: training is finished"):
         trainer.read()
     with pytest.raises(ShuttingDown):
@@ -142,7 +142,7 @@ def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None
 
 
 def test_shard_that_nobody_adopted_can_be_shut_down(shard: Shard) -> None:
-    shard.shutdown(epoch=0, reason="not needed")
+    shard.shutdown(fence(1, 1), reason="not needed")
     with pytest.raises(ShuttingDown):
         shard.adopt(fence(1, 1))
 

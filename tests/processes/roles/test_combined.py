@@ -64,7 +64,7 @@ def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> N
         announced(process, tmp_path / "chief")
         with contextlib.closing(GrpcShard(announced(process, tmp_path / "ps"))) as shard:
             wait_until(lambda: shard.status().fence.epoch == 1, what="it is adopted")
-            shard.shutdown(epoch=1, reason="an operator")
+            shard.shutdown(shard.status().fence, reason="an operator")
         code, words = end_of(process)
     assert code == 0, words
     assert "its parameter server ends: an operator" in words

@@ -88,7 +88,7 @@ def test_chief_ends_it(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, announced):
         with contextlib.closing(GrpcShard(announced)) as shard:
             shard.adopt(fence(1, 1))
-            shard.shutdown(epoch=1, reason="training is finished")
+            shard.shutdown(fence(1, 1), reason="training is finished")
             _, said = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "ps 0 ended reason=training is finished" in said

@@ -109,7 +109,7 @@ def answers(server: Server) -> bool:
 
 def draining(server: Server) -> Outcome:
     server.trainer.create()
-    server.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
+    server.trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
     return server.raw.push(*push_stream(server.trainer.header(), WHOLE))
 
 

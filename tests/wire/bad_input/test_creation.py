@@ -7,8 +7,9 @@ import pytest
 
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
+from tests.support.eras import fence
 from tests.support.raw_shard import HALF, WHOLE, Server, frame, fresh_shard, push_stream
-from tests.support.shards import EPOCH, Trainer, layout_of, variable
+from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 
 CODE = grpc.StatusCode
 
@@ -59,7 +60,7 @@ def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
 
 def test_shard_that_drains_says_so(fresh: Server) -> None:
     fresh.trainer.create()
-    fresh.trainer.shard.shutdown(epoch=EPOCH, reason="training is finished")
+    fresh.trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
     ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))
     assert (ended.code, ended.reason) == (CODE.UNAVAILABLE, "SHUTTING_DOWN")
     assert ended.text == "ps 0 is shutting down: training is finished"

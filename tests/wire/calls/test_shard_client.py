@@ -294,7 +294,7 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
         ("m", "v"),
     ),
     ("AdoptShard", lambda shard: shard.adopt(fence(1, 2)).step, pb.AdoptShardResponse().SerializeToString(), None),
-    ("ShutdownShard", lambda shard: shard.shutdown(epoch=1, reason="done"), b"", None),
+    ("ShutdownShard", lambda shard: shard.shutdown(fence(1, 2), reason="done"), b"", None),
 ]
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.errors import EpochMismatch
+from ps_protocol.errors import EpochMismatch, Superseded
 from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.fence import NOBODY
 from ps_protocol.rpc.shard import GrpcShard
 from tests.support.eras import fence
 from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
@@ -33,12 +34,15 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
     assert "could not be told to end" not in caplog.text
 
 
-def test_only_a_server_that_nobody_adopted_is_ended_with_epoch_zero() -> None:
+def test_a_server_ends_for_its_own_chief_and_for_every_one_if_nobody_adopted_it() -> None:
     with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
-        shard.adopt(fence(1, 1))
+        shard.adopt(fence(1, 2))
+        for another in (NOBODY, fence(1, 1), fence(1, 2, life=8)):
+            with pytest.raises(Superseded):
+                shard.shutdown(another, reason="not mine")
         with pytest.raises(EpochMismatch):
-            shard.shutdown(epoch=0, reason="not mine")
-        assert shard.adopt(fence(1, 1)).step is None
+            shard.shutdown(fence(2, 2), reason="of another epoch")
+        assert shard.adopt(fence(1, 2)).step is None
     with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
-        shard.shutdown(epoch=0, reason="nobody's")
+        shard.shutdown(fence(4, 4), reason="nobody's")
         assert server.wait() == "nobody's"

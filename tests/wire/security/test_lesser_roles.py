@@ -7,6 +7,7 @@ import pytest
 
 from ps_protocol.errors import LimitExceeded, PermissionDenied
 from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
+from ps_protocol.roles.fence import NOBODY
 from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
@@ -106,6 +107,6 @@ def test_who_ends_a_server_forges_no_line_of_its_log(files: Files) -> None:
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
         with contextlib.closing(GrpcShard(server.address, access=files.caller("admin", tls=False))) as shard:
-            shard.shutdown(epoch=0, reason="done\n2026-01-01 WARNING forged\x1b[2J" + "x" * 10_000)
+            shard.shutdown(NOBODY, reason="done\n2026-01-01 WARNING forged\x1b[2J" + "x" * 10_000)
         reason = server.wait()
     assert reason.startswith("done?2026-01-01 WARNING forged?[2J") and len(reason) <= 301

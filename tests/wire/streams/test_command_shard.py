@@ -19,7 +19,7 @@ from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
@@ -152,6 +152,22 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
         silence.put(None)
         commands.close()
     idle_streams.stop()
+
+
+def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0, max_open=0)
+    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    with serving(service_handler(SERVICE, *parts)) as address, contextlib.ExitStack() as stack:
+        chief = Commands(stack.enter_context(open_channel(address)))
+        assert chief.command(1).call == 1
+        for _ in range(2 * MAX_OF_CHIEFS):
+            other = Commands(stack.enter_context(open_channel(address)))
+            assert other.command(2).call == 2
+            assert chief.command(3).call == 3, "of chiefs' streams, those are ended that were used longest ago"
+        assert idle_streams.num_streams <= MAX_OF_CHIEFS
+        with RawShard(address) as raw:
+            assert raw.call("Push", b"").code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        chief.close()
 
 
 def test_link_repeats_a_step_on_a_new_stream_when_the_server_came_back(trainer: Trainer, server: ParameterServer) -> None:

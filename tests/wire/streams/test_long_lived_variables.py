@@ -17,9 +17,10 @@ from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
+from tests.support.eras import fence
 from tests.support.raw_shard import TIMEOUT_S, Outcome, RawShard
 from tests.support.servers import serving
-from tests.support.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -129,7 +130,7 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
             wait_until(lambda: running.shard.num_listeners == 1, what="the request waits")
-            shard.shutdown(epoch=EPOCH, reason="training is finished")
+            shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
             assert pb.ReadResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 
 

@@ -218,6 +218,21 @@ def test_a_superseded_chief_is_told_so_although_the_server_then_says_no_more() -
     play(act)
 
 
+def test_a_chief_of_another_life_with_the_same_number_ends_this_one_when_a_shard_is_looked_at() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[1].life += 1
+        scene.links[1].always["apply_step"] = EpochMismatch("the cluster has begun anew")
+        scene.side.carry_out(APPLY)
+        async with asyncio.timeout(10):
+            while not scene.superseded:
+                await asyncio.sleep(0)
+        assert "another chief (incarnation 5) has taken it over" in scene.superseded[0]
+
+    play(act)
+
+
 def test_shards_of_another_chief_are_not_ended() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())

@@ -139,7 +139,7 @@ def test_copy_that_there_is_no_memory_for_harms_nobody(tmp_path: Path, later: La
 def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraining, later: Later) -> None:
     shard = training.shards[0]
     shard.save(_request(training))
-    shard.shutdown(epoch=training.epoch, reason="test")
+    shard.shutdown(fence(training.epoch, CHIEF), reason="test")
     later.do_all()
     assert shard.save(_request(training), max_wait_s=1.0).state is SaveState.DONE
     with pytest.raises(ShuttingDown):

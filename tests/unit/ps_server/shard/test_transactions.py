@@ -266,7 +266,7 @@ def test_apply_under_way_is_finished_when_the_shard_shuts_down(created: _Fixture
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(created.store.apply_step, created.request(header))
         assert held.has_begun.wait(10)
-        created.store.shutdown(epoch=EPOCH, reason="test")
+        created.store.shutdown(fence(EPOCH, CHIEF), reason="test")
         with pytest.raises(ShuttingDown):
             created.push(created.header(1))
         held.let_go()
