@@ -1,6 +1,7 @@
 """Variables as they are declared: element types, shapes, first values, constraints, and how they are cut. Knows no offsets."""
 
 import enum
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.model.expressions import Formula, parse_formula
 from ps_protocol.model.optimizers import OptimizerSpec
 
 # What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean.
@@ -30,13 +32,14 @@ class ConstraintKind(enum.Enum):
     """What a variable is made to satisfy after each update.
 
     NON_NEGATIVE: no element below 0. CLIP: every element within `low` and `high`. MAX_NORM: the Euclidean norm over axis 0 at most `high`.
-    UNIT_NORM: that norm is 1. A vector has one norm, and so has a scalar.
+    UNIT_NORM: that norm is 1. A vector has one norm, and so has a scalar. FORMULA: the value of `formula`, in which it is `v`.
     """
 
     NON_NEGATIVE = 1
     CLIP = 2
     MAX_NORM = 3
     UNIT_NORM = 4
+    FORMULA = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +49,17 @@ class Constraint:
     kind: ConstraintKind
     low: float = 0.0
     high: float = 0.0
+    formula: str = ""
 
     def __post_init__(self) -> None:
         _check_finite("constraint: low", self.low)
         _check_finite("constraint: high", self.high)
+        if not isinstance(self.formula, str):
+            raise InvalidSpec(f"constraint: formula: got a {type(self.formula).__name__}, want a str")
+        if self.kind is ConstraintKind.FORMULA:
+            _ = self.parsed  # refuses what is no formula
+        elif self.formula:
+            raise InvalidSpec(f"constraint {self.kind.name.lower()}: it takes no formula")
         if self.kind is ConstraintKind.CLIP and self.low > self.high:
             raise InvalidSpec(f"constraint clip: low = {self.low} is above high = {self.high}; swap them")
         if self.kind is ConstraintKind.MAX_NORM and self.high <= 0:
@@ -58,7 +68,19 @@ class Constraint:
     @property
     def needs_whole_variable(self) -> bool:
         """Whether it is about more than single elements, so that the variable must lie on one shard."""
+        if self.kind is ConstraintKind.FORMULA:
+            return self.parsed.needs_all_elements
         return self.kind in (ConstraintKind.MAX_NORM, ConstraintKind.UNIT_NORM)
+
+    @property
+    def parsed(self) -> Formula:
+        """The formula, checked."""
+        return _parsed(self.formula)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Formula:
+    return parse_formula(text, variable="v", others=())
 
 
 class InitializerKind(enum.Enum):

@@ -46,7 +46,7 @@ class Fence(_message.Message):
     def __init__(self, era: _Optional[_Union[Era, _Mapping]] = ..., chief_incarnation: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("kind", "low", "high")
+    __slots__ = ("kind", "low", "high", "formula")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Constraint.Kind]
@@ -54,18 +54,22 @@ class Constraint(_message.Message):
         KIND_CLIP: _ClassVar[Constraint.Kind]
         KIND_MAX_NORM: _ClassVar[Constraint.Kind]
         KIND_UNIT_NORM: _ClassVar[Constraint.Kind]
+        KIND_FORMULA: _ClassVar[Constraint.Kind]
     KIND_UNSPECIFIED: Constraint.Kind
     KIND_NON_NEGATIVE: Constraint.Kind
     KIND_CLIP: Constraint.Kind
     KIND_MAX_NORM: Constraint.Kind
     KIND_UNIT_NORM: Constraint.Kind
+    KIND_FORMULA: Constraint.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
+    FORMULA_FIELD_NUMBER: _ClassVar[int]
     kind: Constraint.Kind
     low: float
     high: float
-    def __init__(self, kind: _Optional[_Union[Constraint.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+    formula: str
+    def __init__(self, kind: _Optional[_Union[Constraint.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., formula: _Optional[str] = ...) -> None: ...
 
 class Initializer(_message.Message):
     __slots__ = ("kind", "low", "high", "seed")

@@ -369,7 +369,9 @@ def constrain(value: Array, constraint: Constraint) -> None:
         constrain(precise, constraint)
         value[...] = precise
         return
-    if constraint.kind is ConstraintKind.NON_NEGATIVE:
+    if constraint.kind is ConstraintKind.FORMULA:
+        value[...] = constraint.parsed.compute({"v": value})["v"]
+    elif constraint.kind is ConstraintKind.NON_NEGATIVE:
         np.maximum(value, 0, out=value)
     elif constraint.kind is ConstraintKind.CLIP:
         np.clip(value, _number(value, constraint.low), _number(value, constraint.high), out=value)

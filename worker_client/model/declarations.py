@@ -115,6 +115,14 @@ def unit_norm() -> Constraint:
     return Constraint(kind=ConstraintKind.UNIT_NORM)
 
 
+def custom_constraint(formula: str) -> Constraint:
+    """Returns the constraint that makes of a variable what a formula says, in which it is `v`: for example "v / max(norm(v), 1)".
+
+    `sum` and `norm` are over all elements; with one of them the variable is not cut. Raises InvalidSpec with line, column and reason.
+    """
+    return Constraint(kind=ConstraintKind.FORMULA, formula=formula)
+
+
 def zeros_initializer() -> Initializer:
     """Returns the initializer of zeros."""
     return constant_initializer(0.0)

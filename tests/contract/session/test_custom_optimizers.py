@@ -148,3 +148,19 @@ def test_variables_of_one_model_may_have_formulas_of_their_own(start: Start) -> 
     session.create_or_join({**variables, "plain": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
     session.step({name: np.full(2, 2.0) for name in (*variables, "plain")})
     assert {name: value[0] for name, value in session.read().items()} == {"up0": 3, "up1": 3, "down0": -1, "down1": -1, "plain": -2}
+
+
+def test_a_constraint_may_be_a_formula(start: Start) -> None:
+    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    unit, half = worker_client.custom_constraint("v / max(norm(v), 1)"), worker_client.custom_constraint("clip(v, -0.5, 0.5)")
+    cut = Variable(np.zeros((4, 2)), constraint=unit, partitioner=fixed_size_partitioner(2))
+    with pytest.raises(InvalidSpec, match="its constraint needs the whole variable in one place"):
+        session.create_or_join({"unit": cut}, optimizer=worker_client.sgd(1.0))
+    values = {"unit": Variable(np.zeros((2, 2)), constraint=unit), "half": Variable(np.zeros((200, 2)), constraint=half)}
+    session.create_or_join(values, optimizer=worker_client.sgd(1.0), split_bytes=8, timeout_s=20)
+    session.step({"unit": -np.array([[3.0, 0.0], [0.0, 4.0]]), "half": -np.linspace([-1, 0], [0, 1], 200)})
+    found = session.read()
+    assert found["unit"].tolist() == [[0.6, 0.0], [0.0, 0.8]]
+    np.testing.assert_array_equal(found["half"], np.clip(np.linspace([-1, 0], [0, 1], 200), -0.5, 0.5))
+    with pytest.raises(InvalidSpec, match=r"line 1, column 5: unknown name 'g'; known are v"):
+        worker_client.custom_constraint("v - g")

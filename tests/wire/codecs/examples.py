@@ -49,6 +49,10 @@ ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={
 CUSTOM = OptimizerSpec(
     name="custom", learning_rate=constant(0.1), formula="m = m + g * k; v = v - lr * m", hyperparameters={"k": 0.5}, slot_values={"m": 1.5}
 )
+FORMULAS = VariableSpec(
+    name="custom", data_type=DataType.FLOAT32, shape=(2,), optimizer=CUSTOM,
+    constraint=Constraint(kind=ConstraintKind.FORMULA, formula="v / max(norm(v), 1)"),
+)  # fmt: skip
 PIECEWISE = Schedule(name="piecewise_constant", boundaries=(10.0, 20.0), values=(0.1, 0.01, 0.001))
 ID = shard.PushId(worker=3, incarnation=2, sequence=1 << 60)
 MODEL = ModelSpec(
@@ -58,7 +62,7 @@ MODEL = ModelSpec(
 )
 RICH_MODEL = dataclasses.replace(
     MODEL,
-    variables=(W, TABLE, DENSE, B, VariableSpec(name="custom", data_type=DataType.FLOAT32, shape=(2,), optimizer=CUSTOM)),
+    variables=(W, TABLE, DENSE, B, FORMULAS),
     placement=PlacementPolicy(loads=(("dense", 2.5), ("table", 1.0)), pins=(("w", 3), ("ä", 0))),
     averages=AVERAGES,
     clip=CLIP,
@@ -104,6 +108,10 @@ IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER,
 VERSION = ProtocolVersion(major=1, minor=2)
 
 
+def _constraint(kind: ConstraintKind) -> Constraint:
+    return Constraint(kind=kind, formula="max(v, 0)") if kind is ConstraintKind.FORMULA else Constraint(kind=kind, high=2.0)
+
+
 # Every value that travels, with what encodes and what decodes it. Claims nothing.
 
 
@@ -112,7 +120,7 @@ VALUES: list[Any] = [
     B,
     DENSE,
     TABLE,
-    *(dataclasses.replace(DENSE, constraint=Constraint(kind=kind, high=2.0), partition=None) for kind in ConstraintKind),
+    *(dataclasses.replace(DENSE, constraint=_constraint(kind), partition=None) for kind in ConstraintKind),
     *(dataclasses.replace(TABLE, initializer=Initializer(kind=kind)) for kind in InitializerKind),
     *SLICES,
     *MIXED,

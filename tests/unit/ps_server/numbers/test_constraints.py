@@ -12,6 +12,7 @@ NON_NEGATIVE = Constraint(kind=ConstraintKind.NON_NEGATIVE)
 CLIP = Constraint(kind=ConstraintKind.CLIP, low=-0.5, high=2.0)
 MAX_NORM = Constraint(kind=ConstraintKind.MAX_NORM, high=2.0)
 UNIT_NORM = Constraint(kind=ConstraintKind.UNIT_NORM)
+FORMULA = Constraint(kind=ConstraintKind.FORMULA, formula="v = v / max(norm(v), 1); v = max(v, 0)")
 
 
 @pytest.mark.parametrize("dtype", [data_type.dtype for data_type in DataType])
@@ -23,8 +24,9 @@ UNIT_NORM = Constraint(kind=ConstraintKind.UNIT_NORM)
         # Norms over axis 0 are 5 and 0.75…: the first column shrinks, the second one stays.
         (MAX_NORM, [[3 * 2 / 5, -0.75], [4 * 2 / 5, -0.25]]),
         (UNIT_NORM, [[3 / 5, -0.75 / 0.625**0.5], [4 / 5, -0.25 / 0.625**0.5]]),
+        (FORMULA, [[3 / 25.625**0.5, 0.0], [4 / 25.625**0.5, 0.0]]),
     ],
-    ids=["non_negative", "clip", "max_norm", "unit_norm"],
+    ids=["non_negative", "clip", "max_norm", "unit_norm", "formula"],
 )
 def test_matrix_satisfies_the_constraint(constraint: Constraint, expected: list[list[float]], dtype: np.dtype[Any]) -> None:
     value = np.array([[3.0, -0.75], [4.0, -0.25]], dtype)
@@ -41,7 +43,7 @@ def test_vector_and_scalar_have_one_norm() -> None:
 
 
 def test_zeros_have_no_direction_and_stay() -> None:
-    for constraint in (MAX_NORM, UNIT_NORM):
+    for constraint in (MAX_NORM, UNIT_NORM, FORMULA):
         value = np.zeros((2, 2), np.float32)
         constrain(value, constraint)
         assert not value.any()
@@ -54,12 +56,12 @@ def test_epsilon_is_that_of_the_formula() -> None:
 
 
 def test_nan_stays_to_be_seen() -> None:
-    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM):
+    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM, FORMULA):
         value = np.array([np.nan, 1.0])
         constrain(value, constraint)
         assert np.isnan(value[0]), constraint
 
 
 def test_variable_without_elements_satisfies_everything() -> None:
-    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM):
+    for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM, FORMULA):
         constrain(np.zeros((0, 3), np.float32), constraint)
